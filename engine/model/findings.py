@@ -1,6 +1,6 @@
-"""Keep on disk what was found out about a model by trying it, so that the next start need not try again.
+"""Keep on disk the findings about a model that took trials, so that the next start need not try again.
 
-What is found depends on the model, on the libraries and this program that compute with it, and on the
+Findings depend on the model, on the libraries and this program that compute with it, and on the
 machine. All of these go into the file's name. Only what a model can do is kept: what failed is tried at every
 start, for it may have failed for lack of memory.
 """
@@ -31,9 +31,9 @@ Found = TypeVar("Found")
 
 
 class Findings:
-    """Findings about one model. path: the file that keeps them; None for none.
+    """Findings about one model. path: the file that keeps them; None to keep none.
 
-    on_try: called with the name of what is about to be tried, as that can take as long as many steps.
+    on_try: called with a finding's name before its trial, which can take as long as many steps.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -47,7 +47,7 @@ class Findings:
 
     @classmethod
     def of(cls, info: ModelInfo, folder: Path | None) -> "Findings":
-        """Read the findings about a model. folder: has their files."""
+        """Read the findings about a model. folder: the folder of all models' files; None to keep none."""
         if folder is None:
             return cls()
         machine = info.device, os.cpu_count(), version("mlx"), version("mlx-lm"), _own_digest()
@@ -62,9 +62,10 @@ class Findings:
         encode: Callable[[Found], Any] = lambda found: found,
         decode: Callable[[Any], Found] = lambda known: known,
     ) -> Found:
-        """Return the finding of a name; if it is not known, try it out.
+        """Return the finding of a name; if it is not known, make the trial.
 
-        is_kept: whether what was found is to be kept. encode, decode: to JSON and back.
+        try_it: the trial, which returns the finding. is_kept: whether to keep it on disk. encode, decode: a
+            finding to JSON and back.
         """
         if name in self._known:
             # A file that another program wrote.
@@ -78,7 +79,7 @@ class Findings:
         return found
 
     def find_fault(self, name: str, try_it: Callable[[], str | None]) -> str | None:
-        """Return why a model cannot do something; None if it can."""
+        """Return why the model cannot do what `name` says; None if it can. try_it: returns the same."""
         return self.find(name, try_it, lambda fault: fault is None)
 
     def _write(self) -> None:

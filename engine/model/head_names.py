@@ -32,9 +32,9 @@ _DROPPED = ("shared_head.head.", "embed_tokens.", "self_attn.rotary_emb.")
 
 
 def name_in_head(name: str, num_layers: int) -> str | None:
-    """Return an array's name in the head's module, empty if it is not used; None if the array is the model's.
+    """Return an array's name in the head's module; None if the array belongs to the model.
 
-    num_layers: of the model.
+    The name is empty if the head does not use the array. num_layers: the model's.
     """
     if match := _UNDER_MTP.fullmatch(name):
         return name_in_first_layer(match[1])
@@ -45,7 +45,7 @@ def name_in_head(name: str, num_layers: int) -> str | None:
 
 
 def rename(name: str) -> str:
-    """Return the name in the module of an array of DeepSeek's, empty if it is not used."""
+    """Return the name in the head's module of an array named as DeepSeek does; empty if it is not used."""
     if name.startswith(_DROPPED):
         return ""
     for published, renamed in _RENAMED.items():
@@ -55,12 +55,12 @@ def rename(name: str) -> str:
 
 
 def name_in_first_layer(name: str) -> str:
-    """Return the name unchanged, but "" for arrays of layers after the first: the first takes their place."""
+    """Return an array's name, or "" if it is of a later layer than the first, which takes their place."""
     return "" if name.startswith("layers.") and not name.startswith("layers.0.") else name
 
 
 def leave_heads_out() -> AbstractContextManager[Any]:
-    """Have mlx-lm load models without the heads that are published with them. For the thread that loads."""
+    """Have mlx-lm load models without their MTP heads, inside the block. For the thread that loads."""
     load = partial(mlx_lm.utils.load_model, get_model_classes=_classes_without_heads)
     return patch.object(mlx_lm.utils, "load_model", load)
 

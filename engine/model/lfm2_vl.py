@@ -1,6 +1,6 @@
-"""Have mlx-lm load LFM2-VL as it is published: it knows another model type, and names of conversions alone.
+"""Have mlx-lm load LFM2-VL as published: it knows another model type, and only the arrays' converted names.
 
-Its own class computes. Here configurations get what their text part leaves out, and weights their names.
+mlx-lm's own class computes. Here a configuration's text part is completed, and its weights are renamed.
 """
 
 import sys
@@ -46,7 +46,7 @@ class Model(_OWN.Model):  # type: ignore[misc]
     """mlx-lm's LFM2-VL model, which also takes weights under the names of published checkpoints."""
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Return the language model's weights, by their names in conversions."""
+        """Return the language model's weights, under the names that converted models have."""
         named = (_name(name) for name in weights)
         text = {name: array for name, array in zip(named, weights.values(), strict=True) if name}
         own: dict[str, mx.array] = self.language_model.sanitize(text)
@@ -63,6 +63,6 @@ def _name(name: str) -> str:
 
 
 def register() -> None:
-    """Have mlx-lm find this module where it looks for the model types."""
+    """Have mlx-lm find this module under the model type of published checkpoints."""
     for model_type in MODEL_TYPES:
         sys.modules[f"mlx_lm.models.{model_type}"] = sys.modules[__name__]

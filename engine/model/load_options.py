@@ -11,10 +11,10 @@ class LoadOptions:
     """How a model is loaded.
 
     trusts_code: run Python code that comes with the model, if the model requires it.
-    cache_folder: keeps tables of the tokens, and what is found out about the model, between starts.
-    chat_template: takes the place of the model's own. mask_token_id: the same; only a WeDLM model has one.
+    cache_folder: keeps tables of tokens, and findings about the model, between starts.
+    chat_template, mask_token_id: take the place of the model's own. Only a WeDLM model has a mask token.
     adapter: the folder of a LoRA adapter that is added to the model.
-    sees: also load what the model sees images with, if it does.
+    sees: also load the model's tower, if it has one that is known.
     """
 
     trusts_code: bool = False
@@ -26,7 +26,7 @@ class LoadOptions:
 
     @classmethod
     def of(cls, settings: Settings) -> "LoadOptions":
-        """Return those that hold for every model: whether code is trusted, and where tables are kept."""
+        """Return the options that the settings set for every model: trusts_code and cache_folder."""
         # Where costs are kept, tables of tokens are too.
         file = settings.calibration_file
         return cls(settings.trust_remote_code, Path(file).parent if file else None)

@@ -61,7 +61,7 @@ class LoadedModel:
     """A model, its tokenizer, its public description, and the findings about it.
 
     room_bytes: memory for everything but weights, if another machine has less; None for one machine.
-    sight: what it sees images with; None if it does not.
+    sight: the model's tower and language model, if it sees images; else None.
     """
 
     model: Any
@@ -72,7 +72,7 @@ class LoadedModel:
     sight: Sight | None = None
 
     def find_sharing(self, kv_bits: int | None = None) -> Sharing:
-        """Find out how much rows of different lengths can share in a forward pass; see probes.py."""
+        """Find out which parts of a forward pass rows of different lengths can share; see probes.py."""
         return self.findings.find(
             f"sharing, {kv_bits} bits",
             lambda: find_sharing(self.model, kv_bits),
@@ -87,7 +87,7 @@ class LoadedModel:
         return self.findings.find_fault(f"rollback, {kv_bits} bits, {sharing.name}", try_it)
 
     def prefix_fault(self, kv_bits: int | None = None) -> str | None:
-        """Explain why the model's caches cannot be taken apart; None if they can. See probes.py."""
+        """Explain why the model's caches cannot be cut into prefixes; None if they can. See probes.py."""
         return self.findings.find_fault(f"prefix, {kv_bits} bits", partial(prefix_fault, self.model, kv_bits))
 
 
@@ -107,8 +107,8 @@ Load = Callable[[Progress | None], LoadedModel]
 def make_loader(settings: Settings, name: str | None = None, split: Split | None = None) -> Load:
     """Return a function that loads the model named by the settings, for the engine's thread to call.
 
-    name: by which it is known; by default the settings' own. split: leaves a part of it, if not all of it is
-        loaded.
+    name: the model's name for clients; by default the settings' own. split: leaves this machine's part of the
+        model; None to load all of it.
     """
     source = settings.model_source
     template = read_template(settings.chat_template)
@@ -138,7 +138,7 @@ def make_draft_loader(settings: Settings) -> Load | None:
 
 
 def read_template(file: str | None) -> str | None:
-    """Return the text of a chat template's file; None for no file. Raises ModelError."""
+    """Read a chat template's file; None if file is None. Raises ModelError if it cannot be read."""
     if file is None:
         return None
     try:
@@ -174,7 +174,7 @@ def load_model(
 
     A model that is not in the hub's cache is downloaded, as `reprise pull` does.
 
-    split: leaves a part of it; the weights of the rest are never read.
+    split: leaves this machine's part of the model; the weights of the rest are never read.
     Raises ModelError if mlx-lm cannot load it.
     """
     start = time.perf_counter()
@@ -247,15 +247,15 @@ def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path) -> Loade
 
 
 def check_adapter(path: str | None) -> None:
-    """Raise ModelError if a path is given and has no adapter."""
+    """Raise ModelError if there is no LoRA adapter at a path; None for no path."""
     if path is not None and not (Path(path) / "adapter_config.json").is_file():
         raise ModelError(f"--adapter-path {path}: there is no adapter_config.json")
 
 
 def find_folder(source: str, progress: Progress | None = None) -> Path:
-    """Return the folder of a model: the source itself, or that of a name on the hub, downloaded if need be.
+    """Return the folder of a model: the source itself, or the hub cache's for a name, downloaded if need be.
 
-    progress: called with the share of the bytes that are there. Raises ModelError.
+    progress: called with the downloaded share of the bytes. Raises ModelError.
     """
     folder = Path(source)
     if folder.exists():

@@ -28,7 +28,7 @@ class ModelArgs:
 
     @staticmethod
     def from_dict(config: dict[str, Any]) -> Any:
-        """Return the arguments of the model in mlx-lm, which also have its mask_token_id.
+        """Make the arguments of mlx-lm's model of the same layers, with the mask_token_id added.
 
         Raises ValueError if no model of mlx-lm has such layers, or there is no usable mask token.
         """
@@ -41,7 +41,7 @@ class ModelArgs:
 
 
 def find_mask_token(config: dict[str, Any]) -> int:
-    """Return the mask token of a configuration, or else the fallback. Raises ValueError if it is unusable."""
+    """Return a configuration's mask token, or else the fallback. Raises ValueError if that id is unusable."""
     named, size = config.get("mask_token_id"), int(config["vocab_size"])
     token = FALLBACK_MASK_TOKEN if named is None else int(named)
     origin = "that checkpoints without one use" if named is None else "of the configuration or the flag"
@@ -57,7 +57,7 @@ def find_mask_token(config: dict[str, Any]) -> int:
 
 
 def Model(args: Any) -> Any:  # noqa: N802
-    """Make the model; mlx-lm looks for this name. Its mask token is never drawn from its logits."""
+    """Make the model; mlx-lm looks for this name. The model's mask token is never drawn from its logits."""
     family = import_module(f"mlx_lm.models.{args.family}").Model
     return type(family.__name__, (_NeverMask, family), {})(args)
 

@@ -27,7 +27,7 @@ MAX_PARTS = 2
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model on disk. name: by which requests ask for it. adapter: the folder of a LoRA adapter, if any."""
+    """A model on disk. name: its name in requests. adapter: the folder of a LoRA adapter, if any."""
 
     name: str
     folder: ModelFolder
@@ -35,10 +35,10 @@ class FoundModel:
 
 
 def choose_first(settings: Settings) -> Settings:
-    """Return settings that name the first model in their folder of models, if they name none.
+    """Return settings that name a model of their folder of models, if they name none.
 
-    The first by its name of those that mlx-lm can load, or else that embed or rank. Without any, the bundled
-    one stays.
+    It is the first, by name, of the models that mlx-lm can load, else of those that embed or rank. If there
+    is none, the settings are returned unchanged.
     """
     if settings.model is not None or settings.models_dir is None:
         return settings
@@ -51,8 +51,8 @@ def choose_first(settings: Settings) -> Settings:
 class Catalogue:
     """The models of the settings' folder, and those in the hub's cache if requests may ask for them.
 
-    The first one is the model that the server starts with. Any thread may use it; it always reads the disk.
-    An adapter NAME in the folder makes a model BASE:NAME of every BASE.
+    The first model is the one that the server starts with. Any thread may use a catalogue, which reads the
+    disk at every call. An adapter NAME in the folder makes a model BASE:NAME of every BASE.
     """
 
     def __init__(self, settings: Settings, hub: HubCache | None = None) -> None:
@@ -62,11 +62,11 @@ class Catalogue:
 
     @property
     def purpose(self) -> Purpose:
-        """What the model is for that the server starts with, as far as its files are here."""
+        """The purpose of the model that the server starts with, as far as its files are here."""
         return self._first().folder.purpose
 
     def find(self, name: str) -> FoundModel | None:
-        """Return a model; None if there is none of that name."""
+        """Return the model of a name; None if there is none."""
         if name == self._settings.model_name:
             return self._first()
         if name in self._settings.beside:
@@ -148,7 +148,7 @@ class Catalogue:
         return None if is_part else self._folder / name
 
     def in_folder(self) -> list[ModelFolder]:
-        """Return the models in the settings' folder, whole or not, by their names."""
+        """Return the models in the settings' folder, whole or not, sorted by name."""
         return sorted(self._own_folders(), key=lambda folder: folder.name.lower())
 
     def _own_folders(self) -> Iterator[ModelFolder]:

@@ -16,9 +16,9 @@ MakeSourcesFor = Callable[[Settings], MakeSources]
 
 
 class KeptSources:
-    """The drafters of all models: those of one vocabulary share them. Used by the engine's thread only.
+    """The drafters of all models; models of one vocabulary share them. Used by the engine's thread only.
 
-    The table of the first vocabulary is in the settings' file, others are in files beside it.
+    The n-gram table of the first vocabulary is in the settings' file, the others' are in files beside it.
     """
 
     def __init__(self, make_for: MakeSourcesFor) -> None:
@@ -27,11 +27,11 @@ class KeptSources:
         self._first: str | None = None
 
     def maker(self, settings: Settings) -> MakeSources:
-        """Return a function that makes the drafters of a model with these settings, or finds those in use."""
+        """Return a function from a vocabulary's fingerprint to its drafters, made by the settings if new."""
         return lambda vocabulary: self._find(settings, vocabulary)
 
     def save(self) -> None:
-        """Save all tables to their files."""
+        """Save the n-gram tables and finished requests of all vocabularies to their files."""
         for sources, settings in self._kept.values():
             shared_table.save(sources, settings)
 

@@ -1,4 +1,4 @@
-"""The models that there are, loaded or not, and what requests and the loop agree on under one lock."""
+"""All models, loaded or not, and who waits for them; requests and the loop share them under one lock."""
 
 import threading
 import time
@@ -19,14 +19,14 @@ from engine.models.served import ServedModel
 class KnownModels:
     """All models by name, and who waits for which. Any thread may call its methods.
 
-    settings, sections: those of all models, and of single ones. catalogue: the models that there are.
+    settings: for all models. sections: settings of single models, by name. catalogue: the models on disk.
 
     lock: guards everything here that more than one thread reads or changes.
     wake: set when there is something to do for the thread that owns MLX.
     wanted: models to be loaded, in the order in which they were asked for.
-    lacks_memory: one of them waits for memory; until it has it, no model is given to any request.
-    retired: counts of engines that are gone. is_stopping: no request is taken any more.
-    num_loading_steps: grows with the progress of loads. fault: why the thread died, if it did.
+    lacks_memory: whether one of these waits for memory; until it has that, no request is given any model.
+    retired: sum of the counts of engines that are gone. is_stopping: whether all requests are refused.
+    num_loading_steps: grows with the progress of loads. fault: why the thread that owns MLX died, if it did.
     """
 
     def __init__(self, settings: Settings, sections: dict[str, Section], catalogue: Catalogue) -> None:
@@ -55,25 +55,25 @@ class KnownModels:
             return self.by_name[name]
 
     def settings_of(self, name: str) -> Settings:
-        """Return the settings for a model."""
+        """Return the settings of a model: those of all models, changed by its own section."""
         return settings_of(self.settings, self._sections, name.rpartition(":")[0] or name)
 
     def keep_s(self, model: ServedModel) -> float:
-        """Return for how many seconds a model stays without requests."""
+        """Return for how many seconds a model stays loaded without requests."""
         keep_s = self.settings_of(model.name).idle_unload_s if model.keep_s is None else model.keep_s
         return float("inf") if keep_s is None or keep_s < 0 else keep_s
 
     def describe(self, model: ServedModel) -> ModelEntry:
-        """Describe a model. Called with the lock."""
+        """Describe a model for lists. Called with the lock."""
         return model.entry(self.keep_s(model))
 
     def list_all(self) -> list[ServedModel]:
-        """Return all models that have been noted."""
+        """Return all models that note() has recorded."""
         with self.lock:
             return list(self.by_name.values())
 
     def find(self, name: str) -> ServedModel | None:
-        """Return a model; None if there is none of that name. Reads the disk if it is not loaded."""
+        """Return the model of a name; None if there is none. Reads the disk if the model is not loaded."""
         with self.lock:
             model = self.by_name.get(name)
         if model and (model.engine or model is self.first):
@@ -95,7 +95,7 @@ class KnownModels:
         return model
 
     def want(self, model: ServedModel) -> None:
-        """Ask the thread to load a model. Called with the lock."""
+        """Ask the thread that owns MLX to load a model. Called with the lock."""
         if model not in self.wanted:
             self.wanted.append(model)
             self.wake.set()
@@ -105,19 +105,19 @@ class KnownModels:
         return model.is_loaded and not self.lacks_memory and not model.leaving
 
     def use(self, model: ServedModel) -> ModelUse:
-        """Return a use of a loaded model. Called with the lock."""
+        """Count a use of a loaded model, and return it for a request. Called with the lock."""
         assert model.engine is not None
         model.num_uses += 1
         model.used_at = time.monotonic()
         return ModelUse(model.engine, partial(self._end_use, model))
 
     def give(self, model: ServedModel, future: "Future[ModelUse]") -> None:
-        """Give a loaded model to who asked for it, unless that is no longer wanted. Called with the lock."""
+        """Set a future to a use of a loaded model, unless it was cancelled. Called with the lock."""
         if future.set_running_or_notify_cancel():
             future.set_result(self.use(model))
 
     def give_waiting(self) -> None:
-        """Give models that are loaded to all who wait for them."""
+        """Give every wanted model that is loaded to all requests that wait for it."""
         with self.lock:
             for model in tuple(self.wanted):
                 while model.is_loaded and model.waiting and not model.leaving:
@@ -127,7 +127,7 @@ class KnownModels:
                     self.wanted.remove(model)
 
     def refuse_waiting(self) -> None:
-        """Tell who waits for models that the server is stopping."""
+        """Fail all waits for loads and unloads, because the server is stopping."""
         with self.lock:
             futures: list[Future[Any]] = []
             for model in self.list_all():
@@ -140,7 +140,7 @@ class KnownModels:
                 future.set_exception(refused)
 
     def retire(self, model: ServedModel) -> None:
-        """Forget a model's engine; its counts stay."""
+        """Forget a model's engine, and add its counts to `retired`."""
         with self.lock:
             if model.engine:
                 self.retired = sum_counts([self.retired, model.engine.counts()])

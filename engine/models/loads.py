@@ -1,6 +1,6 @@
 """Load and unload models as requests ask for them, on the thread that owns MLX.
 
-    unload what is due -> load what is wanted
+    unload models that are due -> load wanted models
 
 Models are loaded in the order in which they are asked for. One for which there is no memory waits until
 others have answered, and meanwhile so do all requests that come: a busy model cannot keep it waiting forever.
@@ -41,7 +41,7 @@ SPARE_SHARE = 16
 class Loads:
     """Loads and unloads models. Used by the thread that owns MLX only.
 
-    known: all models. make_engine: makes the engine of one. save: saves what engines share.
+    known: all models. make_engine: makes the engine of one. save: saves the drafters that engines share.
     serve: see Loading in loop.py.
     """
 
@@ -58,7 +58,7 @@ class Loads:
         self._on_progress: StartProgress | None = None
 
     def begin(self, on_progress: StartProgress | None) -> None:
-        """Load the model that the server starts with, and those beside it. Raises ModelError."""
+        """Load the model that the server starts with, and others that start with it. Raises ModelError."""
         self._on_progress = on_progress
         try:
             self._load(self._known.first)
@@ -69,7 +69,7 @@ class Loads:
             self._on_progress = None
 
     def advance(self) -> None:
-        """Unload what is due, and load what is wanted."""
+        """Unload the models that are due, and load those that are wanted."""
         if self._known.is_stopping:
             self._known.refuse_waiting()
         self._unload_due()
@@ -77,7 +77,7 @@ class Loads:
 
     @property
     def due_in_s(self) -> float:
-        """In how many seconds to look again for models to unload or load, at most a day."""
+        """Seconds until advance() may next have models to unload or load, at most a day."""
         now, most_s = time.monotonic(), WAITING_S if self._known.wanted else DAY_S
         idle = [
             model
@@ -92,7 +92,7 @@ class Loads:
             self._drop(model, "its engine has died, as the log says")
 
     def end(self) -> None:
-        """Save what models share."""
+        """Save the drafters that models share."""
         self._save()
 
     def _load_wanted(self) -> None:
@@ -324,7 +324,7 @@ class GivenModel:
     due_in_s = DAY_S
 
     def lose(self, model: ServedModel) -> None:
-        """Stop: there is nothing without the model."""
+        """Stop the server, since its only model's engine has died."""
         assert model.engine
         self._known.is_stopping = True
         # Another thread may have ended it before: Engine.abort().
@@ -333,7 +333,7 @@ class GivenModel:
             self._on_death(str(self._known.fault))
 
     def end(self) -> None:
-        """Do nothing: the model saves what is its own."""
+        """Do nothing: the model's engine saves its drafters itself."""
 
 
 def _collect() -> None:

@@ -1,4 +1,4 @@
-"""Make the engine of a model, for its settings and with what models share."""
+"""Make the engine of a model, for its settings and with the drafters that models share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ FindHead = Callable[[LoadedModel], NamedHead | None]
 
 
 class Ranked(Protocol):
-    """The machines that share a model, seen from this one. abort: ends all requests, on any thread."""
+    """The machines that share a model, seen from this one. abort: ends all requests; for any thread."""
 
     abort: Callable[[str], None]
 
@@ -28,26 +28,26 @@ class Ranked(Protocol):
         """Load this machine's part, once the others have theirs. Raises ModelError."""
 
     def begin_serving(self) -> None:
-        """Note that the model is about to answer."""
+        """Prepare for requests, which begin to arrive now."""
 
     def explain(self) -> str | None:
-        """Return why a request failed, if it is because a machine was lost."""
+        """Return why a machine was lost, if that made a request fail; else None."""
 
     def count(self) -> dict[str, dict[str, float]]:
-        """Return values of each machine, by the metric's name and the rank."""
+        """Return the metrics of each machine: metric's name -> rank -> value."""
 
 
 @dataclass(frozen=True)
 class Makers:
-    """How the parts of a model's engine are made. What is None is as the settings say.
+    """How the parts of a model's engine are made. Parts that are None are made as the settings say.
 
     load: loads the model, on the engine's thread.
     make_sources: makes the drafters; without it nothing is drafted.
     load_draft: loads the draft model.
     find_head: finds the head that drafts from the model's states.
-    costs: what steps cost; by default they are measured, while the engine is idle, and kept on disk.
-    waits_for_costs: whether they are known before the first request.
-    ranks: the machines that share the model; they load it.
+    costs: the costs of steps; by default they are measured while the engine is idle, and kept on disk.
+    waits_for_costs: whether to measure the costs before the first request.
+    ranks: the machines that share the model, which load it instead of `load`.
     """
 
     load: Load | None = None
@@ -69,8 +69,8 @@ MakeEmbedder = Callable[[Settings, str, Inbox, Callable[[], int]], ModelEngine]
 class EngineMaker:
     """Makes the engines of models.
 
-    make_sources: makes their drafters; None to draft nothing.
-    make_engine: makes the engine of a model that generates text, make_embedder of one that embeds or ranks.
+    make_sources: makes the models' drafters; None to draft nothing.
+    make_engine: makes the engine of a model that generates text. make_embedder: of one that embeds or ranks.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class EngineMaker:
         self._sources = KeptSources(make_sources) if make_sources else None
 
     def make(self, model: ServedModel) -> ModelEngine:
-        """Make the engine of a model, which is not loaded yet."""
+        """Make the engine of a model; the engine loads the model later."""
         found, settings = model.found, self._known.settings_of(model.name)
         # The first may be downloaded at its first load.
         if model is not self._known.first or (model.num_loads and found.folder.path.is_dir()):
@@ -101,7 +101,7 @@ class EngineMaker:
         return self._make_engine(settings, Makers(make_loader(settings, model.name), make_sources), inbox)
 
     def save(self) -> None:
-        """Save what drafters learned."""
+        """Save what the drafters of all models learned."""
         if self._sources:
             self._sources.save()
 

@@ -1,4 +1,4 @@
-"""What other threads ask of a model's engine: messages in an inbox, which wakes the thread that owns MLX."""
+"""Messages of other threads to a model's engine, in an inbox that wakes the thread that owns MLX."""
 
 import queue
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Stop:
-    """End the requests that wait; those that run have the time for draining."""
+    """End all waiting requests; running ones may finish while the engine drains."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ Message = Submit | Embed | Cancel | Stop | Call
 
 
 class Inbox(queue.SimpleQueue[Message]):
-    """Messages from other threads, in the order in which they were sent. wake: called for each."""
+    """Messages from other threads, in the order in which they were sent. wake: called after each."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._handled: Message | None = None
 
     def put(self, item: Message, block: bool = True, timeout: float | None = None) -> None:
-        """Add a message."""
+        """Add a message, and wake the thread that owns MLX."""
         super().put(item, block, timeout)
         self._wake()
 
@@ -84,7 +84,7 @@ class Inbox(queue.SimpleQueue[Message]):
             self._handled = None
 
     def refuse_all(self, failed: Failed) -> None:
-        """Take all messages without handling them, and tell the senders that wait for an outcome."""
+        """Drop all messages, and send `failed` to the senders that wait for an outcome."""
         refused: list[Message] = [self._handled] if self._handled else []
         self._handled = None
         while not self.empty():

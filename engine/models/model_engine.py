@@ -1,4 +1,4 @@
-"""What the engines of all models have in common, whether they generate, embed or rank."""
+"""The common part of all models' engines, whether they generate, embed or rank."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ IsOver = Callable[[], bool]
 
 
 class ModelWorker(Protocol):
-    """Computes what is asked of a model."""
+    """Computes the requests for a model, step by step."""
 
     @property
     def running(self) -> Sequence[Any]:
@@ -38,16 +38,16 @@ class ModelWorker(Protocol):
 
     @property
     def num_progressed(self) -> int:
-        """A number that grows with all that is done for requests. On any thread."""
+        """A number that grows with every piece of progress on requests. On any thread."""
 
 
 class ModelEngine(ABC):
     """Takes the requests for one model, and runs them when the loop says so.
 
-    inbox: what other threads ask for. lifecycle: whether it takes requests, and how many there are.
-    attached: what its users keep beside it; it ends with the engine.
-    worker: computes; replaced by a load or an unload.
-    passes_on: whether another model is next after each step.
+    inbox: messages of other threads. lifecycle: whether the engine takes requests, and how many are live.
+    attached: objects that the engine's users keep with it, until it ends.
+    worker: computes the requests; replaced at a load or an unload.
+    passes_on: whether another model runs next after each of this engine's steps.
 
     Methods from load() on are for the thread that owns MLX, any thread may call those before.
     """
@@ -77,12 +77,12 @@ class ModelEngine(ABC):
         self.inbox.put(Cancel(request_id))
 
     def status(self) -> EngineStatus:
-        """Return the present state."""
+        """Return the engine's state and its number of live requests."""
         return self.lifecycle.status(len(self.worker.running))
 
     @abstractmethod
     def counts(self) -> EngineCounts:
-        """Return what it has counted."""
+        """Return the engine's counts since it started."""
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
         """Return the prefix caches' counts, by "target" and "draft" and the names of PrefixStatus."""
@@ -110,7 +110,7 @@ class ModelEngine(ABC):
     @property
     @abstractmethod
     def memory_budget(self) -> Holder | None:
-        """What it holds of the machine's memory; None while the model is not loaded."""
+        """The memory that the engine holds; None while the model is not loaded."""
 
     @property
     def has_work(self) -> bool:
@@ -129,7 +129,7 @@ class ModelEngine(ABC):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has stopped, or died."""
+        """Whether the engine has stopped, or died."""
         is_over = not self.has_work or self.lifecycle.is_out_of_time
         return self.lifecycle.is_dead or (self.lifecycle.state == "draining" and is_over)
 
@@ -157,14 +157,14 @@ class ModelEngine(ABC):
 
     @abstractmethod
     def pause(self) -> None:
-        """Wait for what is in flight, before another model computes."""
+        """Wait for all steps in flight, before another model computes."""
 
     def prepare(self) -> bool:
-        """Do a part of what can be done while there is no work; return whether there may be more."""
+        """Do a part of the preparations for idle times; return whether there may be more."""
         return False
 
     def end(self, failed: Failed) -> None:
-        """End all requests and free the model. A fault in that is logged: other models go on."""
+        """End all requests and free the model. A fault while doing so is logged: other models go on."""
         self.end_all(failed)
         try:
             self.unload()
@@ -172,7 +172,7 @@ class ModelEngine(ABC):
             log.error("while a model was unloaded", exc_info=True)
 
     def die(self, fault: BaseException) -> None:
-        """End all requests as failed, because of a fault that is no request's."""
+        """End all requests as failed, because of a fault that no single request caused."""
         log.critical("the engine's thread died", exc_info=fault)
         self.abandon(f"{type(fault).__name__}: {fault}")
 

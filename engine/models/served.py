@@ -14,16 +14,18 @@ from engine.models.model_engine import ModelEngine
 
 @dataclass(eq=False)
 class ServedModel:
-    """A model that requests may ask for. A lock guards what other threads read or change.
+    """A model that requests may ask for. KnownModels.lock guards the fields that other threads use.
 
-    found: where it is on disk. max_context_tokens: as its settings say. shows_images: whether it may see any.
-    engine: exists while its weights are loaded, or requests wait for them.
-    is_loaded: whether its weights are in memory. progress, phase: how far a load
-        is, and at what; None unless it is loading.
-    budget: what it holds of the machine's memory; None while it is not loaded.
-    num_uses: requests that it was given to. waiting: who waits for it.
-    leaving: who waits for it to be unloaded; until then it is given to no further request.
-    used_at: when it was last asked for or left, by time.monotonic(). keep_s: as the last use said.
+    found: the model on disk. max_context_tokens: as its settings say. shows_images: whether it may be shown
+        images.
+    engine: exists while the weights are loaded, or requests wait for them.
+    is_loaded: whether the weights are in memory. progress, phase: the completed share of a load, and its
+        present stage; None unless the model is loading.
+    budget: the memory that the model holds; None while it is not loaded.
+    num_uses: requests that were given the model. waiting: requests that wait for the model.
+    leaving: who waits for the model to be unloaded; until then no request is given it.
+    used_at: when the model was last asked for or left, by time.monotonic(). keep_s: for how many seconds to
+        keep it without requests, as its last use said.
     """
 
     found: FoundModel
@@ -54,16 +56,16 @@ class ServedModel:
 
     @property
     def is_answering(self) -> bool:
-        """Whether any of its requests has not ended."""
+        """Whether any of the model's requests has not ended."""
         return self.engine is not None and self.engine.lifecycle.queue.num_live > 0
 
     @property
     def is_wanted(self) -> bool:
-        """Whether requests wait for its weights."""
+        """Whether requests wait for the model's weights."""
         return bool(self.waiting) or (not self.is_loaded and self.is_answering)
 
     def entry(self, keep_s: float) -> ModelEntry:
-        """Describe it. keep_s: for how many seconds it stays without requests."""
+        """Describe the model for lists. keep_s: for how many seconds it stays loaded without requests."""
         status = self.engine.status() if self.engine else None
         tokens = self.info.context_tokens if self.info else self.found.folder.context_tokens
         if tokens and self.max_context_tokens:

@@ -10,9 +10,9 @@ Runner = TypeVar("Runner", bound=Hashable)
 
 
 class TimeShares(Generic[Runner]):
-    """Shares time evenly among those that have work: the one that has had the least goes first.
+    """Divides time evenly among the models that have work: the model that has had the least runs next.
 
-    One that comes back after it had no work is level with the others: idle time is not saved up.
+    A model that gets work again is level with the one that has had the least: idle time is not saved up.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class TimeShares(Generic[Runner]):
         self._passes_on = False
 
     def choose(self, runners: Iterable[Runner]) -> Runner | None:
-        """Return the one that runs next, among those that have work; None if there are none."""
+        """Return the model that runs next; None if there is none. runners: all models that have work."""
         waiting = list(runners)
         spent = {one: self._spent_s[one] for one in waiting if one in self._spent_s}
         least_s = min(spent.values(), default=0.0)
@@ -34,7 +34,7 @@ class TimeShares(Generic[Runner]):
         return self._current
 
     def charge(self, runner: Runner, taken_s: float, *, passes_on: bool = False) -> None:
-        """Count the seconds that one has run. passes_on: whether another is next, if any has work."""
+        """Count the seconds that a model has run. passes_on: whether another one that has work is next."""
         self._passes_on = passes_on
         if runner in self._spent_s:
             self._spent_s[runner] += taken_s

@@ -1,4 +1,4 @@
-"""Compute how uncertain a model is of a token."""
+"""Compute how uncertain a model is of a token: the entropy of its distribution."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ LEAST_LOGIT = -1e9
 def find_entropies(logits: mx.array, places: Sequence[int], after: Sequence[mx.array]) -> mx.array:
     """Return the entropies of the distributions at temperature 1: (places,) float32, in nats.
 
-    logits: (n, vocabulary). Large numbers of places are done portion by portion, as in portions.py.
-    after: arrays to be computed before, so that both need no memory at once.
+    logits: (n, vocabulary). places: which of the n to take; many are done in portions, as in portions.py.
+    after: arrays to be computed first, so that they and the entropies do not need memory at the same time.
     """
     size = draws_per_portion(LIKELIHOOD_ARRAYS, logits.shape[-1])
     found: list[mx.array] = []

@@ -66,11 +66,10 @@ Mask = NDArray[np.bool_]
 
 
 class Grammars:
-    """Compiled grammars for one vocabulary. May be used from several threads, their matchers by one.
+    """Compiled grammars for one vocabulary. Several threads may use them, but only one their matchers.
 
     watch: measures the matchers' time.
-    plain_s: seconds of a plain step, which is the measure of the time that later matchers may take; 0 if not
-        known.
+    plain_s: seconds of a plain step, which set the time that later matchers may take; 0 if not known.
     """
 
     def __init__(self, tokenizer: Tokenizer, watch: Stopwatch | None = None) -> None:
@@ -87,8 +86,8 @@ class Grammars:
     def vocabulary(self) -> LLTokenizer:
         """The vocabulary in llguidance's form. Raises GrammarError if it cannot be made.
 
-        Made when it is first asked for. For a large vocabulary that takes some tenths of a second, in which
-        no other thread of the process runs.
+        It is made at the first use. For a large vocabulary that takes some tenths of a second, in which no
+        other thread of the process runs.
         """
         with self._making:
             self._made = self._made or _make_vocabulary(self._tokenizer)
@@ -97,9 +96,9 @@ class Grammars:
         return self._made
 
     def prepare(self) -> bool:
-        """Do one of two parts of the work on the vocabulary in advance; return whether any was left.
+        """Do the next of two parts of the work on the vocabulary in advance; return whether one was left.
 
-        The first also starts the process that tries grammars.
+        The first part makes the vocabulary, and starts the process that tries grammars.
 
         The second part sorts tokens into slices, with which large masks are computed faster.
         """
@@ -116,7 +115,7 @@ class Grammars:
         return True
 
     def compile(self, grammar: Grammar) -> Grammar:
-        """Return the grammar as compiled, which may take long. Raises GrammarError if it cannot be used."""
+        """Return the grammar, compiled, which may take long. Raises GrammarError if it cannot be used."""
         if grammar.compiled is not None:
             return grammar
         text = replace(grammar, thinking=None)
@@ -248,7 +247,7 @@ class Matcher:
 
     End-of-answer tokens are never fed to llguidance, because its rollback does not count them.
 
-    watch: measures what the answer takes. budget: says how much it may.
+    watch: measures the seconds spent in the grammar. budget: limits those of this answer.
     """
 
     def __init__(
@@ -269,7 +268,7 @@ class Matcher:
     def commit(self, tokens: Sequence[int]) -> None:
         """Advance by tokens of the answer.
 
-        Raises GrammarError if the grammar does not allow them, GrammarCostError if it exceeds a limit.
+        Raises GrammarError if the grammar does not allow them, GrammarCostError if it exceeds a limit itself.
         """
         with self._watch:
             is_allowed = self._matcher.consume_tokens(
@@ -302,7 +301,7 @@ class Matcher:
     def masks(self, drafted: Sequence[int] = ()) -> list[Mask]:
         """Return the mask of the next token and of the token after each drafted one: (k + 1,) masks.
 
-        There are fewer if they take longer than the budget allows; the rest of the draft must be dropped.
+        There are fewer if computing them exceeds the budget; the rest of the draft must be dropped then.
 
         drafted: (k,) tokens that the grammar allows, as counted by count_allowed().
         Raises GrammarCostError if the grammar exceeds a limit or the answer its budget.

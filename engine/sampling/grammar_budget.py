@@ -28,7 +28,7 @@ class Stopwatch(AbstractContextManager[None]):
 
     now: a clock in seconds. It counts the thread's own CPU time, so that a busy machine is not charged to a
         grammar.
-    last_s: of the last measurement. Each is counted at the station "grammars".
+    last_s: seconds of the last measurement. Every measurement is counted at the station "grammars".
     """
 
     def __init__(self, now: Callable[[], float] = time.thread_time) -> None:
@@ -47,7 +47,7 @@ class Stopwatch(AbstractContextManager[None]):
 
 
 class GrammarBudget:
-    """The time that one answer's tokens took in its grammar.
+    """The time that one answer's tokens took in its grammar, and its limits.
 
     Only tokens of the answer are charged, as if there were no drafts: no draft may make an answer fail.
 
@@ -67,7 +67,7 @@ class GrammarBudget:
         return sum(self._tokens_s) <= self._drafting_mean_s * WINDOW_TOKENS
 
     def charge(self, taken_s: float, num_tokens: int) -> None:
-        """Charge the time of tokens that were committed together, in equal parts."""
+        """Charge taken_s to num_tokens tokens that were committed together, in equal parts."""
         if num_tokens:
             self._tokens_s.extend([taken_s / num_tokens] * num_tokens)
 

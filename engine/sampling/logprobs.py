@@ -65,7 +65,7 @@ def measure(
     wanted: Sequence[int | None],
     places: Sequence[int] | None = None,
 ) -> Likelihoods | None:
-    """Build the measuring of drawn tokens' likelihoods; None if no draw wants any."""
+    """Prepare the likelihoods of drawn tokens, as Likelihoods() does; None if no draw wants any."""
     return Likelihoods(logits, tokens, wanted, places) if any(num is not None for num in wanted) else None
 
 

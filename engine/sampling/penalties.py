@@ -37,7 +37,7 @@ class Penalties:
         self.num_counted = len(answer)
 
     def observe(self, tokens: mx.array) -> None:
-        """Count more tokens of the answer. tokens: (n,) int, n >= 1."""
+        """Add tokens of the answer to the counts. tokens: (n,) int, n >= 1."""
         self.counts, self.divisors = self._with(tokens)
         self.num_counted += tokens.size
 
@@ -52,8 +52,8 @@ class Penalties:
     def remapped(self, tokens: mx.array, are_counted: mx.array) -> "Penalties":
         """Return a copy of the counts as they are now, for the ids of another vocabulary of n tokens.
 
-        tokens: (n,) the id in this vocabulary that each id of the other one stands for.
-        are_counted: (n,) bool, False where there is no such id; those count as never seen.
+        tokens: (n,) for each id of the other vocabulary, the id in this one that stands for the same token.
+        are_counted: (n,) bool, False where this vocabulary has no such id: that token counts as never seen.
         """
         other = copy(self)
         other.counts = mx.where(are_counted, self.counts[tokens], 0)

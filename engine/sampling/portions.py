@@ -24,7 +24,7 @@ LIKELIHOOD_ARRAYS = 4.0
 
 
 class Needs(NamedTuple):
-    """The work that a draw needs besides its argmax."""
+    """Which kinds of work a draw needs besides its argmax."""
 
     penalties: bool
     bias: bool
@@ -50,7 +50,7 @@ def needs_penalties(sampling: Sampling) -> bool:
 
 
 def find_needs(sampling: Sampling, vocab_size: int, has_grammar: bool) -> Needs:
-    """Return the work that the draws of a request need."""
+    """Return which kinds of work the draws of a request need."""
     return Needs(
         penalties=needs_penalties(sampling),
         bias=sampling.has_bias,
@@ -74,8 +74,8 @@ def sampling_bytes(num_draws: int, num_arrays: float, vocab_size: int) -> int:
 def pick_logits(logits: mx.array, places: Sequence[int], after: Sequence[mx.array]) -> mx.array:
     """Return the logits at these places, for one portion: (places, vocabulary), of the type of logits.
 
-    logits: (n, vocabulary). after: arrays of the portion before. Without them MLX would be free to compute
-        all portions side by side.
+    logits: (n, vocabulary). after: arrays of the previous portion, which are computed first. Otherwise MLX
+        might compute all portions side by side.
     """
     if after:
         logits = mx.depends([logits], list(after))[0]

@@ -47,7 +47,7 @@ def _splitmix64(x: int) -> int:
 
 
 class Ends(NamedTuple):
-    """The tokens that end an answer: the model's, and the request's own."""
+    """The tokens that end an answer. model: the model's. own: those that the request adds."""
 
     model: Collection[int]
     own: Collection[int]
@@ -57,12 +57,12 @@ NO_ENDS = Ends((), ())
 
 
 class RowSampling:
-    """How one row's tokens are sampled, made once for each row and kept while others come and go.
+    """How one row's tokens are sampled. Made once for each row, and kept while other rows come and go.
 
-    settings: the request's. is_filtered: whether any of its filters has an effect.
-    penalties: its token counts; None if no penalty has an effect.
-    bias: (vocabulary,) float32, added to its logits; None if it has none.
-    early_bias: the same before the position early_end, where the answer must not end; None if it may.
+    settings: the request's. is_filtered: whether any of the request's filters has an effect.
+    penalties: the row's token counts; None if no penalty has an effect.
+    bias: (vocabulary,) float32, added to the row's logits; None if there is no bias.
+    early_bias: the bias before position early_end, where the answer must not end; None if it may always end.
     """
 
     def __init__(
@@ -85,14 +85,15 @@ class RowSampling:
         self.early_end = len(prompt) + settings.min_tokens
 
     def bias_at(self, position: int) -> mx.array | None:
-        """Return the bias on the logits of the token at an absolute position, if there is any."""
+        """Return the bias on the logits of the token at an absolute position; None if there is none."""
         return self.early_bias if self.early_bias is not None and position < self.early_end else self.bias
 
 
 class Sampler:
     """The sampling settings of one set of rows, as arrays; replaced whenever a row is added or removed.
 
-    rows: (rows,) how each row is sampled. So a new sampler takes no work that grows with a request's input.
+    rows: (rows,) how each row is sampled, made before. So the work of making a sampler does not grow with a
+        request's input.
     """
 
     def __init__(self, rows: Sequence[RowSampling], vocab_size: int) -> None:

@@ -40,9 +40,9 @@ def make_matcher(grammars: Grammars, grammar: Grammar, vocab_size: int) -> Match
 
 
 class BudgetedMatcher(Matcher):
-    """The position of an answer in its reasoning and in its grammar. False once neither constrains it.
+    """The position of an answer in its reasoning and in its grammar; false once neither constrains it.
 
-    inner: the grammar's matcher, if there is a grammar.
+    inner: the grammar's matcher; None without a grammar.
     """
 
     def __init__(self, budget: ThinkingBudget, inner: Matcher | None, vocab_size: int) -> None:
@@ -63,14 +63,14 @@ class BudgetedMatcher(Matcher):
             self._inner.commit(tokens)
 
     def forced_tokens(self) -> list[int]:
-        """Return the tokens that must come next."""
+        """Return the tokens that must come next; often there are none."""
         position = self._position
         if self._forced(position) is not None:
             return list(self._thinking.end[position.num_forced :])
         return [] if self._inner is None else self._inner.forced_tokens()
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """Count the leading tokens that are allowed."""
+        """Count the leading tokens that budget and grammar allow."""
         position, count = self._position, 0
         for token in tokens:
             if self._forced(position) not in (None, token):

@@ -1,4 +1,4 @@
-"""Decide what the next step does: which requests run, how much of prompts is fed, what a draft model reads.
+"""Choose the next step's work: which requests run, how much of their prompts is fed, which draft prefill.
 
 Nothing here runs a decoding step; batch.py and speculative/verify.py do.
 """

@@ -1,6 +1,6 @@
-"""Choose lengths of a long prompt at which state is kept, so that later prompts can part from it anywhere.
+"""Choose lengths of a long prompt at which state is kept, for later prompts that diverge from it anywhere.
 
-State cannot be cut, so a prompt that parts from this one is computed from the last such length on.
+State cannot be cut, so a prompt that diverges from an earlier one is computed from the last such length on.
 """
 
 from bisect import bisect_right
@@ -36,7 +36,7 @@ OPENING_REACH = 256
 class Checkpoints:
     """Chooses the lengths of prompts at which state is kept. Used by the engine's thread only.
 
-    openings: how messages begin in prompts.
+    openings: the tokens with which messages begin in prompts.
     """
 
     def __init__(self, kept: KeptPrefixes, openings: MessageOpenings) -> None:
@@ -46,8 +46,10 @@ class Checkpoints:
     def choose(self, sequence: Sequence, kept: int, length: int) -> None:
         """Choose the lengths at which to keep state: where prompts diverge, and where the answer opens.
 
-        The next turn's prompt may leave out the reasoning, and then it diverges from this one there. If all
-        that opens the answer stays, state is kept after it.
+        The next turn's prompt may leave out the reasoning, and then diverges where the answer opens. If the
+        tokens that open the answer stay in later turns, state is kept only after them.
+
+        kept: leading tokens in the prefix cache. length: leading tokens in the sequence's own caches.
         """
         opening, num_tokens = self.opening(sequence.tokens), len(sequence.tokens)
         if num_tokens - opening == self._openings.num_lasting:
@@ -57,10 +59,10 @@ class Checkpoints:
         prefill.keep_at = {at for at in (kept, opening) if at >= length + MIN_SHARED_TOKENS}
 
     def plan(self, sequence: Sequence, max_cuts: int) -> None:
-        """Choose more lengths of a prompt at which to keep state, for prompts that part from it later.
+        """Choose more lengths of a prompt at which to keep state, for later prompts that diverge from it.
 
-        They are the end of system text and tools, and a ladder up to the prompt's end.
-        max_cuts: how often the prefill may be cut only for that.
+        They are the end of system text and tools, and a ladder of lengths up to the prompt's end.
+        max_cuts: how many chunks may be cut short only to keep state.
         """
         if not self._keeps(sequence):
             return
@@ -96,7 +98,7 @@ class Checkpoints:
         }
 
     def wants_end(self, sequence: Sequence) -> bool:
-        """Whether to keep the state of a prompt that is complete, so that it need not be computed again."""
+        """Whether to keep state at the end of a complete prompt, so that it need not be computed again."""
         prefill = sequence.prefill
         if not self._keeps(sequence) or sequence.num_answered:
             return False
@@ -110,7 +112,7 @@ class Checkpoints:
         return has_use and not sequence.request.prompt_logprobs
 
     def opening(self, tokens: list[int]) -> int:
-        """Return the length before the last opening of an answer; 0 if there is none."""
+        """Return the number of tokens before those that open the last answer; 0 if none open one."""
         count = len(self._opening)
         for at in range(len(tokens) - count, max(0, len(tokens) - OPENING_REACH), -1):
             if count and tokens[at : at + count] == self._opening:
@@ -126,12 +128,12 @@ def choose_rungs(
     min_gap: int = 0,
     num_rungs: int = NUM_RUNGS,
 ) -> list[int]:
-    """Return lengths between start and end, in order, with gaps that grow toward the start.
+    """Choose the ladder's lengths between start and end, ascending, with gaps that grow toward the start.
 
-    A length is the last fixed one within its gap, else the last border in the gap's second half, else the
-    gap's end.
-    fixed: lengths at which state is kept in any case. borders: lengths where messages begin. Both in order.
-    min_gap: tokens that a gap has at least, if more than MAX_GAP_TOKENS. num_rungs: see NUM_RUNGS.
+    The next length is the last fixed one within its gap, else the last border in the gap's second half, else
+    the gap's end.
+    fixed: lengths at which state is kept in any case. borders: lengths where messages begin. Both ascending.
+    min_gap: minimum tokens of a gap, if more than MAX_GAP_TOKENS. num_rungs: see NUM_RUNGS.
     """
     rungs: list[int] = []
     at = start

@@ -41,11 +41,11 @@ ALL_TEXT = 2**20
 
 
 class Pace:
-    """How many tokens a slice has, so that it takes about as long as it may, by what earlier ones took.
+    """Chooses the tokens of the next slice by the seconds of earlier ones, so that it stays within a limit.
 
     The first slice has one token, and each next one at most twice as many as the one before it.
 
-    max_tokens: of one slice. token_s: seconds per token; those of the first one are a guess.
+    max_tokens: maximum tokens of a slice. token_s: seconds per token, a guess until a slice was observed.
     """
 
     def __init__(self, max_tokens: int, token_s: float = 0.0) -> None:
@@ -56,17 +56,17 @@ class Pace:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough slices were measured to estimate the time of a text."""
+        """Whether enough slices were observed to estimate the seconds of a text's draft prefill."""
         return self._num_observed >= GROWING_SLICES
 
     def slice_s(self, num_left: int) -> float:
-        """Return the expected seconds of a slice of a text of which num_left tokens are left."""
+        """Return the expected seconds of the next slice of a text that has num_left tokens left."""
         return min(self.num_tokens, max(num_left, MIN_SLICE_TOKENS)) * self.token_s
 
     def observe(self, num_tokens: int, taken_s: float, limit_s: float) -> None:
-        """Learn from the time of a slice. A short one, at the end of a text, would teach too much per token.
+        """Learn from the seconds of a slice, unless the text's end cut it short: then a token costs more.
 
-        limit_s: how long one may take.
+        limit_s: maximum seconds of a slice.
         """
         if 2 * num_tokens < self.num_tokens:
             return
@@ -81,7 +81,7 @@ class DraftPrefiller:
     """Chooses which texts the draft model prefills, and when. Used by the engine's thread only.
 
     A fault ends only the draft model's part: the answer needs the target model alone.
-    prefixes: keys and values that the draft model has computed before.
+    prefixes: the draft model's prefix cache.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class DraftPrefiller:
         self._lookup_pace = Pace(ALL_TEXT)
 
     def choose(self, sequence: Sequence) -> None:
-        """Choose whether to draft for a sequence whose drafters were just opened.
+        """Choose whether the draft model or head drafts for a sequence whose drafters were just opened.
 
-        Its prompt is not computed yet: to take a head's states out of the target costs time, too.
+        That is chosen before its prompt is computed, as taking a head's states out of the target costs time.
         """
         if sequence.drafts and sequence.drafts.uses_model:
             try:
@@ -148,7 +148,7 @@ class DraftPrefiller:
         return proposers.prompt_gate.should_prefill(pays)
 
     def begun(self, members: SequenceOf[Sequence]) -> list[Sequence]:
-        """Return the rows whose draft prefill is under way, in caches that are not theirs yet."""
+        """Return the sequences whose draft prefill is under way, in caches that their rows do not own yet."""
         return [members[row] for row, prefill in self._draft_model.awaiting_prefill() if prefill.caches]
 
     def stop(self, members: SequenceOf[Sequence]) -> bool:
@@ -164,7 +164,7 @@ class DraftPrefiller:
             sequence.drafts.uses_model = False
 
     def keep_row(self, sequence: Sequence, row: int) -> None:
-        """Keep the prefilled part of a row's text, before the row is removed, if memory allows a copy."""
+        """Keep the draft model's part of a row as a prefix, before its removal, if memory allows a copy."""
         try:
             if self._may_copy(sequence):
                 self._draft_model.keep_row(row, sequence.tokens, self.prefixes)
@@ -173,14 +173,14 @@ class DraftPrefiller:
             log.warning("a prefix of the draft model could not be cached", exc_info=True)
 
     def is_due(self, members: SequenceOf[Sequence]) -> bool:
-        """Whether a slice may be computed now. Drops draft prefills first that are of no use any more."""
+        """Whether a slice may be computed now. First drops draft prefills that are of no use any more."""
         self._drop_hopeless(members)
         return self._choose(members) is not None
 
     def run(self, members: SequenceOf[Sequence]) -> None:
-        """Compute at least one slice, if one is due, and more while all take no longer than they may.
+        """Compute a slice, if one is due, and more slices while all of them stay within a limit.
 
-        They may take a plain step or, within the shares of prefill time, as long as a prompt's chunk.
+        The limit is the seconds of a plain step or, within the shares of prefill time, of a prompt's chunk.
         """
         start, has_computed = perf_counter(), False
         while (chosen := self._choose(members)) is not None:

@@ -1,4 +1,4 @@
-"""Keep prefixes that were computed: in memory, and in files if the settings name a folder."""
+"""Keep computed prefixes in memory, and in files if the settings name a folder."""
 
 import hashlib
 import logging
@@ -47,13 +47,13 @@ class _Copies:
 class KeptPrefixes:
     """Copies sequences' keys, values and state into the prefix cache. Used by the engine's thread only.
 
-    budget_bytes: memory for cached prefixes. memory_budget: says whether there is memory for a copy now.
-    can_look_back: whether state can be kept of a length that a chunk has passed.
+    budget_bytes: memory for cached prefixes. memory_budget: decides whether there is memory for a copy now.
+    can_look_back: whether state at a length can be kept after a chunk has passed that length.
     needs_state: whether a prefix is of use only with the state at its end.
-    can_share: whether a prefix can also be taken from a sequence that runs.
+    can_share: whether a prefix can also be taken from a running sequence.
     cache: None if budget_bytes is 0 or the model's caches cannot be sliced.
     store: the cache's second tier on disk, if the settings name a folder.
-    Raises ModelError if that folder is not usable.
+    Raises ModelError if the settings' folder is not usable.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class KeptPrefixes:
     def start_keeping(self, sequence: Sequence, length: int) -> None:
         """Start copies of a prefilling sequence's caches up to a length that its last chunk passed.
 
-        They follow that chunk on the device, and nothing waits for them: finish_keeping() does.
+        The device makes the copies after that chunk, and only finish_keeping() waits for them.
         """
         prefill = sequence.prefill
         if self.cache is None or not length:
@@ -142,7 +142,7 @@ class KeptPrefixes:
         return bool(self._copies)
 
     def finish_keeping(self) -> None:
-        """Put the copies that were started into the prefix cache. The chunks before them are computed."""
+        """Put the started copies into the prefix cache. Call it once the chunks before them are computed."""
         for one in self.drop_copies():
             assert self.cache is not None
             num_held = self.cache.count_held(one.tokens)
@@ -156,14 +156,14 @@ class KeptPrefixes:
                 log.warning("a prefix could not be cached", exc_info=True)
 
     def drop_copies(self) -> "list[_Copies]":
-        """Forget the copies that were started, and return them."""
+        """Forget the started copies, and return them."""
         copies, self._copies = self._copies, []
         if self.cache is not None:
             self.cache.num_bytes -= sum(one.num_bytes for one in copies)
         return copies
 
     def keep_cancelled(self, sequence: Sequence) -> None:
-        """Keep the computed part of a cancelled prompt, in files too."""
+        """Keep the computed part of a cancelled prompt as a prefix, in memory and in files."""
         caches, num_computed = sequence.prefill.caches, sequence.prefill.num_computed
         tokens = np.asarray(sequence.keys[:num_computed], np.int32)
         cut = partial(cut_slice, caches)
@@ -172,7 +172,7 @@ class KeptPrefixes:
             self._save(tokens, cut, partial(take_state, caches))
 
     def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> bool:
-        """Keep a row's caches as a prefix, if memory allows a copy; return whether it waited for one."""
+        """Keep a row's caches as a prefix, if memory allows a copy; return whether it did, and waited."""
         held, num_tokens = rows.lengths[row], len(sequence.tokens)
         cut = partial(rows.kv_slice, row)
         self._save_kept(sequence, cut)

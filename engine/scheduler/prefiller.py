@@ -37,7 +37,7 @@ class Prefiller:
     """Feeds chunks of prompts to the target model.
 
     prefilling: the sequences whose prompts are being computed, in the order of their admission.
-    device: computes the chunks, and the steps too.
+    device: computes the chunks, as it does the steps.
     step_costs: learns from the first chunks of prompts what wide steps may cost; None if nothing is drafted.
     """
 
@@ -84,7 +84,7 @@ class Prefiller:
             sequence.emit_prompt_logprobs(0, [None])
 
     def run(self, num_rows: int, join: Callable[[Sequence], None]) -> bool:
-        """Wait for the chunks in flight, then feed the next ones; returns whether any was fed.
+        """Wait for the chunks in flight, then feed the next ones; return whether any was fed.
 
         num_rows: rows that decode, and wait while prompts are computed.
         join: called with each sequence whose prompt is complete.
@@ -121,7 +121,7 @@ class Prefiller:
         self.prefilling.remove(sequence)
 
     def left_s(self) -> float:
-        """Return an upper estimate of the seconds that all prompts still take, with no row beside them."""
+        """Return an upper estimate of the seconds that all prompts still take if no row decodes meanwhile."""
         return sum(map(self._left_s, self.prefilling))
 
     def _left_s(self, sequence: Sequence) -> float:

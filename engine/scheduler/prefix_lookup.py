@@ -1,7 +1,7 @@
-"""Find the longest prefix of a prompt that is computed already, so that nothing is computed twice.
+"""Find the longest computed prefix of a prompt, so that nothing is computed twice.
 
-It may be in the prefix cache, in a row that decodes, or in a prompt that is being prefilled, for which it can
-be worth waiting.
+The prefix may be in the prefix cache, in a row that decodes, or in a prompt that is being prefilled; waiting
+for the latter can pay.
 """
 
 import logging
@@ -29,16 +29,16 @@ MIN_LOADED_TOKENS = 128
 class PrefixLookup:
     """Finds prefixes for waiting sequences. Used by the engine's thread only.
 
-    kept: the prefixes that were kept. checkpoints: where to keep state of the prompts that begin.
+    kept: the kept prefixes. checkpoints: chooses the lengths at which to keep state of new prompts.
     """
 
     def __init__(self, kept: KeptPrefixes, checkpoints: Checkpoints) -> None:
         self.kept, self.checkpoints = kept, checkpoints
 
     def is_loading(self, sequence: Sequence, may_wait: bool) -> bool:
-        """Look for a prefix of the prompt in files, once; return whether it is still being read.
+        """Look for a prefix of the prompt in files, once; return whether those are still being read.
 
-        When it has been read, it is put into the cache.
+        A prefix that has been read is put into the prefix cache.
 
         may_wait: wait for the files instead of returning True, as no other sequence needs the thread.
         """
@@ -62,7 +62,7 @@ class PrefixLookup:
         return False
 
     def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
-        """Whether the sequence should wait for another that is prefilling a prefix of both."""
+        """Whether a waiting sequence should wait until another one has prefilled a prefix that both share."""
         if sequence.request.prompt_logprobs or (self.kept.cache is None and not self.kept.can_share):
             return False
         if sequence.prefix.awaited and sequence.prefix.awaited[0] not in prefilling:
@@ -120,7 +120,7 @@ class PrefixLookup:
     def find(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
     ) -> tuple[Caches, int]:
-        """Return caches that hold the longest known prefix of its tokens, and the prefix's length.
+        """Return caches that hold the longest known prefix of a sequence's tokens, and the prefix's length.
 
         The last token is never part of the prefix, since its logits have to be computed.
         members, rows: the sequences that decode, and their rows.
@@ -182,7 +182,7 @@ class PrefixLookup:
 
 
 def num_shared(sequence: Sequence, other: Sequence) -> int:
-    """Count the leading tokens of a sequence that another one shares; its own last token never counts."""
+    """Count the leading tokens that a sequence shares with another, without the sequence's last token."""
     shared = count_shared(sequence.keys, sequence.hashes, other.keys, other.hashes)
     return whole_images(sequence.request.images, min(shared, len(sequence.tokens) - 1))
 

@@ -55,9 +55,9 @@ class RequestQueue:
     def admit(self, members: list[Sequence], rows: Rows) -> None:
         """Admit waiting sequences, in order, while rows and memory last.
 
-        Three kinds of sequences let later ones overtake them: one that waits for another's prefill, to share
-        its prefix; a long prompt while half of the rows prefill long prompts, so that short ones still find a
-        row; and, up to MAX_OVERTAKEN times, one that does not fit into memory.
+        Three kinds of sequences let later ones overtake them: one that waits until another has prefilled the
+        prefix that both share; one with a long prompt while half of the rows prefill long prompts, so that
+        short ones still find a row; and, up to MAX_OVERTAKEN times, one that does not fit into memory.
 
         members, rows: the sequences that decode, and their rows.
         """
@@ -94,7 +94,7 @@ class RequestQueue:
             may_be_long = self._may_begin_long()
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
-        """Restart sequences that were running, unless they have ended; each gets its old place back."""
+        """Put running sequences back into the queue, at their old places, unless they have ended."""
         running = [s for s in sequences if not s.ended]
         for sequence in running:
             sequence.restart()

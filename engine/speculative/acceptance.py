@@ -48,13 +48,13 @@ class AcceptanceCounts:
         self.counts[key] = accepted, total
 
     def fade(self, source: str, factor: float) -> None:
-        """Lower the weight of what was observed of a source's drafts."""
+        """Multiply all counts of a source's drafts by a factor, so that new observations weigh more."""
         for key, (accepted, total) in self.counts.items():
             if key[0] == source:
                 self.counts[key] = accepted * factor, total * factor
 
     def rate(self, key: BucketKey, prior: float, prior_tokens: float) -> float:
-        """Return the share that was accepted, drawn toward the prior while little was observed."""
+        """Return the accepted share of the observed tokens, drawn toward the prior while those are few."""
         accepted, total = self.counts.get(key, (0.0, 0.0))
         return (accepted + prior * prior_tokens) / (total + prior_tokens)
 
@@ -84,16 +84,16 @@ class Acceptance:
         self._line_end_rates: list[float] = []
 
     def rate(self, draft: Draft) -> float:
-        """Return the chance that the next token of such a draft is accepted, in (0, 1).
+        """Return the chance that a token of a draft is accepted if all before it were, in (0, 1).
 
-        If the chance differs by token, the highest counts.
+        If the chance differs by token, the highest is returned.
         """
         if draft.by_token:
             return max(self.rates(draft), default=0.001)
         return self._rate(draft.source, draft.bucket, draft.prior)
 
     def rates(self, draft: Draft) -> list[float]:
-        """Return the chance of each token of a draft with evidence by token."""
+        """Return each token's chance of being accepted, for a draft with evidence by token."""
         return [
             self._rate(draft.source, *evidence)
             for _, evidence in zip(draft.tokens, draft.by_token, strict=False)
@@ -107,7 +107,7 @@ class Acceptance:
         return min(max(self.own.rate(key, start**doubt, PRIOR_TOKENS), 0.001), 0.998)
 
     def estimate(self, draft: Draft, rate: float) -> "DraftEstimate":
-        """Estimate a draft whose tokens are accepted at this rate, except for its line ends."""
+        """Estimate a draft whose tokens are accepted at this rate; its line ends have rates of their own."""
         if draft.by_token:
             by_token = self.rates(draft)
             less = (at for at in range(1, len(by_token)) if by_token[at] < by_token[at - 1])

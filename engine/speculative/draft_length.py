@@ -20,7 +20,7 @@ def expected_tokens(rate: float, num_drafted: int) -> float:
 
 @dataclass(slots=True)
 class DraftEstimate:
-    """One row's best draft, and what to expect of it. A row without a draft has num_tokens 0.
+    """One row's best draft, and the tokens that it promises. A row without a draft has num_tokens 0.
 
     expected: (num_tokens + 1,) tokens that a step commits on average with the first 0, 1, 2, ... tokens.
     stops: lengths at which the draft becomes less certain, and so may be cut.
@@ -38,7 +38,7 @@ class DraftEstimate:
 
     @property
     def num_tokens(self) -> int:
-        """Drafted tokens."""
+        """The number of drafted tokens, and of masks behind them."""
         return len(self.expected) - 1
 
 
@@ -61,7 +61,7 @@ def find_demands(widths: Iterable[int], step_s: Callable[[int], float]) -> Deman
 
 
 def meets_any(estimate: DraftEstimate, demands: Demands) -> bool:
-    """Return whether an estimate exceeds at least one demand; demands are for lengths that it has."""
+    """Return whether an estimate promises more tokens than one demand asks, of demands no longer than it."""
     expected = estimate.expected
     # any() takes twice as long, and this runs for every draft of every plan.
     for num_drafted, num_tokens in demands:  # noqa: SIM110

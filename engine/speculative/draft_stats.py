@@ -44,13 +44,13 @@ class DraftCounts:
     num_fed: tokens fed in the forwards.
     by_source: drafter -> [drafted, accepted]. by_position: the same for each position in drafts.
     drafter_s: seconds that the drafters took during decoding; open_s: those before the first token.
-    undrafted: reason -> plans that decided for a plain step. price: what a step was believed to cost when
-        that was the reason: the widest such step, and the last of that width.
-    is_model_left_out: whether the draft model or head does not read this prompt, as it does not pay now.
-    is_model_dropped: whether it stopped reading the prompt, as this answer is too short to pay for it.
+    undrafted: reason -> number of plans that decided for a plain step. price: the believed cost of the widest
+        step that was not taken because of its cost; of several, the last.
+    is_model_left_out: whether this prompt gets no draft prefill, as the draft model or head does not pay now.
+    is_model_dropped: whether draft prefill was stopped, as this answer is too short to pay for it.
     token_steps: what a token of the draft model was believed to cost when it did not pay, in plain steps.
-    strategy, translation: the strategy that translates the draft model's drafts, and its counts, if the draft
-        model has read the prompt.
+    strategy, translation: the strategy that translates the draft model's drafts, and its counts, once a draft
+        prefill has begun.
     """
 
     num_forwards: int = 0
@@ -89,7 +89,7 @@ class DraftCounts:
             self._add_run(PLAIN, num_tokens - num_accepted)
 
     def add_undrafted(self, reason: str, price: StepPrice | None = None) -> None:
-        """Count a plan that decided for a plain step. price: of the step that would have verified a draft."""
+        """Count a plan that decided for a plain step. price: the cost of the verification step not taken."""
         self.undrafted[reason] = self.undrafted.get(reason, 0) + 1
         # The last drafts of an answer are short, and so say less.
         if price and (self.price is None or price.width >= self.price.width):
@@ -120,7 +120,7 @@ class DraftCounts:
         )
 
     def track_translation(self, translator: "Translator", strategy: str) -> None:
-        """Let a new translator continue the counts of the previous one."""
+        """Let a sequence's new translator continue the counts of its previous translator."""
         self.strategy = strategy
         self.translation = translator.counts = self.translation or translator.counts
 
@@ -136,7 +136,7 @@ class DraftCounts:
     ) -> DraftingReport:
         """Report the counts so far, for the response, the log, the metrics and benchmarks.
 
-        has_origins: with the runs of the answer, of which there may be as many as tokens.
+        has_origins: report also which drafter made each run of tokens; there may be as many runs as tokens.
         """
         num_predicted, accepted_prediction = self.by_source.get("prediction", (0, 0))
         return DraftingReport(

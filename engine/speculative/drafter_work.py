@@ -18,11 +18,11 @@ MAX_CLOSING = 64
 
 
 class DrafterWork:
-    """The slices that are left to do, of all sequences.
+    """The slices of drafters' work that are left to do, of all sequences.
 
-    A slice of each prompt is done in rotation, so that a short one never waits for a long one. Finished texts
-    are learned one after the other, as drafters ask for, and as many slices of them are done as of prompts.
-    What a step does is bounded by the number of slices, and each of them by its tokens, so no clock is read.
+    Prompts are indexed in rotation, a slice of each, so that a short one never waits for a long one. Finished
+    texts are learned one after the other, as drafters require, in as many slices as prompts get. A step does
+    a bounded number of slices, and a slice has a bounded number of tokens, so no clock is read.
 
     step_slices, step_share: see STEP_SLICES and STEP_SHARE.
     """
@@ -47,7 +47,7 @@ class DrafterWork:
         self._indexing[seq] = slices
 
     def close(self, seq: int, slices: Slices) -> None:
-        """Stop indexing a sequence's prompt, and do these slices instead."""
+        """Drop the slices that index a sequence's prompt, and queue those that learn its finished text."""
         self._indexing.pop(seq, None)
         self._closing.append(slices)
 

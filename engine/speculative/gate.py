@@ -28,11 +28,11 @@ class GateDecision:
     """The gate's decision for one request.
 
     decision: "lookup", one of MODELS, "wedlm" or "plain", as timings report it. reason: why, for people.
-    drafters: names of the drafters to ask, in order; among them the one of MODELS that there is if it may
-        draft, "wedlm" if the target may for itself.
-    score: repetition of the prompt; None if the decision did not need it, or it is not known yet.
+    drafters: names of the drafters to ask, in order; among them one of MODELS if the draft model or head may
+        draft, and "wedlm" if the target may draft for itself.
+    score: repetition of the prompt, in [0, 1]; None if the decision did not need it, or it is not known yet.
     doubt: >= 1; see Acceptance.
-    is_final: False if the score is needed and not known yet.
+    is_final: False if the decision needs the score, and that is not known yet.
     later: names of the drafters to open now, but to ask only if the final decision names them.
     """
 
@@ -59,9 +59,10 @@ def decide(
 ) -> GateDecision:
     """Decide which drafters a request starts with.
 
-    model: which of MODELS there is, if any. has_masks: whether the target can draft for itself.
-    score: repetition of the prompt, in [0, 1]; None if it is not known yet. If it is needed, the decision is
-        not final then.
+    model: the one of MODELS that this server has; None for none. has_masks: whether the target can draft for
+        itself.
+    score: repetition of the prompt, in [0, 1]; None if not known yet, and then a decision that needs it is
+        not final.
     """
     if not (request.images and model):
         return _decide(request, settings, model, has_masks, score)

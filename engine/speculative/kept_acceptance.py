@@ -16,7 +16,10 @@ KEPT_TOKENS = 30.0
 
 
 def find_file(settings: Settings, model_name: str, vocabulary: str) -> Path | None:
-    """Return the model's file, in the folder of the prefixes; None without one. vocabulary: fingerprint."""
+    """Return the file of a model's rates, in the folder of kept prefixes; None if there is no folder.
+
+    vocabulary: fingerprint of the model's vocabulary.
+    """
     if settings.prefix_cache_dir is None:
         return None
     key = hashlib.sha256(f"{model_name} {vocabulary}".encode()).hexdigest()[:16]
@@ -24,7 +27,7 @@ def find_file(settings: Settings, model_name: str, vocabulary: str) -> Path | No
 
 
 def restore(counts: AcceptanceCounts, file: Path | None) -> None:
-    """Add the acceptance rates of an earlier run. A file that is missing or cannot be read is left out."""
+    """Add the rates in the file to the counts. A file that is missing or cannot be read is ignored."""
     found = {} if file is None else read_object(file, log, "acceptance rates are learned anew")
     for source, buckets in found.items():
         try:

@@ -59,13 +59,14 @@ class MaskDrafts:
 
     @property
     def draft(self) -> Draft:
-        """The predictions for the next tokens; no tokens if there are none."""
+        """The draft of the last step's masks, for the next tokens; without tokens if they made none."""
         return self._draft
 
     def receive(self, predicted: Sequence[int], entropies: Sequence[float], bonus: int) -> None:
         """Take the masks' predictions, before the step's tokens are observed.
 
-        predicted, entropies: (masks,) of a step whose drafts were all accepted. bonus: its last token.
+        predicted, entropies: (masks,) tokens and their entropies in nats, of a step whose drafts were all
+            accepted. bonus: that step's bonus token.
         """
         agrees = predicted[0] == bonus
         by_token = [_evidence(entropy, agrees) for entropy in entropies[1:]]
@@ -82,9 +83,9 @@ class MaskDrafts:
         self._draft, self._predicted = self._predicted, NO_DRAFT
 
     def values(self, step_s: Callable[[int], float], limit: int) -> list[float]:
-        """Return the tokens that 0, 1, 2 ... masks in a step bring, in tokens of plain decoding.
+        """Return the worth of 0, 1, 2 ... masks in a step, in tokens of plain decoding; see mask_values().
 
-        step_s: seconds of a step of a width. limit: maximum masks.
+        step_s: returns the seconds of a step of a width. limit: maximum masks.
         """
         places = range(min(limit, MAX_MASKS) - 1)
         return mask_values(self._acceptance.rates(Draft(places, PLACE, by_token=PLACE_PRIORS)), step_s)
@@ -105,7 +106,8 @@ def mask_values(rates: Sequence[float], step_s: Callable[[int], float]) -> list[
     long as all drafts are accepted, or with none. The speed of the best such cycle, or of plain decoding if
     that is higher, is the price of time. Drafts are worth what the steps with them bring beyond it.
 
-    rates: the chance that each prediction is right if those before it are. step_s: seconds by width.
+    rates: the chance that each prediction is right if those before it are. step_s: returns the seconds of a
+        step of a width.
     Source: average reward of a semi-Markov decision process (Howard 1971).
     """
     all_right = list(accumulate(rates, mul))
@@ -126,7 +128,7 @@ def mask_values(rates: Sequence[float], step_s: Callable[[int], float]) -> list[
 
 
 def add_masks(estimate: DraftEstimate, values: Sequence[float], limit: int) -> DraftEstimate:
-    """Return the estimate of a draft that is shortened where that pays, and has masks behind it.
+    """Return the estimate of a draft with masks behind it, and shortened where masks pay more than its end.
 
     values: of mask_values(). limit: maximum tokens and masks together.
     """

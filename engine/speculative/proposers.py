@@ -30,8 +30,8 @@ log = logging.getLogger("reprise.engine")
 class DraftSources:
     """The drafters by name, as the command line makes them, and the score by which the gate rates prompts.
 
-    score: returns the work of computing a prompt's score, which returns it.
-    numbers: by which the drafters know sequences; of all models that share them.
+    score: starts to compute a prompt's score; a generator of slices that returns the score.
+    numbers: yields the number by which drafters know the next sequence, of any model that shares them.
     """
 
     drafters: Mapping[str, Drafter]
@@ -46,12 +46,13 @@ MakeSources = Callable[[str], DraftSources]
 class Proposers:
     """The server's drafters, and the acceptance learned over all requests.
 
-    model: which of MODELS drafts beside them: the draft model, or a head of the target; None for none.
-    max_drafted: the most tokens that this one can draft at once; None for no limit.
+    model: the one of MODELS that drafts beside them: the draft model, or a head; None for none.
+    max_drafted: the most tokens that the draft model or head can draft at once; None for no limit.
     line_ends: tokens of the vocabulary that end a line.
-    mask_token_id: the target's mask token, if it drafts for itself.
-    work: what the drafters put off.
-    vocab_size: number of token ids. Ids beyond are keys of images, which no draft has; None for no limit.
+    mask_token_id: the target's mask token, if the target drafts for itself.
+    work: the work that the drafters put off.
+    vocab_size: number of token ids, beyond which ids are keys of images and cut from drafts; None for no
+        limit.
     """
 
     def __init__(
@@ -77,9 +78,9 @@ class Proposers:
         self.vocab_size: int | None = None
 
     def begin(self, request: GenerationRequest, matcher: "Matcher | None" = None) -> SequenceDrafts:
-        """Choose a sequence's drafters and open them. A drafter that raises is left out.
+        """Choose a new sequence's drafters and open them. A drafter that raises is left out.
 
-        Their work is done in the steps to come, and the score that the gate may need is computed before.
+        They index the prompt in the steps to come, after the score is computed that the gate may need.
         """
         if request.images and self.vocab_size:
             # Drafters tell images apart, whose tokens are the same.

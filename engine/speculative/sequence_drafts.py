@@ -39,11 +39,11 @@ class SequenceDrafts:
     """One sequence's drafters, slowdown budget and counts.
 
     seq: the number by which the drafters know it. limit: maximum tokens of one draft.
-    drafters: those that are open. work: takes what they put off.
+    drafters: those that are open. work: takes the slices of work that they put off.
     forecast: what to expect of the draft model.
-    uses_model: whether the draft model may draft when no drafter has a draft worth its cost, once it has read
-        the text.
-    masks: what the target drafts for itself, if it can.
+    uses_model: whether the draft model may draft, once its draft prefill is complete, when no drafter has a
+        draft worth its cost.
+    masks: the drafts that the target makes of itself, if it can.
     matcher: the state of the answer's grammar, if it has one. Drafts obey it, and tokens that it forces are
         a draft of their own.
     vocab_size: see Proposers.
@@ -77,9 +77,10 @@ class SequenceDrafts:
         score: Callable[[Sequence[int]], Generator[int, None, float]],
         decide_by_score: Callable[[float], GateDecision],
     ) -> None:
-        """Open the sequence's drafters. They index the prompt later, and are asked meanwhile.
+        """Open the sequence's drafters. They index the prompt later, and may be asked before that.
 
-        score, decide_by_score: to decide by the prompt's score, unless the gate's decision is final.
+        score: starts to compute a prompt's score; see DraftSources. decide_by_score: returns the gate's final
+            decision for a score. Both are used only if the gate's decision is not final.
         """
         began, self.request_id = perf_counter(), request.id
         start = SequenceStart(self.seq, request.prompt, request.prediction, request.tenant)
@@ -188,7 +189,7 @@ class SequenceDrafts:
 
     @property
     def best(self) -> tuple[Draft, float] | None:
-        """The likeliest draft that propose() found not worth its cost, and its chance; None without one."""
+        """The likeliest draft that propose() found not worth its cost, and its acceptance rate; or None."""
         return None if self._best is NO_DRAFT else (self._best, self._best_rate)
 
     def estimate_best(self) -> DraftEstimate:
@@ -246,7 +247,7 @@ class SequenceDrafts:
     def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_verified: int = 0) -> None:
         """Pass the committed tokens of one step to the drafters, and learn from every draft proposed for it.
 
-        views that have come meanwhile are indexed in the steps to come.
+        Views that the request got meanwhile are indexed in the steps to come.
         verified, num_verified: the draft that the step verified, if any, and how many of its tokens.
         """
         self.counts.num_forwards += 1
@@ -284,7 +285,7 @@ class SequenceDrafts:
     def close(self) -> None:
         """Close the drafters: the sequence ended or gets no more drafts. Its counts stay readable.
 
-        What they learn from its text they learn in the steps to come.
+        They learn from its text in the steps to come.
         """
         self.uses_model, self.masks, self.matcher = False, None, None
         drafters, self.drafters = self.drafters, []
@@ -301,7 +302,7 @@ class SequenceDrafts:
             yield num_tokens
 
     def report(self, *, has_origins: bool = True) -> DraftingReport:
-        """Return the counts up to now, and what the gate decided. has_origins: see DraftCounts.report()."""
+        """Report the counts so far and the gate's decision. has_origins: see DraftCounts.report()."""
         gate, budget = self.gate, self.slowdown_budget
         found = self.counts.report(gate.score, gate.decision, gate.reason, has_origins=has_origins)
         return replace(found, charged_s=budget.spent_s, charged_plain_s=budget.plain_s)

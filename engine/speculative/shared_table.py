@@ -20,16 +20,16 @@ def find_table(sources: DraftSources) -> SharedTable:
 
 
 def reset(proposers: Proposers) -> None:
-    """Drop everything that drafters learned from finished requests, in the table and elsewhere."""
+    """Let all drafters forget finished requests, those in the n-gram table included."""
     for drafter in proposers.sources.drafters.values():
         if isinstance(drafter, SharedTable) and (slices := drafter.reset()) is not None:
             proposers.work.close(next(proposers.sources.numbers), slices)
 
 
 def restore(sources: DraftSources, settings: Settings) -> None:
-    """Load the table that an earlier run saved, if the settings name a file and it exists.
+    """Load the n-gram table that an earlier run saved, if the settings name a file and it exists.
 
-    Raises ModelError if the file is not such a table, so that it is not overwritten on exit.
+    Raises ModelError if the file is no n-gram table, so that it is not overwritten on exit.
     """
     file = settings.ngram_table_file
     if file is not None and sources.drafters and Path(file).exists():
@@ -40,9 +40,9 @@ def restore(sources: DraftSources, settings: Settings) -> None:
 
 
 def restore_history(proposers: Proposers) -> None:
-    """Let the finished requests of an earlier run be read between the steps to come.
+    """Queue the work of learning an earlier run's finished requests, for the steps to come.
 
-    Those that cannot be read are left out, as cached prefixes are.
+    Requests that cannot be read are left out, as cached prefixes are.
     """
     if (history := _find_history(proposers.sources)) is None:
         return
@@ -56,7 +56,7 @@ def restore_history(proposers: Proposers) -> None:
 
 
 def save(sources: DraftSources, settings: Settings) -> None:
-    """Save the table and the finished requests, if the settings name places for them. Logs a failure."""
+    """Save the n-gram table and the finished requests where the settings say. Logs a failure."""
     tables: list[SharedTable | KeptHistory] = []
     if settings.ngram_table_file is not None and sources.drafters:
         tables.append(find_table(sources))

@@ -25,11 +25,11 @@ from engine.speculative.acceptance import count_accepted
 
 @dataclass(slots=True)
 class Asked:
-    """The draws of one row from the logits of the tokens that it feeds.
+    """The draws from the logits of the tokens that a row, or several, feed.
 
     draws, positions, wanted: (draws,) arguments of Sampler.sample() and measure().
-    places: (draws,) index, among the tokens fed, of the one after which each is drawn.
-    uncertain: indices of the tokens whose logits' entropies are needed.
+    places: (draws,) index, among the tokens fed, of the token whose logits each draw is from.
+    uncertain: indices, among the tokens fed, of those whose logits' entropies are needed.
     """
 
     draws: list[Draw] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Asked:
     uncertain: list[int] = field(default_factory=list)
 
     def add(self, other: "Asked", start: int) -> None:
-        """Add a row's draws, whose logits begin at index start."""
+        """Add another row's draws. start: index of the first token that this row feeds."""
         self.draws += other.draws
         self.positions += other.positions
         self.places += [start + place for place in other.places]
@@ -52,13 +52,14 @@ class Asked:
 class RowInput:
     """One row's input of a verification step: its newest token, and a draft behind it.
 
-    newest: its newest committed token, the only one that its cache lacks.
+    newest: the row's newest committed token, the only one that its cache lacks.
     draft: (k,) tokens of `source` to verify.
     position: absolute index of the first token to be sampled: the number of committed tokens.
     num_wanted: tokens that the draft model is still to draft for this row, in the target's vocabulary.
-    num_to_draft: tokens that it drafts for them, in its own vocabulary.
-    masks: (k + 1,) tokens that the grammar allows at each drafted position and after; empty without one.
-    mask_tokens: the model's mask tokens to feed behind the draft. What it predicts there are the next drafts.
+    num_to_draft: tokens that the draft model drafts for these, in its own vocabulary.
+    masks: (k + 1,) which tokens the grammar allows at each drafted position and after the draft; empty
+        without a grammar.
+    mask_tokens: mask tokens to feed behind the draft; the target's predictions there are the next drafts.
     """
 
     newest: int
@@ -77,7 +78,7 @@ class RowInput:
 
     @property
     def ranks(self) -> Ranks | None:
-        """The ranks of the tokens fed, which decide which of them see which; see Rows.forward_ragged()."""
+        """The ranks of the tokens fed, by which they attend to each other; see Rows.forward_ragged()."""
         return None
 
     @property
@@ -112,9 +113,9 @@ class RowInput:
     def conclude(
         self, sampled: list[int], likelihoods: list[Likelihood | None], entropies: list[float]
     ) -> "Outcome":
-        """Conclude the row's step: it commits the accepted tokens and the next one.
+        """Conclude the row's step, which commits the accepted tokens and the bonus token.
 
-        sampled, likelihoods: of all that it asked for. entropies: of those at masks.
+        sampled, likelihoods: one for each draw of ask(). entropies: in nats, one for each mask token.
         """
         bonus_at = len(self.draft)
         num_kept = count_accepted(self.draft, sampled[: bonus_at + 1]) + 1
@@ -134,11 +135,11 @@ class Outcome:
     """One row's result of a step: the tokens that it commits.
 
     verified: the row's input. tokens: the accepted draft tokens and the bonus token, so at least one; of a
-        row with a window what is settled, perhaps nothing.
-    likelihoods: of each token, None where the request does not want log probabilities.
-    num_final: how many of the tokens fed stay in the cache: those that precede the newest committed one.
-    predicted, entropies: (mask tokens,) what the model predicts at each, the first for the place of the bonus
-        token, and how uncertain it is, in nats; empty if a drafted token was rejected.
+        row with a window the tokens that are settled, perhaps none.
+    likelihoods: one for each token, None where the request does not want log probabilities.
+    num_final: how many of the tokens fed stay in the cache: those before the newest committed one.
+    predicted, entropies: (mask tokens,) the model's prediction at each mask token, the first for the place of
+        the bonus token, and its entropy in nats; empty if a drafted token was rejected.
     """
 
     verified: RowInput
@@ -151,7 +152,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A forward pass over all rows and the draws from it, not yet computed.
+    """A forward pass over all rows and the draws from its logits, not yet computed.
 
     inputs, asked: one for each row.
     """

@@ -4,9 +4,9 @@
     t0 .. tn | tn+1 .. tn+p |  h0  f1  h2  h3        f1: filled, h0 h2 h3: holes
     in cache     pending
 
-A step feeds the pending tokens and the window, with the model's mask token at each hole. A token sees those
-of no higher rank: first what is settled, then what is filled, then the holes, each from left to right. So
-what is settled gets the keys and values of a plain prefill. Then the holes that the model is sure of are
+A step feeds the pending tokens and the window, with the model's mask token at each hole. A token sees tokens
+of no higher rank: ranks go to settled tokens, then to filled ones, then to holes, each from left to right. So
+settled tokens get the keys and values of a plain prefill. Then the holes that the model is sure of are
 filled, tokens that no hole precedes are settled, and as many new holes follow. What is filled stays so.
 
 Unlike drafts, this changes the answer: a token is chosen before those to its left are known.
@@ -27,7 +27,7 @@ from engine.speculative.verify import Asked, Outcome, RowInput
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A token of the window. likelihood: when it was filled in; None if the request does not want any."""
+    """A token that fills a hole. likelihood: its own when it was drawn; None if the request wants none."""
 
     token: int
     likelihood: Likelihood | None = None
@@ -37,15 +37,15 @@ class Filled:
 class Window:
     """The tokens and holes right of one sequence's settled text.
 
-    settings: the request's. places: of the positions after that text, None for a hole. The first one is a
-        hole, and so are all positions after these places.
+    settings: the request's. places: the token at each position after that text, None for a hole. The first
+        position is a hole, and so are all positions behind the last place.
     """
 
     settings: WindowSettings
     places: tuple[Filled | None, ...] = ()
 
     def widen(self, size: int) -> "Window":
-        """Return a copy of the window with holes behind it, up to size places."""
+        """Return a copy of the window that is filled up with holes to `size` places."""
         return replace(self, places=(*self.places, *[None] * (size - len(self.places))))
 
     @property
@@ -55,11 +55,11 @@ class Window:
 
     @property
     def holes(self) -> list[int]:
-        """Indices of the holes."""
+        """The holes' indices in places."""
         return [at for at, place in enumerate(self.places) if place is None]
 
     def ranks(self, num_pending: int) -> list[int]:
-        """Return the rank of each token that is fed, num_pending pending ones first."""
+        """Return the rank of each token fed: num_pending pending tokens, then those of the window."""
         ranks = list(range(num_pending))
         num_filled = len(self.places) - len(self.holes)
         next_filled, next_hole = num_pending, num_pending + num_filled
@@ -69,9 +69,9 @@ class Window:
         return ranks
 
     def draws(self, row: int, masks: Sequence[Mask]) -> list[Draw]:
-        """Return a draw for each hole; penalties count what is filled to its left.
+        """Return a draw for each hole; penalties count the tokens filled in to its left.
 
-        masks: the grammar's, of the first hole alone; empty without a grammar.
+        masks: the grammar's mask of the first hole; empty without a grammar.
         """
         draws, filled = [], []
         for at, place in enumerate(self.places):
@@ -95,10 +95,10 @@ class Window:
         entropies: Sequence[float],
         likelihoods: Sequence[Likelihood | None],
     ) -> tuple[list[Filled], "Window"]:
-        """Fill holes; return the tokens that are settled now, perhaps none, and the window behind them.
+        """Fill the surest holes; return the tokens settled now, perhaps none, and the window behind them.
 
-        tokens, entropies, likelihoods: (holes,) what was drawn, how uncertain the model is there, in nats,
-            and the draws' likelihoods.
+        tokens, entropies, likelihoods: (holes,) the token drawn for each hole, the entropy there in nats, and
+            the draw's likelihood.
         """
         places = list(self.places)
         for at in self._sure(entropies):
@@ -138,7 +138,7 @@ class WindowInput(RowInput):
 
     @property
     def ranks(self) -> Ranks | None:
-        """The ranks of the tokens fed, which decide which of them see which."""
+        """The ranks of the tokens fed, by which they attend to each other."""
         return self.window.ranks(len(self.pending))
 
     @property
@@ -148,11 +148,11 @@ class WindowInput(RowInput):
 
     @property
     def least_width(self) -> int:
-        """The number of tokens fed, as without drafting: a window is no draft."""
+        """Number of tokens that the row would feed without drafting: all, as a window is no draft."""
         return self.width
 
     def ask(self, row: int, num_top: int | None) -> Asked:
-        """Ask for a token for each hole."""
+        """Return a draw for each hole. num_top: GenerationRequest.top_logprobs."""
         places = self.window.logits_at(len(self.pending))
         return Asked(
             self.window.draws(row, self.masks),
@@ -165,7 +165,10 @@ class WindowInput(RowInput):
     def conclude(
         self, sampled: list[int], likelihoods: list[Likelihood | None], entropies: list[float]
     ) -> "WindowOutcome":
-        """Conclude the row's step: it commits the tokens that are settled now. Arguments: of its holes."""
+        """Conclude the row's step, which commits the tokens settled now.
+
+        sampled, likelihoods: one for each hole. entropies: in nats, one for each hole.
+        """
         settled, window = self.window.fill(sampled, entropies, likelihoods)
         tokens, found = [one.token for one in settled], [one.likelihood for one in settled]
         return WindowOutcome(self, tokens, found, len(self.pending) - (not tokens), window=window)

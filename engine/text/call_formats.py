@@ -1,6 +1,6 @@
 """Recognize formats of tool calls that mlx-lm has no parser for, and the special tokens that formats use.
 
-By the chat template and the vocabulary, as mlx-lm recognizes the others.
+They are recognized by the chat template and the vocabulary, as mlx-lm recognizes its own.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ _INNER_TOKENS = {
 
 @dataclass(frozen=True, slots=True)
 class FoundFormat:
-    """A format that this module knows. start, end: its markers. end: "" if calls end with the answer."""
+    """A format of tool calls. start, end: its markers; end is "" if a call goes on to the answer's end."""
 
     name: str
     start: str
@@ -51,9 +51,9 @@ class FoundFormat:
 
 
 def recognize(tokenizer: Any) -> FoundFormat | None:
-    """Return the format of a tokenizer for which mlx-lm found none; None if it is unknown.
+    """Return the format of a model's tool calls, if mlx-lm found none; None if it is unknown here too.
 
-    tokenizer: one of transformers'.
+    tokenizer: the model's, of transformers.
     """
     if all(has_token(tokenizer, text) for text in HARMONY_TOKENS):
         return FoundFormat(HARMONY, "<|call|>")
@@ -86,7 +86,7 @@ def has_parser(call_format: str) -> bool:
 
 
 def inner_tokens(tokenizer: Any, call_format: str) -> list[str]:
-    """Return the special tokens that calls of a format contain, as far as the vocabulary has them."""
+    """Return the special tokens within calls of a format, as far as the vocabulary has them."""
     if call_format == HARMONY:
         return list(HARMONY_TOKENS)
     known = _INNER_TOKENS.get("deepseek_v3" if call_format == "deepseek_v31" else call_format, ())

@@ -43,9 +43,9 @@ class Detokenizer:
         return self._matcher.matched
 
     def add(self, token: int, *, can_stop: bool = True) -> str:
-        """Add one token. Returns the text that can be sent now; it may be empty.
+        """Add one token; return the text that can be sent now, which may be empty.
 
-        can_stop: whether stop strings are looked for; not before the least number of tokens is reached.
+        can_stop: whether to look for stop strings: not before the answer has its minimum of tokens.
         """
         if token in self._special_ids and not self._is_in_call:
             return ""
@@ -79,9 +79,9 @@ class Detokenizer:
             self._is_in_call ^= ends_with(tuple(self._latest), marker.tokens)
 
     def finish(self) -> str:
-        """Return the rest of the text, for an answer that no stop string ended.
+        """Return the rest of the text, of an answer that no stop string ended.
 
-        An incomplete character is U+FFFD, which may complete a stop string.
+        An incomplete character becomes U+FFFD, which may complete a stop string.
         """
         rest = self._characters.decode(b"", final=True)
         return self._matcher.feed(rest) + self._matcher.flush()

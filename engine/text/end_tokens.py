@@ -9,9 +9,9 @@ HARMONY_ENDS = ("<|call|>", "<|return|>")
 
 
 def find_end_tokens(wrapped: TokenizerWrapper, backend: Any, is_harmony: bool) -> frozenset[int]:
-    """Return the tokens that end an answer; the format of answers may have some that no configuration names.
+    """Return the tokens that end an answer, among them those of its format that no configuration names.
 
-    backend: the tokenizers.Tokenizer underneath.
+    backend: the tokenizers.Tokenizer under `wrapped`.
     """
     ends = HARMONY_ENDS if is_harmony else ()
     return frozenset([*wrapped.eos_token_ids, *map(backend.token_to_id, ends)])

@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: the special tokens with which models of code are asked for what is between two texts.
+"""Fill-in-the-middle: the special tokens that ask a model of code for the text between two texts.
 
 Plain data without MLX, so that the server can import it.
 """
@@ -11,11 +11,11 @@ TokenToId = Callable[[str], int | None]
 
 @dataclass(frozen=True, slots=True)
 class FimTokens:
-    """How a model is asked to fill in: tokens before the two texts, and before the answer.
+    """The tokens that ask a model to fill in text: before the two given texts, and before the answer.
 
-    middle: None where the answer follows the text before it. is_suffix_first: the text after the hole comes
-    first. file: begins a file's name, which further files have; None if the model knows no further files.
-    ends: what a model writes at the end of the middle, beside its end-of-answer tokens.
+    middle: None if no token stands before the answer. is_suffix_first: whether the text after the gap comes
+        first. file: the token before the name of each further file; None if the model takes no further files.
+    ends: tokens that end the answer, beside the model's end-of-answer tokens.
     """
 
     prefix: int

@@ -65,17 +65,17 @@ class Markers:
 
     @property
     def is_addressed(self) -> bool:
-        """Whether every part of the answer is a message with a recipient, as Muse Spark writes it."""
+        """Whether every part of the answer is a message with a recipient, as Muse Spark writes answers."""
         return self.call_format == "muse_spark" and len(self.inner) == 3
 
     @property
     def is_in_blocks(self) -> bool:
-        """Whether content is a block beside reasoning and tool calls, as Kimi K3 writes it."""
+        """Whether content is a block beside reasoning and tool calls, as Kimi K3 writes answers."""
         return self.call_format == "kimi_k3" and self.can_think and len(self.separators) == 3
 
     @property
     def outer(self) -> tuple[Marker, ...]:
-        """The markers that are not within calls."""
+        """The markers that do not stand within tool calls."""
         some = (self.think_start, self.think_end, self.call_start, self.call_end, *self.separators)
         return tuple(marker for marker in some if marker is not None)
 

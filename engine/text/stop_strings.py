@@ -39,7 +39,7 @@ class StopMatcher:
         return text[:start]
 
     def flush(self) -> str:
-        """Return the text held back, once there is no more text."""
+        """Return the text held back, after the last feed()."""
         text, self.held = self.held, ""
         return text
 

@@ -137,7 +137,7 @@ class Tokenizer:
 
     @cached_property
     def fim(self) -> FimTokens | None:
-        """The tokens with which the model is asked to fill in text; None if it has none."""
+        """The tokens that ask the model to fill in text; None if it has none."""
         return find_fim(self.backend.token_to_id)
 
     @cached_property
@@ -210,7 +210,7 @@ class Tokenizer:
 
     @cached_property
     def openings(self) -> MessageOpenings:
-        """How messages begin in prompts that the chat template makes."""
+        """The tokens with which messages begin in the chat template's prompts."""
         if not self.has_chat_template:
             return MessageOpenings()
 
@@ -220,9 +220,9 @@ class Tokenizer:
         return find_openings(render, frozenset(self.backend.get_added_tokens_decoder()))
 
     def find_head_end(self, prompt: Sequence[int], text: str) -> int:
-        """Return where system text and tools end in a prompt; 0 if that is not known.
+        """Return the index where system text and tools end in a prompt; 0 if it is not known.
 
-        text: what the user says first.
+        text: the text of the user's first message.
         """
         said = text.strip()
         ids = self.encode_answer(said[:HEAD_CHARACTERS]) if said else []
@@ -275,8 +275,10 @@ class Tokenizer:
 
         messages: in OpenAI's form, content as a string or None. Those that the template would refuse, or show
             in part, are changed as templates/fit.py says.
-        template_arguments: the server has refused those that clients must not set.
-        processor: of images, whose marks (see templates/image_parts.py) become one placeholder each.
+        template_arguments: variables for the template, of which the server has refused those that clients
+            must not set.
+        processor: the model's for images; each mark of an image (see templates/image_parts.py) becomes one
+            placeholder.
         Raises TemplateError if there is no template or it rejects the messages.
         """
         if not self.has_chat_template:

@@ -1,4 +1,4 @@
-"""Which tower a model folder has."""
+"""Find the tower of a model in its folder."""
 
 import json
 import logging
@@ -31,16 +31,16 @@ TOWERS: dict[str, type[Tower]] = {
 
 
 def tower_type(config: Config) -> str:
-    """Return the model type by which a tower is known."""
+    """Return the model type that names a model's tower: that of its vision part for a llava."""
     model_type = str(config.get("model_type"))
     # What Pixtral was published as; others of the name have towers of their own.
     return str(config["vision_config"].get("model_type")) if model_type == "llava" else model_type
 
 
 def find_tower(config: Config, folder: Path) -> Tower | None:
-    """Return the tower of a model, with its weights still to be read; None if it sees no images here.
+    """Return the tower of a model, its weights not read yet; None if the model sees no images here.
 
-    What a model that was made to see lacks is logged: it goes on as a text model.
+    If a model that was made to see lacks a part of its tower, that is logged: it is served as a text model.
     """
     vision = config.get("vision_config")
     if not vision:
@@ -70,7 +70,7 @@ def find_tower(config: Config, folder: Path) -> Tower | None:
 
 
 def read_processor(folder: Path) -> Config:
-    """Return what the folder says about preparing images; empty if it says nothing."""
+    """Read a folder's configuration of preparing images; empty if there is none."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = folder / name
         if file.is_file():

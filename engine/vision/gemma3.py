@@ -1,7 +1,7 @@
 """Gemma 3's tower, a SigLIP: all images have one size, and blocks of patches become a token by their mean.
 
-What it returns is not divided by the square root of the hidden size, by which the language model multiplies
-all that it gets.
+The tower's states are not divided by the square root of the hidden size, by which the language model
+multiplies all embeddings that it gets.
 """
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ from engine.vision.weights import Weights
 
 
 class Gemma3Tower(Tower):
-    """Gemma 3 of 4B parameters and more."""
+    """The tower of Gemma 3 of 4B parameters and more."""
 
     family = "gemma3"
     sees_whole_image = True
@@ -28,7 +28,7 @@ class Gemma3Tower(Tower):
         self.layers = siglip_layers(vision, self.eps)
 
     def blank(self, grid: Grid) -> PromptImage:  # noqa: ARG002
-        """Return a black image of the only size that there is."""
+        """Return a black image of the only size that the tower takes."""
         return super().blank((self.side, self.side))
 
     def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
@@ -40,7 +40,7 @@ class Gemma3Tower(Tower):
         return (x + self.weights.table("embeddings.position_embedding", x.shape[-1]))[None]
 
     def plan(self, grid: Grid) -> None:
-        """Return nothing: its positions are in the embedding."""
+        """Return nothing, as the embedding holds the positions."""
 
     def merge(self, x: mx.array, grid: Grid) -> mx.array:
         """Average the patches of each block, and project the means: (blocks, hidden)."""
@@ -52,7 +52,7 @@ class Gemma3Tower(Tower):
 
 
 def siglip_layers(vision: Config, eps: float) -> Layers:
-    """Return how the layers of a SigLIP are built."""
+    """Return the structure of a SigLIP's layers. vision: the model's vision configuration."""
     heads = int(vision["num_attention_heads"])
     return Layers(
         prefix="encoder.layers.",

@@ -1,7 +1,7 @@
 """Gemma 4's tower: positions from a table for each axis, four norms a layer, and means of blocks of patches.
 
-Queries, keys and values have norms of their own, so that scores are not scaled. Some models clip what goes
-into their layers and what comes out, at bounds that are among the weights.
+Queries, keys and values have norms of their own, so that scores are not scaled. Some models clip the inputs
+and the outputs of linear layers, at bounds that are among the weights.
 """
 
 import mlx.core as mx
@@ -13,7 +13,7 @@ from engine.vision.weights import CHANNELS, Weights
 
 
 class Gemma4Tower(Tower):
-    """Gemma 4, but not the unified models, which have no tower."""
+    """The tower of Gemma 4. The unified models have none."""
 
     family = "gemma4"
     default_normalization = ((0.0,) * CHANNELS, (1.0,) * CHANNELS)
@@ -66,7 +66,7 @@ class Gemma4Tower(Tower):
         return rotation_of(angles, parts=2)
 
     def merge(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return the states (tokens, hidden) of blocks of patches."""
+        """Return the tokens' states (tokens, hidden), each the mean of a block of patches, projected."""
         means = mean_of_blocks(x, grid, self.merge_size).astype(x.dtype)
         # They may exceed what float16 holds.
         large = means.astype(mx.float32) * x.shape[-1] ** 0.5

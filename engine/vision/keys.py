@@ -1,7 +1,7 @@
-"""Tell prompts with different images apart, which have the same tokens where the images are.
+"""Tell apart prompts with different images, which have the same placeholder tokens where the images are.
 
-Beside its tokens a sequence has keys: the same, but for ids beyond the vocabulary in place of placeholders.
-Whatever compares texts reads keys; whatever computes them reads tokens.
+Beside tokens a sequence has keys: the same ids, but in place of placeholders ids beyond the vocabulary.
+Code that compares texts reads keys; code that computes them reads tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ def prompt_keys(prompt: Sequence[int], images: Images, vocab_size: int) -> list[
 
 
 def whole_images(images: Images, length: int) -> int:
-    """Return the length of a prefix, cut to the start of an image if it would end within one.
+    """Return a prefix's length, reduced to the start of an image if the prefix would end within that.
 
     Two images may share their first keys by chance, though hardly all of them.
     """
@@ -37,9 +37,9 @@ def whole_images(images: Images, length: int) -> int:
 
 
 def chunk_end(images: Images, start: int, end: int) -> int:
-    """Return where the chunk [start, end) must end to divide no image.
+    """Return the end of a chunk [start, end) that divides no image.
 
-    Before the image that end lies in, or, if the chunk begins with that image, after it.
+    If `end` lies within an image, that is the image's start or, if the chunk begins there, the image's end.
     """
     for image in images:
         if image.start < end < image.end:
@@ -48,9 +48,9 @@ def chunk_end(images: Images, start: int, end: int) -> int:
 
 
 def without_cut_images(images: Images, ids: np.ndarray, match: Callable[[np.ndarray], int]) -> np.ndarray:
-    """Shorten a prompt's keys until what match() counts of them ends in none of its images.
+    """Shorten a prompt's keys until the keys that match() counts end within no image.
 
-    match: counts leading keys that are known; never the last one.
+    ids: (n,) the prompt's keys. match: counts the leading keys that are known, never the last one.
     """
     while images and (whole := whole_images(images, length := match(ids))) < length:
         ids = ids[: whole + 1]

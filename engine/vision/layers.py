@@ -1,4 +1,4 @@
-"""What the layers of all towers are made of: attention over one image's patches, rotation, a feed forward."""
+"""The parts of all towers' layers: attention over one image's patches, rotation, feed forward."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,13 +31,14 @@ Rotation = tuple[mx.array, mx.array]
 
 @dataclass(frozen=True)
 class Layers:
-    """How a family's layers are built, and what their weights are called.
+    """The structure of a family's layers, and the names of their weights.
 
-    prefix: before a layer's number. width: of a head. norm: Weights.layer_norm or rms_norm. norms: before
-        attention and before the feed forward. projections: one for queries, keys and values together, or
-        three. feed_forward: in and out, or gate, in and out. norms_after: after attention and after the feed
-        forward, if there are any. norms_of_heads: of queries and keys, if they have any; values then have one
-        without a weight, and scores are not scaled.
+    prefix: the part of names before a layer's number. width: of a head. norm: Weights.layer_norm or rms_norm.
+    norms: the norm before attention and the one before the feed forward. projections: a single one for
+        queries, keys and values together, or three. feed_forward: in and out, or gate, in and out.
+    norms_after: the norm after attention and the one after the feed forward, if the layers have these.
+    norms_of_heads: the norms of queries and keys, if the layers have these; values then have one without a
+        weight, and scores are not scaled.
     """
 
     prefix: str
@@ -62,9 +63,9 @@ class Layers:
         rotation: Rotation | None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        """Return what layer `index` makes of x (groups, patches, width). Only patches of one group attend.
+        """Apply layer `index` to states x (groups, patches, width). Patches attend only within a group.
 
-        mask: (groups, 1, 1, patches), True for patches that are there.
+        mask: (groups, 1, 1, patches), True for patches that exist.
         """
         name = f"{self.prefix}{index}."
         y = self._normal(weights, name, self.norms, 0, x)
@@ -126,20 +127,20 @@ def attend(
 
 
 def is_fused(width: int) -> bool:
-    """Say if the device computes attention of heads of this width without a table of scores."""
+    """Return whether the device computes attention of heads of this width without a table of scores."""
     return mx.default_device().type == mx.DeviceType.gpu and width <= FUSED_WIDTHS[-1]
 
 
 def rotation_of(angles: np.ndarray, parts: int = 1) -> Rotation:
-    """Return the rotation by angles (patches, parts * pairs) of heads that are turned in so many parts."""
+    """Return the rotation by angles (patches, parts * pairs). parts: parts of a head, each turned alone."""
     turned = mx.array(angles.astype(np.float32)).reshape(len(angles), 1, parts, 1, -1)
     return mx.cos(turned), mx.sin(turned)
 
 
 def rotate(x: mx.array, rotation: Rotation) -> mx.array:
-    """Turn pairs of x (groups, patches, heads, width): the first half of each part with the second.
+    """Rotate x (groups, patches, heads, width): pairs from the first and second half of each part.
 
-    It computes in float32, as transformers does.
+    Computed in float32, as transformers does.
     """
     cos, sin = (table.reshape(*x.shape[:2], *table.shape[1:]) for table in rotation)
     pairs = x.astype(mx.float32).reshape(*x.shape[:3], cos.shape[3], 2, cos.shape[-1])
@@ -156,14 +157,14 @@ def places_of(grid: tuple[int, int], merge: int = 1) -> tuple[np.ndarray, np.nda
 
 
 def frequencies(base: float, width: int) -> np.ndarray:
-    """Return the angles (width / 2,) by which a step turns the pairs of a head's part."""
+    """Return the angles (width / 2,) by which one place turns the pairs of a part of `width` numbers."""
     return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
 
 
 def interpolate(table: mx.array, corners: np.ndarray, shares: np.ndarray) -> mx.array:
-    """Return weighted sums of rows (patches, width), in float32.
+    """Return for each patch a weighted sum of a table's rows: (patches, width) float32.
 
-    table: (rows, width). corners, shares: (patches, k), which rows and how much of each.
+    table: (rows, width). corners: (patches, k) indices of the rows. shares: (patches, k) their weights.
     """
     rows = table[mx.array(corners.astype(np.int32))].astype(mx.float32)
     return (rows * mx.array(shares.astype(np.float32))[:, :, None]).sum(axis=1)

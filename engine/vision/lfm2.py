@@ -15,7 +15,7 @@ PROJECTOR_EPS = 1e-5
 
 
 class Lfm2Tower(Tower):
-    """LFM2-VL and LFM2.5-VL."""
+    """The tower of LFM2-VL and LFM2.5-VL."""
 
     family = "lfm2"
 
@@ -42,10 +42,10 @@ class Lfm2Tower(Tower):
         return (x + resized(table, grid).astype(x.dtype))[None]
 
     def plan(self, grid: Grid) -> None:
-        """Return nothing: its positions are in the embedding."""
+        """Return nothing, as the embedding holds the positions."""
 
     def merge(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return the states (tokens, hidden) of blocks of patches."""
+        """Return the tokens' states (tokens, hidden), each of a block of patches."""
         x = self.weights.layer_norm("post_layernorm", x, self.eps)
         x = in_blocks(x, grid, self.merge_size).flatten(1)
         if self.is_normal:
@@ -55,7 +55,7 @@ class Lfm2Tower(Tower):
 
 
 def resized(table: mx.array, grid: Grid) -> mx.array:
-    """Return a square table (side * side, width) as one of a grid, (patches, width), in float32."""
+    """Resize a square table (side * side, width) to a grid: (patches, width) float32."""
     side = int(table.shape[0] ** 0.5)
     rows, columns = (mx.array(_shares(length, side)) for length in grid)
     wide = rows @ table.astype(mx.float32).reshape(side, -1)

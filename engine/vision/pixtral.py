@@ -1,6 +1,6 @@
 """Pixtral's tower, also that of Mistral 3, whose blocks of patches become one token.
 
-Between the rows of an image stands a token of its own, which the tower knows nothing of.
+A token of its own stands between the rows of an image; the tower makes no state for it.
 """
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ EPS = 1e-5
 
 
 class PixtralTower(Tower):
-    """Pixtral and Mistral 3."""
+    """The tower of Pixtral and Mistral 3."""
 
     family = "pixtral"
     default_normalization = CLIP
@@ -62,7 +62,7 @@ class PixtralTower(Tower):
         )
 
     def merge(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return the states (tokens, hidden) of patches, or of blocks of them."""
+        """Return the tokens' states (tokens, hidden), each of a patch or a block of patches."""
         x = x[0]
         if self._merges:
             x = self.weights.rms_norm("multi_modal_projector.norm", x, self.eps)

@@ -1,7 +1,7 @@
-"""Where rope places the tokens of a prompt with images.
+"""Find the places that rope gives to the tokens of a prompt with images.
 
-Text has one place on all axes. An image takes as many places as its longer side, however many tokens it has,
-so the text after it is behind its own index by a *delta*, which is never above 0.
+A token of text has the same place on all axes. An image takes as many places as its longer side, however many
+tokens it has. So the place of text after it is the text's index plus a *delta*, which is never above 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ PlacesOf = Callable[[tuple[int, int]], np.ndarray | None]
 
 
 def find_delta(images: Sequence[PromptImage], places_of: PlacesOf) -> int:
-    """Return what to add to the index of a token after all images to get its place."""
+    """Return the delta of tokens after all images: their place less their index."""
     return sum(_growth(image, places_of(image.grid)) for image in images)
 
 

@@ -27,7 +27,7 @@ ROPE_BASE = 10_000.0
 
 
 class QwenTower(Tower):
-    """What Qwen's towers have in common."""
+    """The common part of Qwen's towers."""
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         super().__init__(config, processor, weights)
@@ -37,7 +37,7 @@ class QwenTower(Tower):
         self.frames = int(vision.get("temporal_patch_size", 2))
 
     def positions(self, grid: Grid) -> np.ndarray:
-        """Return time, row and column (3, tokens) of an image's tokens; all are at one time."""
+        """Return time, row and column of an image's tokens: (3, tokens). All have the same time."""
         rows, columns = np.indices((grid[0] // self.merge_size, grid[1] // self.merge_size))
         return np.stack([np.zeros_like(rows), rows, columns]).reshape(3, -1).astype(np.int32)
 
@@ -48,8 +48,8 @@ class QwenTower(Tower):
     def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
         """Return the states (1, patches, width) before the first layer.
 
-        pixels: (patches, channels * frames * side * side), in the order of tokens, or without frames, which
-            are all the same.
+        pixels: (patches, channels * frames * side * side), in the order of tokens; or without frames, as all
+            frames are the same.
         """
         patches = pixels.reshape(len(pixels), CHANNELS, -1, self.patch_size**2)
         self.check(patches, grid)
@@ -64,13 +64,13 @@ class QwenTower(Tower):
         return rotation_of(np.concatenate([places[:, None] * turns for places in axes], axis=1))
 
     def join(self, x: mx.array, into: str, out: str) -> mx.array:
-        """Return the states (tokens, hidden) that layers `into` and `out` make of blocks of patches x."""
+        """Merge blocks of patches x into tokens' states (tokens, hidden), by the layers `into` and `out`."""
         joined = x.reshape(-1, self.width * self.merge_size**2)
         return self.weights.linear(out, ACTIVATIONS["gelu"](self.weights.linear(into, joined)))
 
 
 class Qwen3Tower(QwenTower):
-    """Qwen3-VL, Qwen3.5 and Qwen3.6, with experts or without."""
+    """The tower of Qwen3-VL, Qwen3.5 and Qwen3.6, with experts or without."""
 
     family = "qwen3"
 
@@ -97,7 +97,7 @@ class Qwen3Tower(QwenTower):
         return self.place(super().embed(pixels, grid), grid)
 
     def place(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return patches (1, patches, width) with their positions."""
+        """Add positions to the states of patches (1, patches, width)."""
         table = self.weights.table("pos_embed", self.width)
         side = int(table.shape[0] ** 0.5)
         axes = [
@@ -114,7 +114,7 @@ class Qwen3Tower(QwenTower):
         return self.rotation(grid)
 
     def look_deep(self, index: int, x: mx.array) -> list[mx.array]:
-        """Return the states after some layers, as the tokens that they become."""
+        """Return tokens' states for the language model after a layer that has a merger, else nothing."""
         if index not in self.deep:
             return []
         name = f"deepstack_merger_list.{self.deep.index(index)}"
@@ -140,9 +140,9 @@ def _between(exact: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
 class Windows:
     """An image cut into windows of one size, with empty places at the edges.
 
-    taken: (windows, patches of one), which patch is at each place, the first where there is none. back:
-        (patches,), where each patch is. filled: (windows, 1, 1, patches of one), False where no patch is.
-    rotation: of the patches. rotation_of_places: of the places in windows.
+    taken: (windows, places) index of the patch at each place of a window; 0 where there is none.
+    back: (patches,) index of each patch's place. filled: (windows, 1, 1, places) False where no patch is.
+    rotation: for patches in their order. rotation_of_places: for the places of windows.
     """
 
     taken: mx.array
@@ -153,7 +153,7 @@ class Windows:
 
 
 class Qwen25Tower(QwenTower):
-    """Qwen2.5-VL."""
+    """The tower of Qwen2.5-VL."""
 
     family = "qwen2.5"
     default_normalization = CLIP
@@ -179,7 +179,7 @@ class Qwen25Tower(QwenTower):
         )
 
     def plan(self, grid: Grid) -> Windows:
-        """Return how the image is cut into windows."""
+        """Cut an image's grid into windows."""
         rows, columns = (side // self.merge_size for side in grid)
         numbers = np.pad(
             np.arange(rows * columns).reshape(rows, columns),

@@ -1,4 +1,4 @@
-"""See: look at a prompt's images with the tower, in slices, and keep their features until they were fed."""
+"""Look at a prompt's images with the tower, in slices, and keep their features until they were fed."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,9 +14,9 @@ from engine.vision.tower import Features, Slices, Tower
 
 
 class Sight:
-    """What a model sees with.
+    """The tower of a model that sees images, its language model, and features that were computed.
 
-    kept: features that no prompt needs now, for one that restarts or has the same image elsewhere.
+    kept: features that no prompt needs now, for prompts that restart or have the same image.
     num_looked: images that the tower has looked at.
     """
 
@@ -27,15 +27,15 @@ class Sight:
         self.num_looked = 0
 
     def working_bytes(self, images: Sequence[PromptImage], num_computed: int) -> int:
-        """Return an upper bound of the memory that a prompt's images take from now on, one after another."""
+        """Return an upper bound of the bytes that looking at a prompt's remaining images takes at once."""
         left = (image.grid for image in images if image.end > num_computed)
         return max(map(self.tower.forecast_bytes, left), default=0)
 
 
 class Looking:
-    """One prompt's images, which are looked at one after another, each when the prompt comes to it.
+    """The images of one prompt, each of which is looked at when the prefill reaches it.
 
-    num_left: slices of the tower's work without which the prompt's next token cannot be fed.
+    num_left: slices of the tower's work to be done before the prompt's next token can be fed.
     """
 
     def __init__(self, sight: Sight, images: Sequence[PromptImage]) -> None:
@@ -48,7 +48,7 @@ class Looking:
 
     @property
     def delta(self) -> int:
-        """What to add to the index of a token after all images to get its place."""
+        """The delta of tokens after all images: their place less their index."""
         return self._sight.language.delta(self._images)
 
     @property
@@ -57,7 +57,7 @@ class Looking:
         return self._image.num_patches if self._image and self.num_left else 0
 
     def look_at(self, num_computed: int) -> None:
-        """Look at the image that the next token belongs to, if there is one."""
+        """Begin to look at the image of the token after num_computed, if that token belongs to one."""
         image = next((one for one in self._images if one.start <= num_computed < one.end), None)
         if image is None or image is self._image:
             return
@@ -67,7 +67,7 @@ class Looking:
             self.num_left = self._sight.tower.num_slices
 
     def left(self, num_computed: int) -> Iterator[tuple[int, int]]:
-        """Yield the slices that each image still takes, and its patches, after num_computed tokens."""
+        """Yield, for each image not fed in full, the number of slices it still takes, and its patches."""
         for image in self._images:
             if image is self._image:
                 yield self.num_left, image.num_patches
@@ -84,7 +84,7 @@ class Looking:
         return arrays
 
     def end_of(self, start: int, end: int) -> int:
-        """Return where the chunk [start, end) must end: see chunk_end(); also before images yet to see."""
+        """Return the end of a chunk [start, end) by chunk_end(), and before images not looked at yet."""
         if self._sight.tower.sees_whole_image:
             end = chunk_end(self._images, start, end)
         unseen = (one.start for one in self._images if one.start >= start and one is not self._image)

@@ -2,7 +2,7 @@
 
     pixels -> normalised patches -> embedding and positions -> layers -> merger -> states
 
-Slices are lazy arrays; whoever takes them evaluates them, as many at once as the time allows. Which are
+Slices are lazy arrays. The caller evaluates them, as many at once as the time allows; which slices are
 evaluated together changes no bit.
 """
 
@@ -28,10 +28,10 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True)
 class Features:
-    """What a model gets for an image.
+    """The input of a language model for one image.
 
-    states: (tokens, hidden), instead of the placeholders' embeddings. deep: the same shape each; added to the
-        states after the first, second ... layer of the language model.
+    states: (tokens, hidden), which replace the placeholders' embeddings. deep: arrays of the same shape, to
+        add to the states after the first, second ... layer of the language model.
     """
 
     states: mx.array
@@ -56,7 +56,7 @@ class Normalization:
 
     @classmethod
     def of(cls, processor: Config, mean: tuple[float, ...], deviation: tuple[float, ...]) -> "Normalization":
-        """Read it from the configuration of an image processor. mean, deviation: what it may leave out."""
+        """Make it from an image processor's configuration. mean, deviation: defaults for missing entries."""
         if processor.get("do_normalize") is False:
             mean, deviation = (0.0,) * CHANNELS, (1.0,) * CHANNELS
         else:
@@ -81,8 +81,8 @@ class Tower(ABC):
     """The tower of one model. Families differ in how they embed patches and merge states.
 
     family: its name. placeholder_id: token that stands for a part of an image. patch_size: pixels of a
-    patch's side. merge_size: patches of a token's side. sees_whole_image: tokens of an image attend to those
-    behind them, too.
+    patch's side. merge_size: patches of a token's side. sees_whole_image: whether an image's tokens also
+    attend to its later tokens.
     """
 
     family: str
@@ -111,26 +111,26 @@ class Tower(ABC):
 
     @property
     def num_slices(self) -> int:
-        """How often slices() yields."""
+        """The number of slices of one image."""
         return self.layers.count + 2
 
     def num_patches(self, grid: Grid) -> int:
-        """Return the patches of an image."""
+        """Return the number of an image's patches."""
         return grid[0] * grid[1]
 
     def num_tokens(self, grid: Grid) -> int:
-        """Return the placeholders of an image."""
+        """Return the number of an image's placeholders."""
         return (grid[0] // self.merge_size) * (grid[1] // self.merge_size)
 
     def positions(self, grid: Grid) -> np.ndarray | None:  # noqa: ARG002
-        """Return where an image's tokens are, (3, tokens) of int32 from 0 on: time, row, column.
+        """Return time, row and column of an image's tokens, from 0 on: (3, tokens) int32.
 
-        None if they are on one axis, as text is.
+        None if the tokens have one axis only, as text has.
         """
         return None
 
     def forecast_bytes(self, grid: Grid) -> int:
-        """Return a bound of the memory that slices() takes at once, beside the weights."""
+        """Return an upper bound of the bytes that slices() takes at once, the weights not counted."""
         patches = self.num_patches(grid)
         pixels = CHANNELS * 2 * self.patch_size**2
         # Each of the tasks in flight holds the widest states that there are, some in float32.
@@ -180,19 +180,19 @@ class Tower(ABC):
 
     @abstractmethod
     def plan(self, grid: Grid) -> Any:
-        """Return what all layers need to know of an image's grid."""
+        """Compute from an image's grid the argument `plan` of layer(), such as the patches' rotation."""
 
     def layer(self, index: int, x: mx.array, plan: Any) -> mx.array:
         """Return the states after a layer."""
         return self.layers.apply(self.weights, index, x, plan)
 
     def look_deep(self, index: int, x: mx.array) -> list[mx.array]:  # noqa: ARG002
-        """Return what the language model also gets to see of the states after a layer."""
+        """Return arrays for Features.deep from the states after a layer; none by default."""
         return []
 
     @abstractmethod
     def merge(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return the tokens' states (tokens, hidden) of the last layer's (1, patches, width)."""
+        """Return the tokens' states (tokens, hidden) from the last layer's x (1, patches, width)."""
 
 
 def cut_patches(pixels: np.ndarray, grid: Grid) -> np.ndarray:
@@ -209,7 +209,7 @@ def cut_patches(pixels: np.ndarray, grid: Grid) -> np.ndarray:
 
 
 def in_blocks(x: mx.array, grid: Grid, side: int) -> mx.array:
-    """Return patches (1, patches, width) in blocks: (tokens, side, side, width)."""
+    """Group patches (1, patches, width) into blocks: (tokens, side, side, width)."""
     rows, columns = (length // side for length in grid)
     return x.reshape(rows, side, columns, side, -1).swapaxes(1, 2).flatten(0, 1)
 

@@ -1,4 +1,4 @@
-"""The arrays of a tower, as a model folder has them: as published, or converted to MLX, quantised or not."""
+"""The arrays of a tower in a model folder, published or converted to MLX, quantised or not."""
 
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ _PARTS = ("vision_tower.", "visual.", "multi_modal_projector.", "embed_vision.")
 
 
 def read_weights(folder: Path) -> "Weights":
-    """Return the tower's arrays of a model folder, none of which is read yet."""
+    """Return the arrays of the tower in a model folder, lazy, so that none is read yet."""
     arrays = {}
     for file in sorted(folder.glob("model*.safetensors")):
         held = mx.load(str(file))
@@ -32,12 +32,12 @@ def read_weights(folder: Path) -> "Weights":
 
 
 def is_of_tower(name: str) -> bool:
-    """Return whether an array of a model folder belongs to its tower."""
+    """Return whether an array of this name belongs to a tower."""
     return name.removeprefix("model.").startswith(_PARTS)
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a tower's array here: its published name without the beginning that differs."""
+    """Return a tower array's name in Weights: its name in the file without the part that differs by model."""
     for beginning, replacement in _RENAMED:
         if name.startswith(beginning):
             name = replacement + name.removeprefix(beginning)
@@ -46,7 +46,7 @@ def plain_name(name: str) -> str:
 
 
 class Weights:
-    """Arrays by name, and what is computed with them."""
+    """A tower's arrays by name, and its linear layers, tables and norms."""
 
     def __init__(self, arrays: dict[str, mx.array]) -> None:
         self.arrays = arrays
@@ -89,7 +89,7 @@ class Weights:
         return y if bias is None else y + bias
 
     def table(self, name: str, width: int) -> mx.array:
-        """Return the rows (n, width) of an embedding."""
+        """Return an embedding's whole table (n, width), not quantised."""
         if f"{name}.scales" not in self.arrays:
             return self.arrays[f"{name}.weight"]
         size, bits, mode = self._packing(name, width)

@@ -20,8 +20,8 @@ def convert(source: str, folder: Path, options: Options, report: Report) -> None
     """Write a model's folder, as mlx-lm loads it.
 
     source: a GGUF file, a folder in Hugging Face's or mlx-lm's format, or a name on the hub.
-    folder: made by this; nothing may be there. It appears when everything is in it.
-    report: hears of bytes downloaded, or read from a GGUF file.
+    folder: must not exist yet; it appears once everything is in it.
+    report: called with the bytes downloaded, or read from a GGUF file.
 
     Raises ConvertError, and whatever report raises; then nothing is left of the folder.
     """

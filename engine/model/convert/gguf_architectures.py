@@ -40,9 +40,11 @@ _GEMMA_27B_LAYERS = 62
 
 @dataclass(frozen=True)
 class Architecture:
-    """model_type: in mlx-lm. names: of tensors, without the block and the ending, in llama.cpp and mlx-lm.
+    """How models of one of llama.cpp's architectures are converted.
 
-    permutes: rows of queries and keys are in llama.cpp's own order. norm_offset: subtracted from the norms.
+    model_type: the architecture's name in mlx-lm. names: a tensor's name in llama.cpp -> that in mlx-lm, both
+        without block and ending. permutes: whether the rows of queries and keys are in llama.cpp's own order.
+    norm_offset: to be subtracted from the norms.
     """
 
     model_type: str
@@ -61,7 +63,7 @@ ARCHITECTURES = {
 
 
 def find_architecture(gguf: GgufFile) -> Architecture:
-    """Return how the file's architecture is converted. Raises ConvertError."""
+    """Return how a file's architecture is converted. Raises ConvertError if that is not known."""
     found = ARCHITECTURES.get(gguf.architecture)
     if found is None:
         known = ", ".join(ARCHITECTURES)
@@ -72,7 +74,7 @@ def find_architecture(gguf: GgufFile) -> Architecture:
 
 
 def make_config(gguf: GgufFile, is_tied: bool, vocab_size: int) -> dict[str, Any]:
-    """Return the configuration, without types and quantisation. Raises ConvertError."""
+    """Make the model's config.json, without types and quantisation. Raises ConvertError."""
     heads = gguf.hyper("attention.head_count")
     config = {
         "model_type": find_architecture(gguf).model_type,

@@ -20,7 +20,7 @@ _DIGEST = re.compile("sha256-([0-9a-f]{64})")
 class GgufFile:
     """A GGUF file's fields and tensors.
 
-    fields: metadata by name. tensors: of all parts, still on disk; the numbers of shape are in reverse order.
+    fields: metadata by name. tensors: those of all parts, still on disk, with their shapes in reverse order.
     """
 
     path: Path
@@ -33,13 +33,13 @@ class GgufFile:
         return str(self.field("general.architecture"))
 
     def field(self, name: str) -> Any:
-        """Return a field that has to be there. Raises ConvertError."""
+        """Return the value of a field. Raises ConvertError if the file lacks it."""
         if name not in self.fields:
             raise self.refusal(f"has no {name}, so it is no whole text model")
         return self.fields[name]
 
     def hyper(self, name: str, *default: Any) -> Any:
-        """Return a field of the architecture. default: used if there is none. Raises ConvertError."""
+        """Return an architecture's field, or a default if the file lacks it. Raises ConvertError."""
         full = f"{self.architecture}.{name}"
         value = self.fields.get(full, *default) if default else self.field(full)
         if isinstance(value, list):
@@ -52,7 +52,7 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read fields and places of tensors. Raises ConvertError if the file or a part is damaged or missing."""
+    """Read a file's fields, and find its tensors. Raises ConvertError if a part is damaged or missing."""
     if not is_gguf(path):
         raise ConvertError(f"{path} is not a GGUF file; give one, a model's folder, or a name on the hub")
     check_digest(path, _digest_in_name(path))
@@ -65,7 +65,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def check_digest(path: Path, sha256: str | None) -> None:
-    """Raise ConvertError if a file is not the one with this digest, if one is known."""
+    """Raise ConvertError if a file has another SHA-256 than this one; None to check nothing."""
     if sha256 is None:
         return
     with path.open("rb") as stream:

@@ -31,9 +31,9 @@ def bytes_needed(gguf: GgufFile, options: Options) -> int:
 
 
 def write_folder(gguf: GgufFile, folder: Path, options: Options, report: Report) -> None:
-    """Write configuration, tokenizer and weights into an empty folder.
+    """Write a model's configuration, tokenizer and weights into an empty folder.
 
-    Raises ConvertError before the first weight is written if the model cannot be converted, and OSError.
+    Raises OSError, or ConvertError, before the first weight is written, if the model cannot be converted.
     """
     weights = plan_weights(gguf, options)
     dtype = find_dtype(weights, options)

@@ -1,7 +1,7 @@
-"""Build a tokenizer in Hugging Face's format from what a GGUF file says of it.
+"""Build a tokenizer in Hugging Face's format from the fields of a GGUF file.
 
-Byte-level BPE comes with its merges, and with a name for how text is split before; SentencePiece's with
-scores, from which the merges follow.
+Byte-level BPE comes with its merges, and with the name of the way in which text is split before.
+SentencePiece comes with scores, from which the merges follow.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ _ENDS = (
 
 
 def make_tokenizer(gguf: GgufFile) -> Tokenizer:
-    """Build the tokenizer. Raises ConvertError if its kind is not known, or if it contradicts itself."""
+    """Build a file's tokenizer. Raises ConvertError if its kind is unknown, or if it contradicts itself."""
     try:
         return _make_tokenizer(gguf)
     except ConvertError:
@@ -77,7 +77,7 @@ def _make_tokenizer(gguf: GgufFile) -> Tokenizer:
 
 
 def make_tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
-    """Return tokenizer_config.json's content."""
+    """Return the content of the model's tokenizer_config.json."""
     tokens = gguf.field("tokenizer.ggml.tokens")
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     ids = {name: gguf.fields.get(f"tokenizer.ggml.{field}_token_id") for name, field in names.items()}
@@ -90,7 +90,7 @@ def make_tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
 
 
 def find_token_ids(gguf: GgufFile) -> dict[str, Any]:
-    """Return the tokens that begin a text and end an answer, for both configurations."""
+    """Return the ids that begin a text and end an answer, for config.json and generation_config.json."""
     tokens, kinds = gguf.field("tokenizer.ggml.tokens"), gguf.field("tokenizer.ggml.token_type")
     named = [gguf.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     control = {token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.CONTROL}
@@ -147,7 +147,7 @@ def _make_sentencepiece(gguf: GgufFile) -> Tokenizer:
 def find_merges(vocabulary: dict[str, int], scores: list[float], kinds: list[int]) -> list[tuple[str, str]]:
     """Find every pair of tokens that makes a token, in the order in which they are merged.
 
-    vocabulary: ids by token. scores, kinds: by id. User-defined tokens come first, the longest before others.
+    vocabulary: token -> id. scores, kinds: by id. User-defined tokens come first, longer ones before shorter.
     """
     merges = []
     for token, i in vocabulary.items():

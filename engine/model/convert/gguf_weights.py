@@ -30,9 +30,10 @@ _FLOATS: dict[Kind, DType] = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF1
 
 @dataclass(frozen=True)
 class Weight:
-    """The place of a tensor in mlx-lm's model. path: of its module. ending: weight or bias.
+    """A tensor, and its place in mlx-lm's model. path: the path of its module. ending: weight or bias.
 
-    kept: it is quantised as MLX has it, and stays so. bits: to quantise to; None for neither, or kept's.
+    kept: whether it stays quantised as it is in the file. bits: bits of a quantised number, kept or new; None
+        if the weight is not quantised.
     """
 
     tensor: ReaderTensor
@@ -43,7 +44,7 @@ class Weight:
     group_size: int
 
     def num_bytes(self, dtype: DType) -> int:
-        """Return the bytes of the converted weight."""
+        """Return the bytes of the converted weight, with scales and biases. dtype: that of find_dtype()."""
         if self.bits is None:
             return int(self.tensor.n_elements) * _size(dtype)
         # A scale and a bias for each group.
@@ -74,7 +75,7 @@ def plan_weights(gguf: GgufFile, options: Options) -> list[Weight]:
 
 
 def is_kept(tensor: ReaderTensor, options: Options) -> bool:
-    """Whether a tensor stays quantised as it is."""
+    """Whether a tensor stays quantised as it is in the file."""
     bits = KEPT_BITS.get(tensor.tensor_type)
     return bits is not None and not options.dequantize and bits <= (options.bits or bits)
 
@@ -97,7 +98,7 @@ def find_dtype(weights: list[Weight], options: Options) -> DType:
 
 
 def quantization_of(weights: list[Weight]) -> dict[str, Any] | None:
-    """Return the part of the configuration that says how weights are quantised; None if none is."""
+    """Return the configuration's part about quantised weights; None if no weight is quantised."""
     quantised = [weight for weight in weights if weight.bits is not None]
     if not quantised:
         return None
@@ -107,7 +108,7 @@ def quantization_of(weights: list[Weight]) -> dict[str, Any] | None:
 
 
 def convert_weight(gguf: GgufFile, weight: Weight, dtype: DType) -> Iterator[tuple[str, mx.array]]:
-    """Yield the arrays of a tensor by their names: one, or with a group's scales and biases three."""
+    """Yield the names and arrays of a converted tensor: one, or three with scales and biases."""
     tensor = weight.tensor
     number_type: mx.Dtype = getattr(mx, dtype)
     if weight.kept:
@@ -128,11 +129,11 @@ def convert_weight(gguf: GgufFile, weight: Weight, dtype: DType) -> Iterator[tup
 
 
 def unpack(data: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return numbers, scales and biases in MLX's order, with no number changed.
+    """Put a quantised tensor's numbers, scales and biases into MLX's order, with no number changed.
 
-    data: (rows, bytes) of blocks, each of 32 numbers after their scale, and in Q4_1 their bias, in float16.
+    data: (rows, bytes), blocks of a float16 scale, in Q4_1 also a float16 bias, and 32 numbers.
 
-    Returns (rows, columns * bits / 32) of uint32, and twice (rows, columns / 32) of float16.
+    Returns numbers (rows, columns * bits / 32) uint32, then scales and biases (rows, columns / 32) float16.
     """
     blocks = data.reshape(data.shape[0], -1, _block_bytes(kind))
     scales = blocks[..., :2].copy().view(np.float16)[..., 0]
@@ -148,7 +149,7 @@ def unpack(data: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Order rows as the original does: llama.cpp interleaves the halves that a rotation pairs.
+    """Put rows back into the original model's order: llama.cpp interleaves the halves that a rotation pairs.
 
     rows: (heads * head size, ...) of queries or keys.
     """

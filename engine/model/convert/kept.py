@@ -1,4 +1,4 @@
-"""Convert a model once, into a cache, so that its file or its name can be served."""
+"""Convert GGUF files and packaged models once, into a cache, so that they can be served."""
 
 import fcntl
 import hashlib
@@ -31,7 +31,7 @@ Show = Callable[[str], AbstractContextManager[Report]]
 
 
 def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return where converted models are kept, in the user's cache folder (XDG_CACHE_HOME)."""
+    """Return the folder of converted models, in the user's cache folder (XDG_CACHE_HOME)."""
     home = environment.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "reprise" / "converted"
 
@@ -59,9 +59,9 @@ def converted(source: str, show: Show, cache: Path | None = None) -> Path:
 
 
 def folder_of(source: str, cache: Path | None = None) -> Path:
-    """Return where the folder of a model that is_converted_first() is, or will be, in the cache.
+    """Return the folder in the cache of a model that is_converted_first(), which may not exist yet.
 
-    Its name is that of the file, or of the packaged model. Raises ConvertError.
+    The folder has the name of the file, or of the packaged model. Raises ConvertError.
     """
     packaged = find_packaged(source)
     path = Path(source)
@@ -75,10 +75,10 @@ def folder_of(source: str, cache: Path | None = None) -> Path:
 
 @contextmanager
 def source_of(source: str, show: Show, place: Path | None = None) -> Iterator[str]:
-    """Yield a model's source. Of a packaged model, yield its GGUF file, checked.
+    """Yield a model's source: a packaged model's GGUF file, checked; any other source unchanged.
 
     A file that had to be fetched is deleted when the context ends.
-    place: folder for what is fetched; by default that of temporary files. Raises ConvertError.
+    place: folder for fetched files; by default that of temporary files. Raises ConvertError.
     """
     packaged = find_packaged(source)
     if packaged is None:

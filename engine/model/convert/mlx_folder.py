@@ -1,4 +1,4 @@
-"""Convert what mlx-lm loads already, as its own commands convert and fuse do."""
+"""Convert models that mlx-lm can load, as its own commands convert and fuse do."""
 
 import contextlib
 import io
@@ -15,9 +15,9 @@ from engine.model.convert.options import ConvertError, Options
 
 
 def write_folder(source: Path, folder: Path, options: Options) -> None:
-    """Load a model's folder, fuse the adapter, change types, quantise, and write it.
+    """Load a model from a source folder, fuse the adapter, change types, quantise, and write the new folder.
 
-    folder: not there yet. Raises ConvertError.
+    folder: must not exist yet. Raises ConvertError.
     """
     try:
         # mlx-lm reports to standard output, where only the folder's name belongs.

@@ -18,12 +18,12 @@ class ConvertError(Exception):
 class Options:
     """How weights are written.
 
-    bits: quantise to so many, 4 or 8, in groups of group_size. Quantised weights of a GGUF file that MLX can
-        hold as they are stay so, unless they have more bits. None: quantise nothing.
-    compact: quantise to 8 bits what a GGUF file has quantised in a way that MLX does not know.
+    bits: quantise to 4 or 8 bits, in groups of group_size; None to quantise nothing. Quantised weights of a
+        GGUF file that MLX can hold as they are stay so, unless they have more bits.
+    compact: quantise to 8 bits the weights that a GGUF file has quantised in a way that MLX does not know.
     dequantize: write no quantised weights at all.
-    dtype: of all weights that are not quantised, and of scales; by default as the source has them.
-    adapter: folder of a LoRA adapter in mlx-lm's format that is fused with the model.
+    dtype: the type of all weights that are not quantised, and of scales; None for the source's.
+    adapter: folder of a LoRA adapter in mlx-lm's format to fuse with the model.
     """
 
     bits: int | None = None

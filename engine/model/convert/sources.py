@@ -8,7 +8,7 @@ _MAGIC = b"GGUF"
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model that a Python package holds. file: its GGUF file in the package. sha256: of that file."""
+    """A model in a Python package. file: path of its GGUF file in the package. sha256: that file's digest."""
 
     requirement: str
     file: str
@@ -31,12 +31,12 @@ PACKAGED = {
 
 
 def find_packaged(source: str) -> Packaged | None:
-    """Return the package that a name stands for; None for a file or folder of this name, or another model."""
+    """Return the packaged model of a name; None for any other model, or if a file or folder has the name."""
     return None if Path(source).exists() else PACKAGED.get(source)
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether this is a GGUF file, whatever its name: those of Ollama have no suffix."""
+    """Whether a path is a GGUF file, by its content: Ollama's files have no suffix."""
     try:
         with path.open("rb") as stream:
             return stream.read(len(_MAGIC)) == _MAGIC
@@ -45,7 +45,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def is_path(source: str) -> bool:
-    """Whether a name is a path: a name on the hub has one slash at most, in the middle."""
+    """Whether a model's name is a path: a name on the hub has at most one slash, in the middle."""
     return source.startswith((".", "~", "/")) or source.endswith(("/", ".gguf")) or source.count("/") > 1
 
 

@@ -1,1 +1,1 @@
-"""What the small files of a model's folder say, without its weights and without building the model."""
+"""Read the small files of a model's folder, without reading weights or building the model."""

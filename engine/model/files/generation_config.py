@@ -1,4 +1,4 @@
-"""Read what a model's makers recommend for its answers, from its generation_config.json."""
+"""Read the settings that a model's makers recommend for its answers, from its generation_config.json."""
 
 import json
 import logging
@@ -26,15 +26,15 @@ _WHOLE = {"top_k", *_LIMITS}
 
 
 def read_sampling_defaults(folder: Path) -> SamplingDefaults:
-    """Return the sampling in a model folder's generation_config.json; none of it if there is no such file.
+    """Return the sampling settings in a model folder's generation_config.json; none without that file.
 
-    Values outside the limits of requests are left out, and logged.
+    Values that a request could not have are left out, and logged.
     """
     return SamplingDefaults(**_read(folder, _RANGES))
 
 
 def read_answer_limits(folder: Path) -> AnswerLimits:
-    """Return where answers end by a model folder's generation_config.json. See read_sampling_defaults()."""
+    """Return the limits of answers in a model folder's generation_config.json; none without that file."""
     found = _read(folder, _LIMITS)
     return AnswerLimits(found.get("max_new_tokens"), found.get("loop_guard_tokens"))
 

@@ -63,7 +63,7 @@ class _NoTokenizer:
 def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> VisionInfo | None:  # noqa: B008
     """Describe how a model sees images; None if it does not, or its processor is unknown or incomplete.
 
-    config: of config.json. backend: the model's tokenizers.Tokenizer; without it only sizes are right.
+    config: its config.json. backend: the model's tokenizers.Tokenizer; without it only sizes are right.
     """
     inner = _read(folder, "processor_config.json").get("image_processor")
     given = _read(folder, "preprocessor_config.json") or inner
@@ -102,7 +102,7 @@ def has_library() -> bool:
 
 
 def count_tokens(processor: ImageProcessor, size: tuple[int, int], budget: int = _UNLIMITED) -> int:
-    """Return the tokens of an image, with those that end its rows, but none before its tiles.
+    """Count the tokens of an image, those that end its rows included, those before its tiles not.
 
     size: height and width in pixels. budget: see find_size().
     """

@@ -34,12 +34,12 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken")
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder with a model. name: of the folder, or on the hub.
+    """A folder with a model. name: the folder's name, or the model's name on the hub.
 
-    num_bytes: of its files on disk. weight_bytes: of its safetensors files.
-    context_tokens: None if its configuration does not say.
-    fault: why it cannot be loaded; None if nothing speaks against it. purpose: what it is for.
-    embedding: what vectors it makes; None if it makes none. vision: how it sees images; None if it does not.
+    num_bytes: size of its files on disk. weight_bytes: size of its safetensors files.
+    context_tokens: length of the model's context; None if its configuration does not say.
+    fault: why the model cannot be loaded; None if nothing speaks against it. purpose: what it is for.
+    embedding: which vectors it makes; None if it makes none. vision: how it sees images; None if it does not.
     """
 
     name: str
@@ -87,8 +87,8 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
 def find_vision(path: Path, config: dict[str, Any]) -> VisionInfo | None:
     """Describe how the model of a folder sees images, by its small files; None if it does not.
 
-    config: of config.json. What is said to see here may be loaded as a model of text: its tower's arrays are
-        not looked at.
+    config: its config.json. Such a model may still be loaded as a text model, as the tower's arrays are not
+        looked at here.
     """
     if not config.get("vision_config") or tower_type(config) not in TOWERS or not has_library():
         return None
@@ -108,7 +108,7 @@ def _array_names(path: Path) -> Iterator[str]:
 
 
 def missing_shards(folder: Path) -> tuple[str, ...]:
-    """Name the safetensors files that are missing, by the index or by the numbers in other files' names."""
+    """Return a fault for each missing safetensors file, by the index or the numbers in others' names."""
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         named = {str(name) for name in index["weight_map"].values()}
@@ -121,7 +121,7 @@ def missing_shards(folder: Path) -> tuple[str, ...]:
 
 
 def missing_tokenizer(folder: Path) -> tuple[str, ...]:
-    """Return a fault if there is no tokenizer."""
+    """Return a fault if a folder has no tokenizer, else nothing."""
     if any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
         return ()
     return ("no tokenizer; it may be a head, or a part of another model",)
@@ -160,7 +160,7 @@ def _find_fault(folder: Path, config: dict[str, Any], files: list[Path]) -> str 
 
 
 def unknown_architecture(config: dict[str, Any]) -> str | None:
-    """Return a sentence if the architecture of a configuration is not known here nor to mlx-lm, else None."""
+    """Return a fault if neither this program nor mlx-lm knows a configuration's architecture, else None."""
     if config.get("model_type") in ENCODERS:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Say by a model's small files what it is for: to generate text, to embed texts, or to rank documents."""
+"""Tell by a model's small files its purpose: to generate text, to embed texts, or to rank documents."""
 
 from pathlib import Path
 from typing import Any

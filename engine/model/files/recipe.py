@@ -1,6 +1,6 @@
 """Read from a model's folder how its hidden states become a vector: pooling, dense layers, prompts.
 
-The files are those of sentence-transformers. What they leave out is decided by the architecture.
+The files are those of sentence-transformers. The architecture decides whatever they leave out.
 """
 
 import json
@@ -84,14 +84,14 @@ def find_vectors(folder: Path, config: dict[str, Any]) -> EmbeddingInfo:
 
 
 def find_first_position(config: dict[str, Any]) -> int:
-    """Return the first of an encoder's learned positions: RoBERTa's follow that of the padding token."""
+    """Return the position of an encoder's first token: RoBERTa's positions begin after the padding id."""
     is_learned = config.get("position_embedding_type", "absolute") == "absolute"
     is_after = config.get("model_type") in ROBERTAS and is_learned
     return int(config.get("pad_token_id", 1)) + 1 if is_after else 0
 
 
 def find_longest(config: dict[str, Any], recipe: Recipe) -> int | None:
-    """Return the tokens of the longest text, special tokens included; None if nothing says so."""
+    """Return the maximum tokens of a text, special tokens included; None if no file gives a limit."""
     found = find_context_tokens(config)
     if found:
         found -= find_first_position(config)

@@ -1,4 +1,4 @@
-"""Read what a safetensors file holds from its header, without its arrays.
+"""Read the header of a safetensors file, which describes its arrays, without the arrays.
 
 The file begins with 8 bytes, the length of a JSON object, and that object: by the name of each array its
 type, shape and place, and under __metadata__ texts of whoever wrote the file. Source: the safetensors format.
@@ -19,7 +19,7 @@ MAX_HEADER_BYTES = 100 * 2**20
 
 @dataclass(frozen=True)
 class ArrayHeader:
-    """An array of a file. dtype: by its name in the format, such as BF16."""
+    """An array of a file. dtype: the type's name in the format, such as BF16."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ class ArrayHeader:
 
     @property
     def size(self) -> int:
-        """The number of numbers."""
+        """The number of elements."""
         return prod(self.shape)
 
 
@@ -46,7 +46,7 @@ class SafetensorsFile:
 
 
 def read_header(path: Path) -> SafetensorsFile:
-    """Read a file's header. Raises ModelError if it is no such file, or ends before its arrays do."""
+    """Read a file's header. Raises ModelError if it is no safetensors file, or ends within an array."""
     try:
         with path.open("rb") as file:
             start = file.read(8)

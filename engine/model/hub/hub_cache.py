@@ -41,23 +41,23 @@ class HubError(Exception):
 
 @dataclass(frozen=True)
 class HubCache:
-    """The cache of a hub. folder: by default HF_HUB_CACHE. endpoint: address, by default HF_ENDPOINT."""
+    """The cache of a hub. folder: by default HF_HUB_CACHE. endpoint: the hub's, by default HF_ENDPOINT."""
 
     folder: Path = field(default_factory=lambda: Path(constants.HF_HUB_CACHE).expanduser())
     endpoint: str = field(default_factory=lambda: constants.ENDPOINT)
 
     def list_models(self) -> list[ModelFolder]:
-        """Describe every model in the cache, also those of which the download did not end, sorted by name."""
+        """Describe every model in the cache, those partly downloaded included, sorted by name."""
         found = (self._describe(name, home) for name, home in self._homes())
         return sorted(found, key=lambda model: model.name.lower())
 
     def find(self, name: str) -> ModelFolder | None:
-        """Describe a model; None if nothing of it is in the cache. Raises HubError."""
+        """Describe the model of a name; None if the cache has nothing of it. Raises HubError."""
         home = self.home(name)
         return self._describe(name, home) if home.is_dir() else None
 
     def remove(self, name: str) -> int:
-        """Delete a model, or the rest of a broken download, and return the bytes freed. Raises HubError."""
+        """Delete a model, downloaded in full or in part; return the bytes freed. Raises HubError."""
         home = self.home(name)
         if not home.is_dir():
             raise HubError("unknown", f"there is no model {name} in {self.folder}")

@@ -1,6 +1,6 @@
-"""Download a model from the hub into huggingface_hub's own cache, so that it can be continued.
+"""Download a model from the hub into huggingface_hub's own cache; a broken download can be continued.
 
-huggingface_hub 2 drops what it has of a file when a download breaks off, and weights come in files of 5 GB.
+huggingface_hub 2 drops an incomplete file when a download breaks off, and weights come in files of 5 GB.
 So the large files, those in Git LFS, are fetched here first: into a file beside the one they become,
 continued by a range request, and checked against the hub's SHA-256. huggingface_hub then fetches the small
 files, finds the large ones by their names, and writes the snapshot; until then no model is there that could

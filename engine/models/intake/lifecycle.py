@@ -21,7 +21,7 @@ State = Literal["loading", "ready", "draining", "dead"]
 class Lifecycle:
     """Decides whether a request is accepted, and counts those that were.
 
-    max_live: requests that may run or wait at once. queue: those that do.
+    max_live: requests that may run or wait at once. queue: counts those that do.
     fault: why the engine is dead.
     """
 
@@ -52,7 +52,7 @@ class Lifecycle:
 
     @property
     def is_dead(self) -> bool:
-        """Whether a fault has ended it."""
+        """Whether a fault has ended the engine."""
         return self.state == "dead"
 
     @property
@@ -62,9 +62,9 @@ class Lifecycle:
 
     @contextmanager
     def accepting(self) -> Iterator[None]:
-        """Count one more live request, which the caller hands over within this context.
+        """Count one more live request, which the caller puts into the engine's inbox within this context.
 
-        The state cannot change meanwhile, so no request arrives after the engine's last look at its inbox.
+        The state cannot change within it, so no request arrives after the engine's last look at its inbox.
         Raises EngineError if the engine takes no requests or the queue is full.
         """
         with self._lock:
@@ -82,13 +82,13 @@ class Lifecycle:
             yield self.state
 
     def note_end(self, end: Finished | Failed | Embedded) -> None:
-        """Count the end of a request that was accepted."""
+        """Count the end of an accepted request. end: its terminal event."""
         answered_s = end.usage.total_s - end.usage.queue_s if isinstance(end, Finished) else None
         with self._lock:
             self.queue.leave(answered_s)
 
     def counting(self, request_id: str, sink: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Return a sink that counts the end of a request which was accepted, and never raises."""
+        """Wrap an accepted request's sink in one that counts the request's end, and never raises."""
 
         def counted(event: Any) -> None:
             if isinstance(event, Finished | Failed | Embedded):
@@ -102,7 +102,7 @@ class Lifecycle:
         return counted
 
     def status(self, num_running: int) -> EngineStatus:
-        """Return a snapshot for /health. num_running: requests that have been admitted."""
+        """Return the engine's status for /health. num_running: requests that have been admitted."""
         with self._lock:
             num_waiting = max(0, self.queue.num_live - num_running)
             return EngineStatus(self.state, num_running, num_waiting, self.fault, self._retry_after_s())

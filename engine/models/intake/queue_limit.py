@@ -29,11 +29,11 @@ class Queue:
         self.num_live += 1
 
     def leave(self, answered_s: float | None) -> None:
-        """Count the end of a live request. answered_s: since its admission; None if it was not answered."""
+        """Count a request's end. answered_s: seconds since its admission; None if it was not answered."""
         self.num_live -= 1
         self.num_ended += 1
         self._answer_times.end(answered_s, is_last=not self.num_live)
 
     def wait_s(self) -> float:
-        """Return the seconds until the running requests will have ended."""
+        """Return the estimated seconds until the running requests have ended."""
         return self._answer_times.wait_s()

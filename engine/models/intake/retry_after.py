@@ -13,9 +13,9 @@ MAX_WAIT_S = 60.0
 
 
 class AnswerTimes:
-    """The seconds that recent answers took, without the time that they waited. Not thread-safe by itself.
+    """The seconds that recent answers took from admission to end. Not thread-safe by itself.
 
-    Idle time does not count, so a burst after a quiet night is not told to come back in a minute.
+    Idle time does not count, so clients of a burst after a quiet night are not told to wait for a minute.
     """
 
     def __init__(self) -> None:
@@ -27,18 +27,18 @@ class AnswerTimes:
         self._changed_at = perf_counter()
 
     def end(self, taken_s: float | None, is_last: bool) -> None:
-        """Note that a request ended. taken_s: since its admission; None if it was not answered.
+        """Note that a request ended. taken_s: seconds since its admission; None if it was not answered.
 
-        is_last: whether none is left.
+        is_last: whether no live request is left.
         """
         self._changed_at = None if is_last else perf_counter()
         if taken_s is not None:
             self._taken_s.append(taken_s)
 
     def wait_s(self) -> float:
-        """Return the seconds until the running requests will end, if they take as long as earlier ones.
+        """Return the seconds until the running requests end, if they take as long as earlier ones.
 
-        Or as many as have passed since the last end, if these are more: what has taken long takes longer.
+        If more seconds than that have passed since the last end, return those: what took long takes longer.
         """
         usual_s = mean(self._taken_s) if self._taken_s else 0.0
         since_s = 0.0 if self._changed_at is None else perf_counter() - self._changed_at

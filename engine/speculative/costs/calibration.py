@@ -59,7 +59,7 @@ class Calibration:
 
     widest: the maximum width of a step.
 
-    costs: what is believed: the costs on disk, or a plain step's and guesses; each measurement is added.
+    costs: the costs on disk, or else a plain step's and guesses; each measurement is added.
     is_done: whether nothing is left to measure.
     """
 
@@ -87,13 +87,13 @@ class Calibration:
 
     @property
     def is_known(self) -> bool:
-        """Whether the costs were on disk."""
+        """Whether the costs were read from disk, so that nothing has to be measured."""
         return bool(self._known)
 
     def advance(self, fits: Fits = lambda _rows, _tokens: True) -> None:
-        """Make one measurement; the last one ends all.
+        """Make one measurement; after the last one, is_done is True.
 
-        fits: asked before each number of rows and width is measured.
+        fits: returns whether memory allows a step of (rows, width tokens); asked before each measurement.
         """
         self._fits = fits
         next(self._left, None)
@@ -103,7 +103,7 @@ class Calibration:
         self._held = None
 
     def finish(self, progress: Progress) -> None:
-        """Measure everything that is left. progress: called with the completed share."""
+        """Make all measurements that are left. progress: called with the completed share."""
         while not self.is_done:
             self.advance()
             progress(self._share)

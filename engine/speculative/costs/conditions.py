@@ -15,7 +15,7 @@ class Conditions(NamedTuple):
     """The conditions of a step. Every part only ever adds to the cost.
 
     context: class of the longest row's length; see context_class().
-    sampling: the most that sampling any of the rows takes; see sampling_class().
+    sampling: the highest sampling_class() of any row.
     """
 
     context: int = 0
@@ -27,12 +27,12 @@ USUAL = Conditions()
 
 
 def context_class(num_tokens: int) -> int:
-    """Return the class of a length: 0 below 128 tokens, and one more for every doubling."""
+    """Return the class of a context's length: 0 below 128 tokens, and one more for every doubling."""
     return (num_tokens // FIRST_CONTEXT_TOKENS).bit_length()
 
 
 def sampling_class(request: GenerationRequest) -> int:
-    """Return how much work it is to sample a request's tokens, from GREEDY to MASKED."""
+    """Return the class of the work that sampling a request's tokens takes, from GREEDY up to MASKED."""
     s = request.sampling
     if request.grammar:
         return MASKED

@@ -1,8 +1,7 @@
 """Measured costs of steps, and guesses for the shapes that were not measured.
 
-A guess continues what was measured: linearly between two widths, and beyond the widest by a curve that
-flattens,
-as real ones do: a forward pass reads the weights once, however many tokens it computes.
+Between two measured widths a guess is linear. Beyond the widest it follows a curve that flattens, as real
+costs do: a forward pass reads the weights once, however many tokens it computes.
 """
 
 import math
@@ -42,10 +41,11 @@ class Measurement:
 
 
 class CostTable:
-    """Seconds of steps by shape: measured ones, and guesses in their gaps.
+    """The seconds of steps by shape (rows, width): measured, and guessed where no measurement is.
 
-    measured: at least that of (1, 1). rows, widths: the grid, of which some may not have been measured; None
-    for those that were. Between its points costs lie on lines, beyond the last ones they are extrapolated.
+    measured: the measurements by shape, at least that of (1, 1).
+    rows, widths: the grid of shapes, measured or not; by default the measured ones. Costs are interpolated
+    linearly between its points, and extrapolated beyond the last ones.
 
     Raises ValueError if a cost is not positive and finite, or (1, 1) is missing.
     """
@@ -66,7 +66,7 @@ class CostTable:
 
     @classmethod
     def of(cls, seconds: Table) -> "CostTable":
-        """Make a table of costs that count as measured."""
+        """Make a table from seconds by shape, which count as measured."""
         return cls({shape: Measurement(each) for shape, each in seconds.items()})
 
     def put(self, shape: Shape, measured: Measurement) -> None:
@@ -82,7 +82,8 @@ class CostTable:
     def put_chunk(self, num_tokens: int, seconds: float) -> None:
         """Take the time of a prompt's chunk as the guess for steps of one row that feed as many tokens.
 
-        It lacks the output head, but is only a guess. The chunk with the cheapest tokens counts.
+        A chunk does not compute the output head, but a guess need not be exact. The chunk with the cheapest
+        tokens counts.
         """
         if num_tokens < MIN_CHUNK_TOKENS:
             return
@@ -91,7 +92,7 @@ class CostTable:
             self._forget_guesses()
 
     def seconds(self, num_rows: int, width: int) -> float:
-        """Return the seconds of a step whose rows all have this width."""
+        """Return the measured or guessed seconds of a step of num_rows rows, each fed width tokens."""
         if (found := self._found.get((num_rows, width))) is None:
             found = self._found[num_rows, width] = self._interpolate(num_rows, width)
         return found
@@ -151,9 +152,9 @@ class CostTable:
 
 
 def without_guesses(found: Mapping[Shape, float]) -> dict[Shape, float]:
-    """Return costs without those that earlier versions filled in, in proportion to a smaller shape's tokens.
+    """Drop the costs that earlier versions filled in, in proportion to the tokens of a smaller shape.
 
-    A measurement is never proportional to another one to six digits.
+    They are recognized by that: no real measurement is proportional to another one to six digits.
     """
 
     def is_guess(shape: Shape) -> bool:

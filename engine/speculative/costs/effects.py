@@ -1,8 +1,8 @@
 """Learn additive effects on the logarithm of a cost: a Kalman filter that takes them to be independent.
 
-What is seen differs from what was expected, and each effect takes a share of the difference by how uncertain
-it is. A difference that noise does not explain teaches nothing the first time, since it may be a pause of the
-machine, and all the second time.
+The difference between a step's real and expected cost is divided among the effects by how uncertain each is.
+A difference that noise does not explain teaches nothing the first time, since it may be a pause of the
+machine; the second time it is learned in full.
 """
 
 import math
@@ -27,11 +27,11 @@ CONFIRMED = 3
 
 @dataclass(slots=True)
 class Effect:
-    """One effect: what is believed of it, and how firmly.
+    """One effect on the logarithm of a cost: its estimate, and how uncertain that is.
 
-    variance: of what is believed, >= 0. drift: by how much a step raises it, as effects change.
-    num_seen: steps that it was learned from.
-    surprise: the difference of the last step, if that was a surprise that may be due to it; else 0.
+    variance: the estimate's variance, >= 0. drift: what each step adds to the variance, as effects change.
+    num_seen: steps from which the effect was learned.
+    surprise: the last step's difference if that was a surprise which this effect may have caused; else 0.
     """
 
     variance: float
@@ -51,11 +51,11 @@ class Noise:
         self.variance = MIN_NOISE
 
     def learn(self, effects: Sequence[Effect], shared: Effect, difference: float) -> bool:
-        """Learn from a step; return whether it was a surprise.
+        """Correct the effects and the noise by one step; return whether the step was a surprise.
 
-        effects: those that apply to it. A surprise is due to the first that few steps have confirmed.
-        shared: the one of them that all steps share. If all are confirmed, a surprise is due to this one.
-        difference: the logarithm of the seconds that it took over those expected.
+        effects: those that apply to the step. A surprise is due to the first that few steps have confirmed.
+        shared: the effect that applies to all steps. If all are confirmed, a surprise is due to this one.
+        difference: the logarithm of the step's real seconds over the expected ones.
         """
         for each in effects:
             each.variance += each.drift

@@ -46,10 +46,10 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True)
 class Exactness:
-    """The trials, and the widths at which logits differ from those of width 1.
+    """The shapes that were tried, and those whose logits differ from the logits of width 1.
 
-    differing: for each (rows, width) that was tried, the circumstances under which they differ.
-    lengths: the tokens of the contexts that were tried.
+    differing: for each (rows, width) that was tried, the circumstances under which its logits differ.
+    lengths: the lengths in tokens of the contexts that were tried.
     """
 
     differing: Mapping[Shape, Collection[str]] = field(default_factory=dict)
@@ -57,17 +57,17 @@ class Exactness:
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> "Exactness":
-        """Decode the result of encode(). Raises TypeError or ValueError."""
+        """Decode what encode() returned. Raises TypeError or ValueError if facts has another form."""
         differing = {(int(rows), int(w)): tuple(map(str, found)) for rows, w, found in facts["differing"]}
         return cls(differing, tuple(map(int, facts["lengths"])))
 
     def encode(self) -> dict[str, Any]:
-        """Encode the exact widths as JSON values."""
+        """Encode the trials and their results as JSON values."""
         differing = [[rows, width, sorted(found)] for (rows, width), found in self.differing.items()]
         return {"differing": differing, "lengths": list(self.lengths)}
 
     def shapes(self, is_long: bool = False) -> frozenset[Shape]:
-        """Return the shapes that never differed. They are very likely exact, but that is no proof.
+        """Return the (rows, width) whose logits never differed: very likely exact, but that is no proof.
 
         is_long: whether the context has more than SHORT_TOKENS.
         """
@@ -75,7 +75,7 @@ class Exactness:
         return frozenset(shape for shape, found in self.differing.items() if not set(found) - set(harmless))
 
     def by_circumstance(self, num_rows: int) -> dict[str, str]:
-        """Return the exact widths in words, as describe() does, under each circumstance that was tried."""
+        """Return, for each circumstance that was tried, the exact widths of num_rows rows in words."""
         named = {EQUAL: EQUAL, DIFFERENT: DIFFERENT} if num_rows > 1 else {EQUAL: "short contexts"}
         if set(self.lengths) & set(LONG_LENGTHS):
             named[LONG] = LONG
@@ -194,7 +194,7 @@ class _Probe:
 
 @dataclass(frozen=True)
 class Tried:
-    """A model, as it is tried: what its rows share, and how their caches are quantized.
+    """A model whose widths are tried, what its rows share, and how their caches are quantized.
 
     context_tokens: lengths beyond it are not tried.
     """
@@ -207,9 +207,9 @@ class Tried:
 
 
 def find_exact_shapes(loaded: Tried, shapes: Iterable[Shape], progress: Progress) -> Exactness:
-    """Find out of which shapes the logits have the same bytes as those of width 1, in every trial.
+    """Try whether the logits of each shape (rows, width) equal those of width 1, byte for byte.
 
-    progress: called after every forward pass or few, with the share that is done, by the tokens fed.
+    progress: called after every few forward passes, with the share of all tokens that have been fed.
     """
     widths_of: dict[int, list[int]] = {}
     for num_rows, width in sorted(shapes):

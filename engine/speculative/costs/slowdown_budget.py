@@ -29,7 +29,7 @@ PROBING_SHARE = 0.01
 
 
 class SlowdownBudget:
-    """Keeps one sequence within the bound, whether drafts of its own or of other rows slow it down.
+    """Keeps one sequence within the bound above, whether its own drafts slow it down or those of other rows.
 
     overhead: maximum slowdown in the long run, as a fraction of the plain time, such as 0.02.
     spent_s: decoding time so far. plain_s: what the same tokens would have taken in plain steps.
@@ -46,7 +46,7 @@ class SlowdownBudget:
         self._draft_prefill_s = 0.0
 
     def left_s(self, plain_step_s: float) -> float:
-        """Return the maximum seconds of a next step after which the bound still holds, with the reserve.
+        """Return the maximum seconds of a next step after which the bound, less a reserve, still holds.
 
         plain_step_s: seconds of a plain step of the same rows.
         """
@@ -54,28 +54,28 @@ class SlowdownBudget:
         return (1 + self.overhead) * (self.plain_s + plain_step_s) + allowance_s - self.spent_s
 
     def wants_plain(self, plain_step_s: float) -> bool:
-        """Whether a plain step should show what it really costs, before more is spent.
+        """Whether a plain step should be taken to measure its cost, before drafting spends more time.
 
-        Those seen last may have had a longer context. That matters only to a sequence that loses time.
+        The last plain steps may have had a longer context. That matters only to a sequence that loses time.
         """
         return self.num_unseen >= UNSEEN_TOKENS and self.left_s(plain_step_s) < LOW_STEPS * plain_step_s
 
     @property
     def share_to_prefill_s(self) -> float:
-        """The seconds left of the share of prefill time that draft prefill may take."""
+        """The seconds that draft prefill may still take at the expense of prefill time, not of the bound."""
         return max(0.0, DRAFT_PREFILL_SHARE * self.prefill_s - self._draft_prefill_s)
 
     def left_to_prefill_s(self, plain_step_s: float) -> float:
-        """Return the maximum seconds that draft prefill may take next. See left_s()."""
+        """Return the maximum seconds that the next slice of draft prefill may take. See left_s()."""
         return self.left_s(plain_step_s) + self.share_to_prefill_s
 
     def charge_draft_prefill(self, taken_s: float) -> None:
-        """Add seconds that draft prefill took; beyond their share of prefill they are decoding time."""
+        """Charge taken_s of draft prefill; what exceeds its share of the prefill time is decoding time."""
         self.spent_s += max(0.0, taken_s - self.share_to_prefill_s)
         self._draft_prefill_s += taken_s
 
     def charge(self, step_s: float, plain_step_s: float, num_tokens: int) -> None:
-        """Add a step of step_s seconds that committed num_tokens, each of them worth one plain step."""
+        """Charge a step of step_s seconds that committed num_tokens, each of them worth plain_step_s."""
         self.spent_s += step_s
         self.plain_s += num_tokens * plain_step_s
         self.num_unseen += num_tokens

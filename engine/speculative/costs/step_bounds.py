@@ -17,7 +17,7 @@ after that."""
 
 
 class StepBounds:
-    """Bounds on the seconds of steps, by the latest real ones of as many rows under the same conditions."""
+    """Bounds on the seconds of a step, by the latest real steps of as many rows under the same conditions."""
 
     def __init__(self) -> None:
         self._plain: dict[tuple[int, Conditions], _PlainSteps] = {}
@@ -28,12 +28,11 @@ class StepBounds:
     def most_s(self, num_rows: int, num_fed: int, plain_s: float, under: Conditions) -> float:
         """Return the maximum seconds that a verification step may take.
 
-        That is a plain step for each token of a row, or the price of a token in a step that was observed, and
-        a plain step besides; and no more than a larger step took. Of observed steps the dearest of the latest
-        counts, except for a single outlier.
+        The least of three bounds: a plain step for each token of a row, and one more; the seconds per token
+        of an observed step with fewer tokens, and a plain step besides; the seconds of an observed step with
+        more. Of observed steps the slowest of the latest counts, except for a single outlier.
 
-        num_fed: tokens that the step feeds, over all rows. plain_s: seconds that a plain step is believed to
-            take.
+        num_fed: tokens that the step feeds, over all rows. plain_s: believed seconds of a plain step.
         """
         plain_s = max(plain_s, self.least_plain_s(num_rows, under) or 0.0)
         most_s = (num_fed / num_rows + 1) * plain_s
@@ -42,10 +41,10 @@ class StepBounds:
         return most_s
 
     def least_plain_s(self, num_rows: int, under: Conditions = USUAL) -> float | None:
-        """Return the minimum seconds of a plain step; None if none was observed that tells.
+        """Return the minimum seconds of a plain step; None if no comparable one was observed.
 
         The median of the latest steps counts, unless a verification step was cheaper since. Fewer rows,
-        shorter rows or simpler sampling only take less, so steps with those tell too.
+        shorter rows or simpler sampling only take less, so steps with those are comparable too.
         """
         key = num_rows, under
         if key not in self._least:
@@ -58,7 +57,7 @@ class StepBounds:
         return self._least[key]
 
     def is_plain_due(self, num_rows: int, under: Conditions) -> bool:
-        """Whether a plain step should be taken next, because what it costs is not known well enough."""
+        """Whether the next step should be a plain one, because the cost of plain steps is not known well."""
         steps = self._plain.get((num_rows, under))
         if steps is None or not steps.recent_s:
             if self.least_plain_s(num_rows, under) is None:
@@ -67,14 +66,14 @@ class StepBounds:
         return steps.num_wide >= PLAIN_AFTER_STEPS[1]
 
     def observe_plain(self, num_rows: int, taken_s: float, under: Conditions) -> None:
-        """Take note of a plain step."""
+        """Learn from a plain step of num_rows rows that took taken_s seconds."""
         steps = self._plain.setdefault((num_rows, under), _PlainSteps())
         steps.recent_s.append(taken_s)
         steps.num_wide, steps.least_wide_s = 0, math.inf
         self._least.clear()
 
     def observe_wide(self, num_rows: int, num_fed: int, taken_s: float, under: Conditions) -> None:
-        """Take note of a verification step."""
+        """Learn from a verification step that fed num_fed tokens, over all rows, in taken_s seconds."""
         observed = self._wide.setdefault((num_rows, under), {})
         observed.setdefault(num_fed, _WideSteps()).recent_s.append(taken_s)
         steps = self._plain.setdefault((num_rows, under), _PlainSteps())

@@ -79,14 +79,14 @@ class StepCosts:
         return self.table.widths
 
     def measure(self, shape: Shape, measured: Measurement) -> None:
-        """Take a measurement into the table; what steps taught of this shape is forgotten."""
+        """Put a measurement into the table, and forget what steps taught about its shape."""
         self.table.put(shape, measured)
         self._wide_of.pop(shape, None)
         self._wide_of_under = {key: each for key, each in self._wide_of_under.items() if key[0] != shape}
         self._forget_estimates()
 
     def observe_chunk(self, num_tokens: int, taken_s: float) -> None:
-        """Learn from a chunk of a prompt, beside which no row decoded."""
+        """Learn from a prompt's chunk of num_tokens, computed in taken_s seconds while no row decoded."""
         if self.is_learned:
             self.table.put_chunk(num_tokens, taken_s)
             self._forget_estimates()
@@ -96,9 +96,9 @@ class StepCosts:
         return self.even_steps(num_rows, under)(width)
 
     def even_steps(self, num_rows: int, under: Conditions = USUAL) -> Callable[[int], float]:
-        """Return a function: the expected seconds of a step whose rows all have this width.
+        """Return a function from a width to the expected seconds of a step whose rows all have that width.
 
-        It holds until the next step is observed.
+        The function holds until the next step is observed.
         """
         if (found := self._even_steps.get((num_rows, under))) is None:
             plain = self._plain_effect(num_rows, under)
@@ -128,9 +128,9 @@ class StepCosts:
         return share * self.seconds(len(widths), widest, under)
 
     def least_steps(self, num_rows: int, under: Conditions = USUAL) -> Callable[[int], float]:
-        """Return a function: the seconds that a step of this width might take if its cost were wrong.
+        """Return a function from a width to the least seconds that such a step may take if its cost is wrong.
 
-        That is the cost of the next narrower width that real steps had, and at least a plain step's.
+        Those are the seconds of the next narrower width that real steps had, and at least a plain step's.
         """
         step_s = self.even_steps(num_rows, under)
         known = [w for w in self.widths if w > 1 and (num_rows, w) in self._wide_of]
@@ -144,7 +144,7 @@ class StepCosts:
     def most_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
         """Return the maximum seconds that a verification step may take. See StepBounds.
 
-        That follows from real steps alone, not from the costs measured in advance.
+        The bound follows from real steps, not from the costs measured in advance.
         """
         if not self.is_learned:
             return self.step_s(widths, under)
@@ -152,7 +152,7 @@ class StepCosts:
         return self.bounds.most_s(len(widths), self._num_fed(widths), plain_s, under)
 
     def least_plain_s(self, num_rows: int, under: Conditions = USUAL) -> float | None:
-        """Return the minimum seconds of a plain step, by real ones; None if none was observed that tells."""
+        """Return the minimum seconds of a plain step, by real ones; None if no comparable one was seen."""
         if not self.is_learned:
             return self.seconds(num_rows, 1, under)
         return self.bounds.least_plain_s(num_rows, under)
@@ -167,18 +167,18 @@ class StepCosts:
         return found
 
     def is_plain_due(self, num_rows: int, under: Conditions) -> bool:
-        """Whether a plain step should be taken next, because what it costs is not known well enough."""
+        """Whether the next step should be a plain one, because the cost of plain steps is not known well."""
         return self.is_learned and self.bounds.is_plain_due(num_rows, under)
 
     def is_trial_due(self, num_rows: int, width: int) -> bool:
-        """Return whether to try a width now that is believed not to pay. Every call counts as a chance."""
+        """Return whether to try a width that is believed not to pay. Each call counts as a chance."""
         if not self.is_learned:
             return False
         shape = self._shape(num_rows, width)
         return self.trials.is_due(shape, is_guess=shape not in self.table.measured)
 
     def price(self, num_rows: int, width: int, under: Conditions = USUAL) -> StepPrice:
-        """Return the cost of a step, beside that of a plain one, and how it is known."""
+        """Return a step's cost relative to a plain step's, and whether it was measured or seen."""
         step_s, shape = self.even_steps(num_rows, under), self._shape(num_rows, width)
         measured = self.table.measured.get(shape)
         return StepPrice(

@@ -10,7 +10,7 @@ class StepPrice:
 
     num_rows, width: its shape. ratio: its seconds over those of a plain step of as many rows.
     is_seen: whether real steps had this shape. is_measured: whether its cost was measured while idle.
-    measured_at: when, in seconds since the epoch; None if not known.
+    measured_at: when it was measured, in seconds since the epoch; None if not known.
     """
 
     num_rows: int
@@ -21,7 +21,7 @@ class StepPrice:
     measured_at: float | None = None
 
     def describe(self, now: float | None = None) -> str:
-        """Describe it in words: "a step of 8 tokens costs 7.6 plain ones here (measured 3 minutes ago)".
+        """Return the cost in words: "a step of 8 tokens costs 7.6 plain ones here (measured 3 minutes ago)".
 
         now: seconds since the epoch.
         """

@@ -21,16 +21,16 @@ class _Waiting:
 
 
 class Trials:
-    """Counts, for each shape of step, the chances in which it might have paid if it cost less than believed.
+    """Counts, for each shape of step, the chances at which it would pay if it cost less than believed.
 
-    A trial that shows what was believed doubles the chances until the next; another is repeated at once.
+    A trial that confirms the belief doubles the chances until the next; after any other, the next is at once.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Shape, _Waiting] = {}
 
     def is_due(self, shape: Shape, is_guess: bool) -> bool:
-        """Count an opportunity for a trial; return whether to take it.
+        """Count a chance to try a shape; return whether to try it now.
 
         is_guess: whether the cost of the shape was neither measured nor seen.
         """
@@ -42,7 +42,7 @@ class Trials:
         return waiting.num_missed > waiting.patience
 
     def note(self, shape: Shape, is_news: bool) -> None:
-        """Take note of a real step. is_news: whether it took less than believed, or far more."""
+        """Count a real step of a shape. is_news: whether it took less than believed, or far more."""
         if waiting := self._waiting.get(shape):
             if is_news:
                 waiting.patience = 0
@@ -51,6 +51,6 @@ class Trials:
             waiting.num_missed = 0
 
     def doubt(self) -> None:
-        """Let all shapes wait for less long, since beliefs were found to be wrong."""
+        """Shorten the wait of all shapes for their next trial, since beliefs were found to be wrong."""
         for waiting in self._waiting.values():
             waiting.patience = min(waiting.patience, DOUBTED_PATIENCE)

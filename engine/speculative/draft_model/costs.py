@@ -51,7 +51,7 @@ SIMILAR_CLASSES = 2
 class DraftWork:
     """The draft model's work for one verification step, counted in its own tokens unless stated otherwise.
 
-    num_fed: the maximum number of tokens that a row was fed before the first drafted one.
+    num_fed: tokens fed to a row before its first drafted one, the maximum over the rows.
     num_drafted: tokens drafted for every row, one forward each; 0 if no row was ready.
     num_lacking: (rows,) committed tokens that each row still lacks.
     translated: (rows,) for each row that wanted a draft and was ready, the number of tokens drafted for it
@@ -66,7 +66,7 @@ class DraftWork:
 
 
 class PlainCosts(Protocol):
-    """What forward passes of a draft model or head cost, in seconds."""
+    """The seconds that forward passes of a draft model or a head take."""
 
     def seconds(self, num_rows: int, width: int, under: Conditions) -> float:
         """Return the seconds of a step of that many rows, each fed width tokens, under these conditions."""
@@ -74,9 +74,9 @@ class PlainCosts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShareOfTarget:
-    """The prior cost of a head: a share of a step of the target, by what is read of the weights.
+    """The prior cost of a head: a share of a target's step, by the bytes of weights that each reads.
 
-    It grows with the context as the target's does, so what is learned of a head is relative to the target.
+    The cost grows with the context as the target's does, so what is learned of a head is relative to that.
     """
 
     target: StepCosts
@@ -115,15 +115,15 @@ class DraftModelCosts:
         self._level = 1.0
 
     def is_new(self, under: Conditions) -> bool:
-        """Whether so few such steps were observed that the estimate is mostly the formula."""
+        """Whether so few steps under such conditions were observed that the formula still dominates."""
         return self.is_learned and self._num_similar(under) < len(FIRST_TOKENS)
 
     def first_tokens(self, under: Conditions) -> int:
-        """Return the maximum tokens of a draft for what was observed so far."""
+        """Return the maximum tokens of a draft, which rises with the steps observed under such conditions."""
         return FIRST_TOKENS[self._num_similar(under)] if self.is_new(under) else sys.maxsize
 
     def max_tokens(self, rate: float, under: Conditions) -> int:
-        """Return the maximum tokens worth considering at this acceptance rate; no limit if not learning."""
+        """Return the maximum tokens of a draft to consider at this rate; no limit if not learning."""
         if not self.is_learned:
             return sys.maxsize
         reached = max(1, int(math.log(MIN_REACHED) / math.log(rate)))
@@ -140,7 +140,7 @@ class DraftModelCosts:
     def observe(
         self, num_rows: int, num_fed: int, num_drafted: int, seconds: float, under: Conditions = USUAL
     ) -> None:
-        """Learn from a step.
+        """Learn from a step: rows were fed up to num_fed tokens, and num_drafted were drafted for each.
 
         A single outlier is ignored, unless the costs are new; a second one soon after replaces the estimates.
         """
@@ -187,7 +187,7 @@ class DraftModelCosts:
     def decay_to_prior(self) -> None:
         """Move the costs a little toward the formula.
 
-        Called when they rule out a probe: they may have been learned while the machine was busy.
+        Called when the costs rule out a probe: they may have been learned while the machine was busy.
         """
         self._level += (1 - DECAY) * (1.0 - self._level)
         for fit in (self._all, *self._by_rows.values()):

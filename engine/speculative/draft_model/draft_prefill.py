@@ -33,13 +33,13 @@ GiveUp = Callable[[Exception], None]
 
 
 class TextPrefill(ABC):
-    """The part of one sequence that its drafter has computed: a draft model, or a head of the target.
+    """The draft prefill of one sequence, by its drafter: a draft model, or a head of the target.
 
-    caches, num_computed: the drafter's caches and the ids that they hold, from begin() until the row of the
-        batch owns them. has_begun: whether begin() was called.
-    num_before: leading ids of the text that it cannot compute itself, as they are not known to it.
+    caches, num_computed: the drafter's caches and the number of ids in them, from begin() until the row of
+        the batch owns them. has_begun: whether begin() was called.
+    num_before: number of leading ids that the drafter cannot compute, as their states are not known.
     keep_at: numbers of ids at which the caches are to be kept in the prefix cache.
-    spent_s: seconds that it has taken so far.
+    spent_s: seconds that this draft prefill has taken so far.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class TextPrefill(ABC):
         self.spent_s = 0.0
 
     def begin(self, caches: Caches, num_computed: int) -> None:
-        """Begin to compute. caches: hold the first num_computed ids."""
+        """Begin with caches that hold the first num_computed ids; compute() continues after those."""
         self.caches, self.num_computed, self.has_begun = caches, num_computed, True
 
     def _until_kept(self, num_fed: int) -> int:
@@ -59,7 +59,7 @@ class TextPrefill(ABC):
         return min([num_fed, *(at - self.num_computed for at in self.keep_at if at > self.num_computed)])
 
     def release_caches(self) -> Caches:
-        """Return the caches and drop them here: from now on the rows of the batch own them."""
+        """Return the caches and forget them, since the rows of the batch own them from now on."""
         caches, self.caches = self.caches, []
         return caches
 
@@ -69,14 +69,14 @@ class TextPrefill(ABC):
 
     @abstractmethod
     def computed_ids(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the ids that the caches hold, to keep them in the prefix cache; none if they may not be.
+        """Return the ids under which the caches go into the prefix cache; none if they must not go there.
 
         tokens: all committed tokens of the sequence.
         """
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is being loaded for it, before which it cannot begin."""
+        """Whether files are being loaded that this draft prefill needs before it can begin."""
         return False
 
     @abstractmethod
@@ -85,11 +85,11 @@ class TextPrefill(ABC):
 
 
 class DraftPrefill(TextPrefill):
-    """The part of one sequence that the draft model has computed.
+    """The draft prefill of one sequence by the draft model.
 
     context_tokens: the longest text that the draft model takes, in its own ids.
     opening: target tokens before the opening of the answer; 0 if it is not known.
-    give_up: for the caller to call if the draft model cannot continue.
+    give_up: the caller calls this if the draft model cannot continue.
     ids: the draft model's ids of all tokens translated. num_settled: leading ids that never change.
     """
 
@@ -106,10 +106,10 @@ class DraftPrefill(TextPrefill):
         self._num_translated = 0
 
     def translate(self, tokens: Sequence[int], num_ahead: int = 0) -> int:
-        """Translate all committed tokens, including those translated before.
+        """Translate all committed tokens into ids, including tokens that earlier calls translated.
 
-        num_ahead: ids that will be drafted after them.
-        Returns the number of leading ids that are the same as before.
+        num_ahead: number of ids that will be drafted after them.
+        Returns the number of leading ids that the previous call's had too.
         Raises UndraftableTextError, or whatever a tokenizer raises.
         """
         text = self.translator.translate_text(tokens)
@@ -133,7 +133,7 @@ class DraftPrefill(TextPrefill):
         return text.num_same
 
     def translate_more(self, tokens: Sequence[int], max_tokens: int) -> int:
-        """Translate up to max_tokens tokens of a text after those translated before; return how many.
+        """Translate the next max_tokens tokens of a text, or fewer; return how many.
 
         Stops where the answer opens, so that the caches are kept there: the next turn may leave out the
         reasoning. Raises as translate() does.
@@ -173,7 +173,10 @@ class DraftPrefill(TextPrefill):
 
     @property
     def num_usable(self) -> int:
-        """The leading ids that the caches may hold. Others may change, and one must be fed for its logits."""
+        """The number of leading ids that the caches may hold.
+
+        Not among them are ids that may still change, and the last one, which must be fed for its logits.
+        """
         return max(0, min(self.num_settled, len(self.ids) - 1))
 
     @property

@@ -37,10 +37,10 @@ PREFILL_ONE_PROMPT_IN = 8
 
 @dataclass
 class TokenYield:
-    """How many target tokens the draft model's tokens become: 1 each if both have the same vocabulary.
+    """Learns how many target tokens a drafted token becomes: 1 if both models have the same vocabulary.
 
-    prior: the yield learned over all rows, from which this one starts and which it teaches; None for that
-    common yield itself.
+    prior: the yield over all rows, from which this row's starts and which learns with it; None for the one
+        over all rows.
     """
 
     prior: "TokenYield | None" = None
@@ -53,7 +53,7 @@ class TokenYield:
 
     @property
     def ratio(self) -> float:
-        """Target tokens per drafted token, over drafts that became any target tokens."""
+        """Target tokens per drafted token, over the drafts that became at least one target token."""
         prior = self.prior.ratio if self.prior else 1.0
         return (self._target_tokens + prior * YIELD_PRIOR_TOKENS) / (
             self._drafted_tokens + YIELD_PRIOR_TOKENS
@@ -82,7 +82,7 @@ class DraftForecast:
 
     source: which of MODELS drafts. max_drafted: the most tokens that it can draft at once; None for no limit.
     num_lacking: tokens of the draft model that the row must be fed before the first drafted one.
-    is_ready: whether the draft model has read the text, so that it may draft.
+    is_ready: whether the draft prefill is complete, so that the draft model may draft.
 
     A row whose drafts do not pay stops drafting, and probes again after a while: it drafts two tokens, at the
     expense of its slowdown budget. If one is accepted, it probes again at once; if not, it waits twice as
@@ -103,14 +103,14 @@ class DraftForecast:
     _extra_fed: float = 0.0
 
     def begin(self) -> None:
-        """Start after the draft prefill, which takes all of the text but its last token."""
+        """Set is_ready after the draft prefill, which computes all of the text but its last token."""
         self.num_lacking, self.is_ready, self._has_drafted = 1.0, True, False
 
     @property
     def keeps_drafted(self) -> bool:
-        """Whether the draft model's caches keep what it drafted.
+        """Whether the draft model's caches keep drafted tokens that were accepted.
 
-        A head is fed accepted tokens again, with the target's own states.
+        A head's do not: it is fed accepted tokens again, with the target's own states.
         """
         return self.source == MODEL
 
@@ -121,7 +121,7 @@ class DraftForecast:
 
     @property
     def num_fed(self) -> int:
-        """Whole tokens to feed before the first drafted one."""
+        """The expected tokens to feed before the first drafted one, as a whole number."""
         return max(1, math.ceil(self.num_lacking + self._extra_fed))
 
     @property
@@ -146,10 +146,9 @@ class DraftForecast:
         return math.ceil(num_wanted / self.token_yield.ratio) if num_wanted else 0
 
     def catch_up_share(self, num_tokens: float) -> float:
-        """Return the share of the cost of catching up to charge to a step that brings num_tokens.
+        """Return the share of the cost of catching up that is charged to a step with num_tokens new tokens.
 
-        A row that did not draft for n tokens is expected to draft for the next n, so the cost is spread over
-        those.
+        A row that did not draft for n tokens is expected to draft for the next n, so these share the cost.
         """
         return min(1.0, num_tokens / max(1.0, self.num_lacking * self.token_yield.ratio))
 
@@ -196,7 +195,7 @@ class PlannedDraft:
 
     @classmethod
     def of_row(cls, forecast: DraftForecast, estimate: DraftEstimate, num_wanted: int) -> "PlannedDraft":
-        """Return one row's share of the work. num_wanted: target tokens that it wants to be drafted."""
+        """Return the expected work for one row. num_wanted: target tokens to be drafted for it."""
         if not num_wanted:
             return cls()
         share = forecast.catch_up_share(estimate.expected[num_wanted])
@@ -217,13 +216,13 @@ class PlannedDraft:
 
 
 class PromptGate:
-    """Decides which prompts get draft prefill: all while it pays, else one in PREFILL_ONE_PROMPT_IN."""
+    """Decides which prompts get draft prefill: all while drafts pay, else one in PREFILL_ONE_PROMPT_IN."""
 
     def __init__(self) -> None:
         # The very first prompt is prefilled.
         self._num_skipped = PREFILL_ONE_PROMPT_IN - 1
 
     def should_prefill(self, pays: bool) -> bool:
-        """Return whether the draft model prefills the next request's prompt."""
+        """Return whether the draft model prefills the next prompt. pays: whether its drafts pay now."""
         self._num_skipped = 0 if pays else (self._num_skipped + 1) % PREFILL_ONE_PROMPT_IN
         return pays or self._num_skipped == 0

@@ -39,7 +39,7 @@ class DraftRow:
     """The state of one row.
 
     prefill: None if nothing is drafted for the row.
-    is_ready: whether the prefill has read the text and the row has its caches, so that it may draft.
+    is_ready: whether the draft prefill is complete and the row has its caches, so that it may draft.
     num_held: leading ids of the text that the caches hold. drafted: ids that the caches hold after those.
     floor: the minimum length to which the row can be rolled back.
     """
@@ -55,11 +55,11 @@ class DraftRow:
 class CatchUpInput:
     """The ids that one row is fed before its draft.
 
-    num_held: leading ids that the caches hold before it. ids: those to feed.
-    num_lacking: ids that the row lacks after it, or that must be fed again.
-    floor: the minimum length to which the row can be rolled back after it.
-    num_unsettled: ids of the text that may still change.
-    is_ready: whether tokens drafted after it continue the committed text.
+    num_held: number of leading ids that the caches hold before this input. ids: the ids to feed.
+    num_lacking: number of ids that the row lacks after this input, or that must be fed again.
+    floor: the minimum length to which the row can be rolled back after this input.
+    num_unsettled: number of the text's ids that may still change.
+    is_ready: whether tokens drafted after this input continue the committed text.
     """
 
     num_held: int
@@ -103,16 +103,16 @@ class DraftModel:
         return DraftPrefill(self.translation.make_translator(), limit, give_up, opening)
 
     def add(self, prefill: DraftPrefill | None) -> None:
-        """Add an empty row as the last one. prefill: of its text; None to draft nothing for the row."""
+        """Add an empty row at the end. prefill: its draft prefill; None to draft nothing for the row."""
         self.rows.add(make_row_caches(self.model), 0)
         self._rows.append(DraftRow(prefill))
 
     def awaiting_prefill(self) -> list[tuple[int, DraftPrefill]]:
-        """Return the rows whose draft prefill is not complete, and that prefill."""
+        """Return the index and the draft prefill of each row whose draft prefill is not complete."""
         return [(row, s.prefill) for row, s in enumerate(self._rows) if s.prefill and not s.is_ready]
 
     def start_drafting(self, row: int) -> None:
-        """Give a row the caches of its draft prefill, which is complete."""
+        """Give a row the caches of its complete draft prefill, so that it may draft."""
         state = self._rows[row]
         assert state.prefill is not None
         num_held = state.prefill.num_computed
@@ -144,7 +144,7 @@ class DraftModel:
     def fill_in(
         self, inputs: list[RowInput], committed: Sequence[Sequence[int]], sampler: Sampler
     ) -> DraftWork | None:
-        """Make the drafts that the inputs want. A row that lacks too many tokens only catches up.
+        """Draft the tokens that the inputs want. A row that lacks too many tokens only catches up.
 
         inputs: one for each row; those with new drafts are replaced. committed: all tokens of each row.
         sampler: the target's, for the same rows.

@@ -18,12 +18,12 @@ MIN_SAVED_IDS = 32
 
 
 class DraftPrefixes:
-    """Keeps the draft model's keys and values of texts, and finds them again. Only settled ids are kept.
+    """Keeps the draft model's keys and values of texts for later requests. Only settled ids are kept.
 
     find_fault: returns why the model's caches cannot be sliced, None if they can.
     budget_bytes: memory for it. find_opening: returns the length before the opening of the answer.
     cache: None if budget_bytes is 0 or the draft model's caches cannot be sliced.
-    needs_state: whether these hold state besides KV slices.
+    needs_state: whether those caches hold state besides KV slices.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class DraftPrefixes:
         return self.cache.status() if self.cache else None
 
     def opening(self, tokens: list[int]) -> int:
-        """Return the length of the target's tokens at which state is to be kept; 0 if none is."""
+        """Return after how many of the target's tokens state is to be kept; 0 for nowhere."""
         return self._find_opening(tokens) if self.cache and self.needs_state else 0
 
     def look_up(self, prefill: TextPrefill, tokens: Sequence[int], max_tokens: int) -> int:
-        """Read up to max_tokens more tokens of a text, and begin to compute it once its prefix is found.
+        """Look up the next max_tokens tokens of a text; begin its prefill once its longest prefix is found.
 
-        That is once the ids differ from those in the cache, or no text is left.
+        The prefix is found once the text's ids differ from those in the cache, or no text is left.
         Returns the number of tokens looked up. Raises as DraftPrefill.translate() does.
         """
         if self.cache is None:

@@ -34,7 +34,7 @@ class DraftSampling(Protocol):
 
 
 def make_draft_sampling(translation: Translation) -> DraftSampling:
-    """Make the sampling that a translation needs."""
+    """Make the sampling of drafts that fits how a translation relates the vocabularies."""
     if translation.pair is None:
         return SameVocabularySampling(translation.num_target_ids)
     if translation.strategy == "shared":

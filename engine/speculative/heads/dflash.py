@@ -30,10 +30,11 @@ from engine.speculative.heads.head import Bounds, Choose, DraftCache, TargetEnds
 
 @dataclass(frozen=True)
 class DFlashConfig:
-    """The configuration of a drafter.
+    """The configuration of a DFlash drafter.
 
-    taps: the target's layers that it reads, counted from 0. mask_token_id: what stands for an unknown token.
-    windows: (layers,) the tokens that a sliding layer sees, the block's first included; None for all.
+    taps: the target's layers whose outputs the drafter reads, counted from 0.
+    mask_token_id: the token that stands for an unknown one.
+    windows: (layers,) how many tokens a sliding layer sees, the block's first included; None if all.
     """
 
     hidden_size: int
@@ -53,7 +54,7 @@ class DFlashConfig:
 
 
 class Attention(Module):
-    """Qwen 3's attention, from a block of drafted positions to the context and to the block itself."""
+    """Qwen 3's attention: a block of drafted positions attends to the context and to itself."""
 
     def __init__(self, config: DFlashConfig, window: int | None) -> None:
         super().__init__()
@@ -118,7 +119,7 @@ class Layer(Module):
 
 
 class DFlashHead(Module):
-    """A DFlash drafter."""
+    """A head that drafts a whole block of tokens in one pass; see above."""
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
         """Make a drafter with random weights, which keeps all of a text."""
@@ -135,7 +136,7 @@ class DFlashHead(Module):
         self._ends = ends
 
     def make_cache(self) -> list[Any]:
-        """Make empty caches of one row: those of sliding layers keep a window."""
+        """Make empty caches for one row, one for each layer; those of sliding layers keep a window."""
         return [KVCache() if layer.window is None else WindowKVCache(layer.window) for layer in self.layers]
 
     def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:  # noqa: ARG002

@@ -17,16 +17,16 @@ MTP_SUFFIX = "_mtp"
 
 @dataclass(frozen=True)
 class Family:
-    """Differences of one family's MTP heads.
+    """What is particular about the MTP heads of one family of targets.
 
-    module: of mlx-lm, with the family's layers. layer, args: the names of its classes.
-    index: the number of a layer, from its configuration, that is of the kind of the head's.
+    module: the module of mlx-lm with the family's layers. layer, args: the names of two classes in it.
+    index: returns the number of a layer of the target, by its configuration, that is like the head's layer.
     reads_normed: whether the head reads the target's state after the final norm, else that before it.
-    recurses_normed: whether its own output is normed before it takes the place of the state.
-    hides_first: whether the embedding of the token after position 0 is zeros.
-    masks_are_arrays: whether the layer takes masks as arrays alone.
+    recurses_normed: whether the head's own output is normed before it takes the place of the state.
+    hides_first: whether zeros replace the embedding of the token after position 0.
+    masks_are_arrays: whether the layer takes masks only as arrays.
     norms_lack_one: whether published norms are weights less 1.
-    cleaned_by_model: whether mlx-lm's own conversion of the model's layers does for the head's, too.
+    cleaned_by_model: whether mlx-lm's conversion of the target's layers also fits the head's.
     """
 
     module: str
@@ -41,19 +41,19 @@ class Family:
     cleaned_by_model: bool = False
 
     def taps(self, config: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the taps of a head; see Head."""
+        """Return Head.taps, the target's layers that a head reads. config: the target's."""
         return () if self.reads_normed else (int(config["num_hidden_layers"]) - 1,)
 
     def make_args(self, config: Mapping[str, Any]) -> Any:
-        """Return a configuration as mlx-lm has it. Raises mlx-lm's exceptions, TypeError without a field."""
+        """Make mlx-lm's arguments from a configuration. Raises TypeError or others of mlx-lm's exceptions."""
         # mlx-lm renames entries of what it is given.
         copied = deepcopy(dict(config))
         return getattr(import_module(f"mlx_lm.models.{self.module}"), self.args).from_dict(copied)
 
     def convert(self, weights: dict[str, mx.array], config: Mapping[str, Any]) -> dict[str, mx.array]:
-        """Return a head's weights as its modules have them, from published or converted ones.
+        """Convert a head's arrays, published or converted by others, into those of its modules here.
 
-        weights: by their places in the module, but for experts and for what mlx-lm splits.
+        weights: by their places in the module, but experts apart and without the splits that mlx-lm makes.
         Raises whatever mlx-lm raises if some are missing.
         """
         if not self.cleaned_by_model:
@@ -65,7 +65,7 @@ class Family:
         return {name.removeprefix("model."): array for name, array in cleaned.items()}
 
     def make_layer(self, config: Mapping[str, Any]) -> Module:
-        """Make a layer with random weights, of the kind of the head's."""
+        """Make a head's layer, with random weights, from its configuration."""
         args = self.make_args(config)
         kind = getattr(import_module(f"mlx_lm.models.{self.module}"), self.layer)
         made: Module = kind(args, self.index(args)) if self.module != "llama" else kind(args)

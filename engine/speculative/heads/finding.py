@@ -25,9 +25,9 @@ log = logging.getLogger("reprise.engine")
 
 
 def find_given_head(settings: Settings) -> FoundHead | None:
-    """Return the head of which the folder of --draft-model is; None if that is an ordinary model, or not set.
+    """Return the head in the folder of --draft-model; None if that holds an ordinary model, or is not set.
 
-    Raises ModelError if it is a drafter of hidden states that is not supported, or cannot be read.
+    Raises ModelError if the folder holds a head that is not supported, or cannot be read.
     """
     folder = Path(settings.draft_model) if settings.draft_model else None
     return identify(folder) if folder and (folder / "config.json").is_file() else None
@@ -36,8 +36,8 @@ def find_given_head(settings: Settings) -> FoundHead | None:
 def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) -> NamedHead | None:
     """Return the head that drafts for a model; None if it has none, or the settings do without.
 
-    given: the one of --draft-model, which takes precedence over the model's own.
-    Raises ModelError if the settings name a head that the model does not have, or that does not fit it.
+    given: the head of --draft-model, which takes precedence over the model's own.
+    Raises ModelError if the settings name a head that the model does not have, or that does not fit.
     """
     asked = next((kind for kind in NAMES if kind == settings.draft_type), None)
     if given is not None:

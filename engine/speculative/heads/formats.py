@@ -47,13 +47,13 @@ _DELTA = ("delta", "delta_plus_one", "mlx_delta")
 
 @dataclass(frozen=True)
 class FoundHead:
-    """A head as found, of which no array has been read.
+    """A head in a folder, of which no array has been read.
 
-    source: the folder or file, for people. family: of FAMILIES, of an MTP head.
-    config: of the head's layers, or a DFlash drafter's.
-    names: the name in the module of each array, by its file and its name there; empty if it is not used.
-    adds_one: whether norms lack 1. num_bytes: of the arrays that are used.
-    depth: layers of an MTP head. The first is used, and applied to its own output instead of the others.
+    source: the folder or file, for people. family: key in FAMILIES of an MTP head.
+    config: the configuration of an MTP head's layers, or of a DFlash drafter.
+    names: file -> array's name in the file -> its name in the head's module, "" if the array is not used.
+    adds_one: whether to add 1 to norms, as the file's lack it. num_bytes: bytes of the arrays that are used.
+    depth: number of an MTP head's layers. Only the first is used, applied again to its own output.
     """
 
     kind: HeadKind
@@ -67,7 +67,7 @@ class FoundHead:
 
 
 def find_folder(source: str) -> Path:
-    """Return the folder of a model, which may be the hub's cache. Raises ModelError if there is none."""
+    """Return the folder of a model, given its path or its name in the hub's cache. Raises ModelError."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
@@ -84,7 +84,7 @@ def find_folder(source: str) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config.json. Raises ModelError."""
+    """Read a folder's config.json. Raises ModelError if it is missing or not a JSON object."""
     if not (folder / "config.json").is_file():
         raise not_a_model(folder)
     try:
@@ -97,7 +97,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of the text part."""
+    """Return the text model's part of a configuration; all of it if it has no such part."""
     return dict(config.get("text_config") or config)
 
 
@@ -131,9 +131,9 @@ def find_own_heads(folder: Path, config: Mapping[str, Any]) -> list[FoundHead]:
 
 
 def identify(folder: Path) -> FoundHead | None:
-    """Return the head of which a folder is; None for an ordinary model.
+    """Return the head that a folder holds; None if it holds an ordinary model.
 
-    Raises ModelError if it is a drafter of hidden states that is not supported, or cannot be read.
+    Raises ModelError if the folder holds a head that is not supported, or cannot be read.
     """
     config = read_config(folder)
     model_type = str(config.get("model_type", ""))

@@ -23,10 +23,11 @@ the first drafted token; returns ids (rows, places)."""
 
 @dataclass(frozen=True)
 class Bounds:
-    """The positions of a long text that a head keeps: the first ones and the last ones.
+    """Which positions of a long text a head keeps: the first and the last.
 
-    sink: how many first ones; attention that finds nothing else goes there. window: how many last ones.
-    move: returns keys and values as if they stood that many positions earlier.
+    sink: number of first positions, to which attention goes that finds nothing else.
+    window: number of last positions.
+    move: returns keys and values as if they stood a number of positions earlier.
     """
 
     sink: int
@@ -42,10 +43,10 @@ class Bounds:
 class Head(Protocol):
     """Drafts from the target's hidden states.
 
-    taps: the layers of the target whose outputs it reads, counted from 0; empty: the state after the final
-        norm.
+    taps: the layers of the target whose outputs the head reads, counted from 0; empty if it reads the state
+        after the final norm.
     max_drafted: maximum tokens of a draft.
-    bounds: what it keeps of long texts; None for everything.
+    bounds: which positions of long texts the head keeps; None for all.
     """
 
     taps: tuple[int, ...]
@@ -56,7 +57,7 @@ class Head(Protocol):
         """Make empty caches for one row, one per layer of the head."""
 
     def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
-        """Feed committed positions, which the caches keep.
+        """Feed the states of committed positions; the caches keep their keys and values.
 
         states: (rows, width, taps * hidden), or (rows, width, hidden) without taps. following: (rows, width)
             the token after each position.
@@ -65,13 +66,13 @@ class Head(Protocol):
     def draft(
         self, states: mx.array, last: mx.array, caches: Sequence[Any], num: int, choose: Choose
     ) -> mx.array:
-        """Draft the tokens after a position and the one that follows it.
+        """Draft the tokens that come after `last`.
 
         states: (rows, taps * hidden) of the newest computed position. last: (rows,) the committed token after
             it, which has no state yet. num: tokens to draft, 1 to max_drafted.
 
         Returns (rows, num) ids, for the places after last. Each cache is fed the newest position, once and
-        alone, and gives it back by trim(); a cache of many rows has no trim(), and its owner forgets the
+        alone, and removed from it by trim(). A cache of many rows has no trim(): its owner removes the
         position. So the caches hold what they held before.
         """
 
@@ -124,9 +125,9 @@ class DraftCache:
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        """Return the mask of the next N tokens, which see the columns held and all N: None, or booleans.
+        """Return the attention mask of the next N tokens, which see all columns held and each other.
 
-        The first call is for the newest position, which is alone; window_size counts there only.
+        Returns None or booleans. The first call is for the newest position alone, and only it has a window.
         """
         if self._held is None:
             mask = self._cache.make_mask(N, return_array=return_array, window_size=window_size)
@@ -138,7 +139,7 @@ class DraftCache:
         return self._mask
 
     def give_back(self) -> None:
-        """Remove the newest position from the cache behind, if that can be asked to."""
+        """Remove the newest position from the cache behind, if that cache has trim()."""
         if self._held is not None and hasattr(self._cache, "trim"):
             self._cache.trim(1)
 
@@ -158,7 +159,7 @@ class _Body:
 
 
 def find_ends(model: Any) -> TargetEnds:
-    """Return the ends of a model of mlx-lm, with all that it does to its embeddings and logits.
+    """Return a model's embedding and output head, with all that the model does to embeddings and logits.
 
     Raises ValueError if the model's embedding, layers or body are not named as usual in mlx-lm.
     """
@@ -226,7 +227,7 @@ def is_pipeline(model: Any) -> bool:
 
 @singledispatch
 def owner_of_body(model: Any) -> Any:
-    """Return the part of a model that has a body and applies the output head to what it returns."""
+    """Return the part of a model that has a body, and applies the output head to the body's states."""
     while "model" not in model and "language_model" in model:
         model = model["language_model"]
     return model if "model" in model else None

@@ -62,7 +62,7 @@ class _HeadCaller:
 
 @dataclass
 class HeadRow:
-    """The state of one row. prefill: None if nothing is drafted for it. is_ready: whether it may draft."""
+    """The state of one row. prefill: None if nothing is drafted for the row. is_ready: it may draft."""
 
     prefill: HeadPrefill | None
     is_ready: bool = False
@@ -71,8 +71,8 @@ class HeadRow:
 class HeadDrafter:
     """A head and its rows, which the worker keeps in the order of the target's rows.
 
-    source: as timings report its drafts. model: makes the caches of a row.
-    num_bytes: of its weights. state_bytes: of the states of one position.
+    source: the name of its drafts in timings. model: makes the caches of a row.
+    num_bytes: bytes of the head's weights. state_bytes: bytes of the target's states at one position.
     Raises ModelError if the target's states cannot be taken.
     """
 
@@ -95,7 +95,7 @@ class HeadDrafter:
         return tapped.states()[0]
 
     def cost_share(self, loaded: LoadedModel) -> float:
-        """Return a drafted token's share of the cost of a target's step, by the weights that both read."""
+        """Return a drafted token's cost as a share of a target's step, by the bytes of weights read."""
         of_target = _array_bytes(loaded.model)
         # The output head is among the largest arrays.
         return min(1.0, (self.num_bytes + max(of_target)) / sum(of_target))
@@ -106,7 +106,11 @@ class HeadDrafter:
         self._rows: list[HeadRow] = []
 
     def measure_caches(self) -> tuple[int, dict[int, int], int]:
-        """Return a row's bytes per position: of caches that keep all, by window, and of the largest."""
+        """Return a row's bytes per position, in three parts.
+
+        These are the bytes in caches that keep every position, those in sliding caches by window, and those
+        in the largest cache.
+        """
         caches = self.model.make_cache()
         num = 2
         states = mx.zeros((1, num, self._size), self._dtype)
@@ -125,19 +129,19 @@ class HeadDrafter:
         return token_bytes, windows, largest
 
     def make_prefill(self, states: States, num_computed: int) -> HeadPrefill:
-        """Make the draft prefill of a sequence that joins.
+        """Make the draft prefill of a sequence that joins the rows with num_computed tokens computed.
 
-        states: of the last of its num_computed tokens, those that did not come from the prefix cache.
+        states: those of the last of these tokens; the tokens before them came from the prefix cache.
         """
         return HeadPrefill(self.head, states, num_computed - states.num)
 
     def add(self, prefill: HeadPrefill | None) -> None:
-        """Add an empty row as the last one. prefill: of its states; None to draft nothing for the row."""
+        """Add an empty row at the end. prefill: its draft prefill; None to draft nothing for the row."""
         self.rows.add(self.model.make_cache(), 0)
         self._rows.append(HeadRow(prefill))
 
     def awaiting_prefill(self) -> list[tuple[int, HeadPrefill]]:
-        """Return the rows whose draft prefill is not complete, and that prefill."""
+        """Return the index and the draft prefill of each row whose draft prefill is not complete."""
         return [(row, s.prefill) for row, s in enumerate(self._rows) if s.prefill and not s.is_ready]
 
     def idle_rows(self) -> list[int]:
@@ -145,7 +149,7 @@ class HeadDrafter:
         return [row for row, s in enumerate(self._rows) if s.prefill and s.prefill.num_idle > MAX_IDLE_STEPS]
 
     def start_drafting(self, row: int) -> None:
-        """Give a row the caches of its draft prefill, which is complete."""
+        """Give a row the caches of its complete draft prefill, so that it may draft."""
         prefill = self._rows[row].prefill
         assert prefill is not None
         self.rows.fill(row, prefill.release_caches(), prefill.num_computed)
@@ -156,7 +160,7 @@ class HeadDrafter:
         self._rows[row] = HeadRow(None)
 
     def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
-        """Keep a row's keys and values, those of states not yet fed included, before the row is removed.
+        """Keep a row's keys and values as a prefix before its removal; states that are left are fed first.
 
         tokens: all committed tokens of the row.
         """
@@ -192,10 +196,10 @@ class HeadDrafter:
             yield tapped
 
     def receive(self, tapped: TappedStates | None, num_final: Sequence[int]) -> list[mx.array]:
-        """Take the states of the positions that stay in the target's caches.
+        """Take, of each row, the states of the positions that stay in the target's caches.
 
-        num_final: (rows,) how many of those fed.
-        Returns copies of them, not evaluated; until they are, they hold what all rows were fed.
+        num_final: (rows,) how many of the positions fed stay.
+        Returns copies of these states, not evaluated: until then the states of all positions fed stay alive.
         """
         if tapped is None:
             return []
@@ -210,7 +214,7 @@ class HeadDrafter:
     def fill_in(
         self, inputs: list[RowInput], committed: Sequence[Sequence[int]], sampler: Sampler
     ) -> DraftWork | None:
-        """Make the drafts that the inputs want. A row that lacks too many positions only catches up.
+        """Draft the tokens that the inputs want. A row that lacks too many positions only catches up.
 
         inputs: one for each row; those with new drafts are replaced. committed: all tokens of each row.
         sampler: the target's, for the same rows.

@@ -28,7 +28,7 @@ _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 class Shape:
     """The sizes of a target that a head must fit.
 
-    name: of the target, for people. config: of its config.json. num_layers, vocab_size: of the target.
+    name: the target's name, for people. config: its config.json.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Target(Shape):
-    """A loaded target, for which a head is made."""
+    """A loaded target for which a head is made. ends: its embedding and output head."""
 
     ends: TargetEnds
 
@@ -48,7 +48,7 @@ def load_head(found: FoundHead, target: Target, max_drafted: int) -> MTPHead | D
     """Load a head and evaluate its arrays.
 
     max_drafted: maximum tokens of a draft of an MTP head.
-    Raises ModelError if it does not fit the target, or is not what its configuration says.
+    Raises ModelError if the head does not fit the target, or its arrays do not fit its configuration.
     """
     check_fit(found, target)
     config = dict(found.config)
@@ -62,7 +62,7 @@ def load_head(found: FoundHead, target: Target, max_drafted: int) -> MTPHead | D
 
 
 def check_fit(found: FoundHead, target: Shape) -> None:
-    """Raise ModelError if a head cannot be for a target, going by their configurations."""
+    """Raise ModelError if a head cannot belong to a target, by the configurations of both."""
     if found.kind == "mtp" and found.family not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ModelError(f"{found.source} has an MTP head of {found.family}; supported are those of {known}")
@@ -108,7 +108,7 @@ def choose(found: Sequence[FoundHead]) -> FoundHead | None:
 
 
 def read_weights(found: FoundHead) -> dict[str, mx.array]:
-    """Read a head's arrays by their places in the module, as mlx-lm would have converted them."""
+    """Read a head's arrays, converted as mlx-lm would; by the names of their places in the module."""
     weights: dict[str, mx.array] = {}
     for path, names in found.names.items():
         arrays: Any = mx.load(str(path))
@@ -128,9 +128,9 @@ def make_mtp(
 ) -> MTPHead:
     """Make an MTP head.
 
-    source: where it was found, for errors. config: {"model_type": the name of a family of FAMILIES
-        with "_mtp" behind it, "text_config": the configuration of the target, or of the head's layer}.
-    Raises ModelError if the weights are not those of such a head.
+    source: the head's folder or file, for errors. config: {"model_type": a key of FAMILIES followed by
+        "_mtp", "text_config": the configuration of the target, or of the head's layer}.
+    Raises ModelError if configuration or weights are not those of such a head.
     """
     family = FAMILIES[str(config["model_type"]).removesuffix(MTP_SUFFIX)]
     try:
@@ -144,7 +144,7 @@ def make_mtp(
 def make_dflash(source: str, config: dict[str, Any], weights: Weights, ends: TargetEnds) -> DFlashHead:
     """Make a DFlash drafter.
 
-    source: where it was found, for errors. config: of its config.json.
+    source: the drafter's folder, for errors. config: its config.json.
     Raises ModelError if the configuration lacks an entry, or the weights are not those of such a drafter.
     """
     try:
@@ -157,7 +157,7 @@ def make_dflash(source: str, config: dict[str, Any], weights: Weights, ends: Tar
 
 
 def read_dflash_config(config: dict[str, Any]) -> DFlashConfig:
-    """Read a drafter's config.json. Raises one of _UNREADABLE."""
+    """Parse a DFlash drafter's config.json. Raises one of _UNREADABLE if an entry is missing or wrong."""
     of_drafter = config["dflash_config"]
     num_layers = int(config["num_hidden_layers"])
     taps = of_drafter.get("target_layer_ids") or spread_taps(int(config["num_target_layers"]), num_layers)
@@ -186,7 +186,7 @@ def read_dflash_config(config: dict[str, Any]) -> DFlashConfig:
 
 
 def spread_taps(num_target_layers: int, num: int) -> tuple[int, ...]:
-    """Return the layers that a drafter of num layers reads if its configuration names none."""
+    """Return the target's layers that a DFlash drafter of num layers reads by default."""
     if num == 1:
         return (num_target_layers // 2,)
     span = num_target_layers - 4

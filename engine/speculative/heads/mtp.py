@@ -45,11 +45,11 @@ class MTPHead(Module):
         self._ends = ends
 
     def make_cache(self) -> list[Any]:
-        """Make an empty cache of one row."""
+        """Make the empty cache of the head's only layer, for one row."""
         return [KVCache()]
 
     def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
-        """Feed committed positions; see Head. The result is unread, so MLX computes keys and values alone."""
+        """Feed committed positions; see Head. The output is dropped, so MLX computes only keys and values."""
         self._apply(states, following, caches[0])
 
     def draft(

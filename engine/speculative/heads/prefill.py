@@ -16,11 +16,12 @@ MAX_FILLED = 64
 
 
 class HeadPrefill(TextPrefill):
-    """The part of one sequence that the head was fed.
+    """The draft prefill of one sequence by a head.
 
-    states: of the positions after that. num_idle: steps since it last was fed or drafted.
-    num_before: positions before the first state that is known; the target's prefix cache had them.
-    num_skipped: of these, how many the caches lack, so that all that follow stand that much earlier in them.
+    states: the target's states of the positions not fed yet. num_idle: steps since the row last was fed or
+        drafted for.
+    num_before: positions before the first known state; their keys and values came from the prefix cache.
+    num_skipped: how many positions the head's caches lack; all later ones stand that much earlier in them.
     loading: the files that are being read. is_disk_searched: whether files were looked for.
     """
 
@@ -35,10 +36,10 @@ class HeadPrefill(TextPrefill):
         self._head = head
 
     def begin(self, caches: Caches, num_computed: int) -> None:
-        """Begin, with zeros in place of states that are neither in the caches nor known.
+        """Begin; feed zeros for positions that are not in the caches and whose states are not known.
 
-        If they are many, one position stands for them all: the head takes the first of its caches for the
-        first of a text.
+        If these are more than MAX_FILLED, one position of zeros stands for them all, as the head takes the
+        first position in its caches for the first of a text.
         """
         num_missing = self.num_before - num_computed
         num_filled = num_missing if num_missing <= MAX_FILLED else 1
@@ -53,7 +54,7 @@ class HeadPrefill(TextPrefill):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether files are being read for it."""
+        """Whether files with this sequence's keys and values are being read."""
         return self.loading is not None and not self.loading.future.done()
 
     def compute(self, model: object, tokens: Sequence[int], max_ids: int) -> int:  # noqa: ARG002
@@ -68,18 +69,18 @@ class HeadPrefill(TextPrefill):
         return num_fed
 
     def count_left(self, num_tokens: int) -> int:  # noqa: ARG002
-        """Count the positions left to feed but the newest, from which a draft begins."""
+        """Count the positions left to feed, without the newest one, from which a draft begins."""
         return max(0, self.states.num - 1)
 
     def computed_ids(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the tokens after the positions in the caches, if these hold the text from its beginning."""
+        """Return the ids under which the caches go into the prefix cache; none if positions are lacking."""
         return self.kept_ids(tokens, self.num_computed)
 
     def kept_ids(self, tokens: Sequence[int], num_held: int) -> Sequence[int]:
-        """Return the ids under which num_held positions are kept: the token after each; none if some lack."""
+        """Return the ids under which num_held positions are kept, the token after each; none if some lack."""
         return () if self.num_skipped else self.following(tokens, 0, num_held)
 
     def following(self, tokens: Sequence[int], num_held: int, num: int) -> list[int]:
-        """Return the tokens after num positions, the first of which comes after num_held in the caches."""
+        """Return the token after each of num positions, which come after the first num_held in the caches."""
         start = self.num_skipped + num_held + 1
         return list(tokens[start : start + num])

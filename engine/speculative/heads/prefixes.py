@@ -19,13 +19,14 @@ MayCopy = Callable[[int], bool]
 
 
 class HeadPrefixes(DraftPrefixes):
-    """Keeps the keys and values of a head, and finds them when the target's come from its prefix cache.
+    """Keeps a head's keys and values, for prompts whose first tokens are in the target's prefix cache.
 
-    The states of these tokens are not known any more, so the head cannot be fed them again. What it holds of
-    a position depends on the token after it, too, and is kept under the id of that one: of position 0 under
-    the text's second token. Texts that differ in the first one share nothing in the target's cache, either.
+    The target's states of these tokens are not known any more, so the head cannot be fed them again. A head's
+    keys and values of a position depend on the token after it, too, and are kept under that token's id: those
+    of position 0 under the text's second token. Texts that differ in the first token share nothing in the
+    target's cache, either.
 
-    store: of the target, the second tier on disk, if there is one. may_copy: asked before files are loaded.
+    store: the target's second tier on disk, if there is one. may_copy: asked before files are loaded.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class HeadPrefixes(DraftPrefixes):
             self._store = store.sibling(part, self.needs_state)
 
     def look_up(self, prefill: TextPrefill, tokens: Sequence[int], max_tokens: int) -> int:  # noqa: ARG002
-        """Begin the prefill of a text after its cached part, unless a file with that part is loaded first.
+        """Begin the prefill of a text after its cached part, or start to load that part from a file.
 
         Returns 0, as no token was looked up.
         """

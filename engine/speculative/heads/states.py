@@ -9,7 +9,7 @@ import mlx.core as mx
 class States:
     """The target's states of consecutive positions that the head was not fed yet.
 
-    parts: (any, size) each. num: their positions.
+    parts: arrays (positions, size), in order. num: the positions of all parts.
     """
 
     parts: list[mx.array] = field(default_factory=list)
@@ -35,7 +35,7 @@ class States:
         self.num -= num
 
     def take(self, num: int) -> mx.array:
-        """Remove the first num states, of one position at least, and return them: (num, size)."""
+        """Remove the first num states and return them: (num, size). num: >= 1."""
         assert 0 < num <= self.num
         whole = self.parts[0] if len(self.parts) == 1 else mx.concatenate(self.parts)
         self.num -= num

@@ -1,7 +1,7 @@
 """Take hidden states out of the target's forward passes.
 
-While a graph is built, the modules that are tapped belong to a class that also notes what they return; after
-that they are what they were. So mlx-lm's models run unchanged, and nothing waits: states are lazy arrays.
+While a graph is built, the tapped modules have a class that also keeps their outputs; after that they have
+their own again. So mlx-lm's models run unchanged, and nothing waits: states are lazy arrays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,21 +20,21 @@ _OUTPUTS = "_tapped_outputs"
 class TappedStates:
     """The states that the tapped modules returned.
 
-    outputs: of each module, (rows, width, hidden) of each forward pass in their order.
+    outputs: for each module, its states (rows, width, hidden) in each forward pass, in order.
     """
 
     def __init__(self, num_modules: int) -> None:
         self.outputs: list[list[mx.array]] = [[] for _ in range(num_modules)]
 
     def states(self) -> list[mx.array]:
-        """Return the states of each forward pass, those of all modules side by side: (rows, width, any)."""
+        """Return the states of each forward pass: (rows, width, modules * hidden)."""
         joined = zip(*self.outputs, strict=True)
         return [each[0] if len(each) == 1 else mx.concatenate(list(each), axis=-1) for each in joined]
 
     def of_rows(self, wanted: Sequence[int]) -> list[mx.array | None]:
-        """Copy each row's first wanted[row] states, (wanted, any), not yet evaluated; None for 0.
+        """Copy each row's first wanted[row] states: (wanted[row], size), not evaluated; None for 0.
 
-        The forward pass was one over all rows, or one for each row in their order.
+        There was one forward pass over all rows, or one for each row, in their order.
         """
         passes = self.states()
         if len(passes) == 1:
@@ -53,7 +53,7 @@ class TappedStates:
 class Taps:
     """The modules of a target whose outputs a head reads.
 
-    layers: their numbers; none for the state after the final norm, which the model's body returns.
+    layers: numbers of the tapped layers; empty to tap the model's body, which returns the normed state.
     Raises ModelError if the model has no such modules.
     """
 

@@ -11,9 +11,9 @@ from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
 
 @dataclass(slots=True)
 class Verified:
-    """The rows of a verification step: how many tokens each fed, and how many were committed.
+    """How many tokens each row of a verification step fed, and how many it committed.
 
-    least_widths: what each would have fed without drafts, if any has a window.
+    least_widths: how many each would have fed without drafts; empty if no row has a window.
     """
 
     widths: Sequence[int]
@@ -22,9 +22,9 @@ class Verified:
 
 
 class StepAccounts:
-    """Charges every step's real time, and as plain time what plain steps really took.
+    """Charges each step to the slowdown budgets: its real seconds, and the plain time of its tokens.
 
-    costs: of the target's steps. model_costs: of the draft model's part; None without one.
+    costs: of the target's steps. model_costs: of the draft model's part; None without a draft model.
     """
 
     def __init__(self, costs: StepCosts, model_costs: DraftModelCosts | None = None) -> None:
@@ -42,11 +42,11 @@ class StepAccounts:
     ) -> None:
         """Account for a plain step.
 
-        budgets: of its rows. taken_s: its seconds; None if they are not known and cannot be charged.
-        is_steady: whether it was dispatched while another plain step of the same rows was in flight, as all
-            steps of plain decoding are. Such a step shows what plain steps cost.
-        follows_drafts: whether it was not because verified drafts, or draft prefill, came before it.
-        planning_s: how much of its seconds went into planning drafts.
+        budgets: of its rows. taken_s: its seconds; None if not known: then the expected ones are charged.
+        is_steady: whether the step was dispatched while another plain step of the same rows was in flight, as
+            all steps of plain decoding are. Such a step shows what plain steps cost.
+        follows_drafts: whether verified drafts, or draft prefill, before the step kept it from being steady.
+        planning_s: how many of the step's seconds went into planning drafts.
         """
         costs, num_rows = self._costs, len(budgets)
         if taken_s is None or not costs.is_learned:
@@ -74,8 +74,8 @@ class StepAccounts:
     ) -> None:
         """Account for a verification step.
 
-        budgets, verified: of its rows. taken_s: its seconds, with drafting_s of them for the draft model's
-        work, if it did any.
+        budgets, verified: of the step's rows. taken_s: the step's seconds, of which drafting_s went into the
+        draft model's work. work: that work, if there was any.
         """
         costs, widths, num_rows = self._costs, verified.widths, len(verified.widths)
         plain_s = costs.least_plain_s(num_rows, under)

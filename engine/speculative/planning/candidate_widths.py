@@ -11,9 +11,9 @@ from engine.speculative.verify import RowInput
 
 
 class CandidateWidths:
-    """The candidate widths of steps, and the drafts cut to them.
+    """Chooses the candidate widths of steps, and cuts drafts to exact ones.
 
-    costs: has the widths that are measured.
+    costs: the target's, whose table has the measured widths.
     exact: if not None, it has the only (rows, width) besides width 1 that a forward pass may have.
     """
 
@@ -26,7 +26,7 @@ class CandidateWidths:
         self._measured: dict[tuple[int, int, bool], list[int]] = {}
 
     def note_longest(self, num_tokens: int) -> None:
-        """Take note of the length of the longest row, before a step is planned or cut."""
+        """Set the length of the longest row, before a step is planned or its drafts are cut."""
         if self._exact_shapes is not None:
             self._is_long = num_tokens + self._costs.widths[-1] > SHORT_TOKENS
 
@@ -40,7 +40,7 @@ class CandidateWidths:
         return sorted({*measured, *self._exact([w for w in stops if 1 < w < widest], num_rows)})
 
     def measured(self, num_rows: int, widest: int) -> list[int]:
-        """Return the candidate widths whose costs are measured, and the widest. widest: of the drafts."""
+        """Return the measured widths below `widest`, and `widest`, the width of the longest draft."""
         asked = num_rows, widest, self._is_long
         if (found := self._measured.get(asked)) is None:
             widths = [*(w for w in self._costs.widths if 1 < w < widest), *{widest} - {1}]
@@ -58,7 +58,7 @@ class CandidateWidths:
     def without_inexact(self, inputs: Sequence[RowInput]) -> list[RowInput]:
         """In exact mode, cut drafts if a forward pass would have a width that is not known to be exact.
 
-        That happens when the draft model drafted less than planned.
+        Drafts have such widths when the draft model drafted less than planned.
         """
         if self._exact_shapes is None:
             return list(inputs)

@@ -25,7 +25,7 @@ STEADY_FED = 2
 
 
 class ModelPart:
-    """Weighs the tokens that a draft model promises against the time that it takes beside the target.
+    """Weighs the tokens that a draft model promises against the seconds that it adds to a step.
 
     target: costs of the target's steps. widths: those that a step may have.
     costs: of the draft model's part; None without a draft model.
@@ -39,20 +39,20 @@ class ModelPart:
         self._widths = widths
 
     def seconds(self, num_rows: int, num_fed: int, num_drafted: int) -> float:
-        """Return the expected seconds of the draft model's part of a step. See DraftModelCosts."""
+        """Return the expected seconds of the draft model's part of a step; see DraftModelCosts.seconds()."""
         if self.costs is None or not num_fed:
             return 0.0
         return self.costs.seconds(num_rows, num_fed, num_drafted, self.under)
 
     def token_steps(self, num_rows: int) -> float | None:
-        """Return the believed cost of a draft model's token, in plain steps; None of a head."""
+        """Return the believed cost of one token of the draft model, in plain steps; None for a head."""
         plain_s = self._target.least_plain_s(num_rows, self.under)
         if not plain_s or self.costs is None or isinstance(self.costs.alone, ShareOfTarget):
             return None
         return (self.seconds(num_rows, 1, 2) - self.seconds(num_rows, 1, 1)) / plain_s
 
     def spread_s(self, num_rows: int, work: PlannedDraft) -> float:
-        """Return the seconds of the draft model's part of a step, with this step's share of catching up."""
+        """Return the expected seconds of the draft model's part, with only a share of catching up charged."""
         steady_s = self.seconds(num_rows, min(work.num_fed, STEADY_FED), work.num_drafted)
         return steady_s + work.share * (self.seconds(num_rows, work.num_fed, work.num_drafted) - steady_s)
 
@@ -64,7 +64,7 @@ class ModelPart:
         return doubt * self.seconds(num_rows, work.num_fed, work.num_drafted)
 
     def is_asked(self, estimates: Sequence[DraftEstimate]) -> bool:
-        """Whether any of these rows' drafts are the draft model's."""
+        """Whether the draft model is to make any of these rows' drafts."""
         return self.costs is not None and any(e.draft.source in MODELS for e in estimates)
 
     def pays(self, forecast: DraftForecast, limit: int) -> bool:
@@ -101,11 +101,11 @@ class ModelPart:
         estimates: list[DraftEstimate],
         make_check: Callable[[Sequence[DraftEstimate]], Callable[[int], bool]],
     ) -> tuple[list[DraftEstimate], int]:
-        """Try the draft model again for rows that have not used it for long: a short draft for every row.
+        """Plan a probe if one is due: short drafts of rows that have not used the draft model for long.
 
         Returns the probes' estimates and the step's width; the given estimates and 1 if no probe is due or a
         slowdown budget does not allow it.
-        make_check: returns, for estimates, whether the budgets allow a step of a width.
+        make_check: takes estimates; returns a function that tells whether the budgets allow a width.
         """
         able = [s for s in members if s.drafts and s.drafts.can_ask_model and max_draft_tokens(s) > 0]
         due = [s.drafts.forecast for s in able if s.drafts and s.drafts.forecast.is_probe_due]

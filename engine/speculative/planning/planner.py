@@ -53,7 +53,7 @@ class Planner:
     exact: if not None, it has the only (rows, width) besides width 1 that a forward pass may have.
     model_costs: costs of the draft model's part of a step; None without a draft model.
 
-    widths: those that a step may have. model: the draft model's part of steps.
+    widths: chooses the widths that a step may have. model: weighs the draft model's part of steps.
     accounts: learns what steps took, and charges them to the rows' slowdown budgets.
     num_plain_probes: plain steps taken only to learn what they cost.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Member(Protocol):
-    """What is known of a row while its step is planned. See Sequence."""
+    """The part of Sequence that planning a step needs."""
 
     request: GenerationRequest
     tokens: list[int]
@@ -30,11 +30,11 @@ class Member(Protocol):
         """Committed tokens of the answer."""
 
     def give_up_drafts(self, fault: Exception) -> None:
-        """Stop drafting after a fault."""
+        """Draft nothing more for this row, because of a fault."""
 
 
 def may_draft(s: Member) -> bool:
-    """Whether anything might be drafted for a row: not with drafting off, nor for an answer's last token."""
+    """Whether a draft is possible for a row: drafting is on, and more than the last token is to come."""
     return s.drafts is not None and s.drafts.can_draft and max_draft_tokens(s) > 0
 
 
@@ -44,18 +44,18 @@ def max_draft_tokens(s: Member) -> int:
 
 
 def num_drafted_at(estimate: DraftEstimate, width: int) -> int:
-    """Return how many drafted tokens a row feeds in a step of that width, after its newest token."""
+    """Return how many drafted tokens and masks a row feeds in a step of a width, after its newest token."""
     return min(width - 1, estimate.num_tokens)
 
 
 def num_text_at(estimate: DraftEstimate, width: int) -> int:
-    """Return how many drafted tokens a row feeds in a step of that width, without masks."""
+    """Return how many drafted tokens, masks not counted, a row feeds in a step of a width."""
     num_drafted = num_drafted_at(estimate, width)
     return estimate.splits[num_drafted] if estimate.splits else num_drafted
 
 
 def fed_width(estimate: DraftEstimate, width: int) -> int:
-    """Return how many tokens a row feeds in a step of that width."""
+    """Return how many tokens a row feeds in a step of a width: its newest, drafted ones and masks."""
     return 1 + num_drafted_at(estimate, width)
 
 
@@ -65,7 +65,7 @@ def without_drafts(members: Sequence[Member]) -> list[RowInput]:
 
 
 def window_input(s: Member, num_held: int) -> WindowInput:
-    """Return the input of a row with a window. num_held: tokens in its cache, fewer than it has."""
+    """Return the input of a row with a window. num_held: tokens in its cache, fewer than are committed."""
     assert s.window
     # Under a grammar a hole can only be filled once all tokens before it are known.
     size = 1 if s.matcher else s.window.settings.window_size

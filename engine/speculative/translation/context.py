@@ -35,7 +35,7 @@ MAX_BOUNDARY_TRIES = 4
 
 
 class ContextTranslator:
-    """One row's translation. The translated text depends on the tokens alone, not on how many came at a time.
+    """Translates one row's text and drafts. How many tokens come at a time makes no difference to the result.
 
     prefix_tokens: p, the number of committed tokens that are encoded again with the text after them.
     """
@@ -76,7 +76,10 @@ class ContextTranslator:
         return TranslatedText(self._ids, num_same, self._num_settled)
 
     def translate_draft(self, drafted: Sequence[int]) -> list[int]:
-        """Encode the drafted text after the last tokens, up to a special or an incomplete character."""
+        """Encode the drafted text, after that of the last committed tokens, in the target's ids.
+
+        The draft ends at the first special token or incomplete character.
+        """
         if not drafted:
             return []
         text, special = self._pair.split_at_special(drafted)

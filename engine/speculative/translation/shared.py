@@ -6,7 +6,7 @@ from engine.speculative.translation.translator import AppendOnlyTranslator, Tran
 
 
 class IdentityTranslator:
-    """Takes ids unchanged. Ids that the other model lacks are left out of the text, and end a draft."""
+    """Keeps ids unchanged. An id that the other model lacks is left out of the text, and ends a draft."""
 
     def __init__(self, num_draft_ids: int, num_target_ids: int) -> None:
         self.counts = TranslationCounts()
@@ -39,12 +39,12 @@ class IdentityTranslator:
 class SharedTranslator(AppendOnlyTranslator):
     """Maps tokens to equal tokens, without encoding the text.
 
-    The draft model may draft only tokens that both have. It reads the text as the target's tokens split it: a
-    token that it lacks is replaced by its own tokens for the same bytes.
+    The draft model may draft only tokens that both models have. It reads the text as the target's tokens
+    split it: a target token that it lacks is replaced by its own tokens for the same bytes.
     """
 
     def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
-        """Look up the new tokens; those without any ids of the draft model are left out."""
+        """Append the draft model's ids of the new tokens; tokens for which it has none are left out."""
         new = tokens[self._num_translated :]
         # Not a second beginning of sequence.
         if not self._num_translated and new and self._pair.to_draft_ids(new[0]) == self._ids:
@@ -54,5 +54,5 @@ class SharedTranslator(AppendOnlyTranslator):
         return self._finish_text(tokens)
 
     def translate_draft(self, drafted: Sequence[int]) -> list[int]:
-        """Look up the drafted ids, up to the first that the target lacks."""
+        """Return the target's ids of the drafted ones, up to the first that the target lacks."""
         return self.counts.add(self._pair.to_target_ids(drafted), drafted)

@@ -17,10 +17,10 @@ IdsByBytes = dict[bytes, list[int]]
 class TokenMap:
     """The tokens that a draft model and a target both have, one to one.
 
-    Text is matched by equal bytes. If several ids of a vocabulary have the same bytes, those that its
+    Text tokens are matched by equal bytes. If several ids of a vocabulary have the same bytes, those that its
     tokenizer uses for the text come first, and ids written as bytes last. Special tokens are matched by their
-    token strings, except for the end of an answer and the beginning of sequence: those match however they are
-    written.
+    token strings, except for the end of an answer and the beginning of sequence: these match whatever their
+    token strings are.
     """
 
     to_target: NDArray[np.int32]
@@ -41,7 +41,7 @@ class TokenMap:
 
     @property
     def num_shared(self) -> int:
-        """The number of tokens that both have."""
+        """The number of tokens that both models have."""
         return int(np.count_nonzero(self.to_target != UNMATCHED))
 
     def _match(self, draft_ids: Iterable[int], target_ids: Iterable[int]) -> None:

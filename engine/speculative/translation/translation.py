@@ -22,7 +22,7 @@ PREFIX_TOKENS = 5
 class Translation:
     """The translation between one draft model and one target; makes a translator for every row.
 
-    strategy: the one in use. pair: None for "none", which does not use text.
+    strategy: the strategy in use. pair: the two vocabularies; None for "none", which does not use text.
     """
 
     def __init__(

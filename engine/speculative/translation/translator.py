@@ -36,10 +36,10 @@ class TranslationCounts:
 class TranslatedText:
     """The committed text in the draft model's ids.
 
-    ids: all of them, at least one if anything was committed. Read-only, and valid until the next call of
-    translate_text().
-    num_same: leading ids that the previous text had too; caches are rolled back to this length, no further.
-    num_settled: leading ids that later tokens cannot change.
+    ids: the whole text's ids, at least one if anything was committed. Read-only, and valid until the next
+        call of translate_text().
+    num_same: number of leading ids that the previous text had too, to which caches are rolled back.
+    num_settled: number of leading ids that later tokens cannot change.
     """
 
     ids: Sequence[int]
@@ -53,13 +53,13 @@ class Translator(Protocol):
     counts: TranslationCounts
 
     def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
-        """Translate the target's committed tokens: those of the previous call, and new ones after them."""
+        """Translate all of the target's committed tokens: those of the previous call, and new ones."""
 
     def translate_draft(self, drafted: Sequence[int]) -> list[int]:
         """Return the target's ids for tokens drafted after the last text; empty if they cannot be translated.
 
-        The bytes of the committed tokens and these ids are those of the committed tokens and a prefix of the
-        drafted text.
+        The committed tokens and the returned ids together have the same bytes as the committed tokens and a
+        prefix of the drafted text.
         """
 
 
@@ -73,9 +73,9 @@ class VocabularyPair:
     _draft_ids: dict[int, list[int]] = field(default_factory=dict)
 
     def to_draft_ids(self, token: int) -> list[int]:
-        """Return the draft model's ids for one target token: that of the same token, else those of its text.
+        """Return the draft model's ids for one target token: the same token's id, else those of its text.
 
-        A special that the draft model lacks is encoded as its token string, except for the beginning of
+        A special token that the draft model lacks is encoded as its token string, except for the beginning of
         sequence, which is left out. Each token is encoded once and cached.
         """
         ids = self._draft_ids.get(token)
@@ -89,7 +89,7 @@ class VocabularyPair:
         return ids
 
     def to_target_ids(self, drafted: Sequence[int]) -> list[int]:
-        """Return the target's ids of drafted tokens, up to the first token that the target lacks."""
+        """Return the target's ids for drafted ids, up to the first token that the target lacks."""
         ids: list[int] = self.token_map.to_target[list(drafted)].tolist()
         return ids[: ids.index(UNMATCHED)] if UNMATCHED in ids else ids
 

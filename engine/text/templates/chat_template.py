@@ -1,4 +1,4 @@
-"""A model's chat template, and the conversations of clients that it was not written for."""
+"""A model's chat template, and conversations that it was not written for."""
 
 import logging
 import re
@@ -27,11 +27,11 @@ _TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")
 
 
 class TemplateError(ValueError):
-    """The chat template rejected the messages; the message is the template's own."""
+    """The chat template rejected a conversation; this error's message is the template's."""
 
 
 def template_text(tokenizer: Any) -> str:
-    """Return a tokenizer's chat template: of several with names, that for tools. "" if none is text."""
+    """Return a tokenizer's chat template, of several the one for tools; "" if it has none that is text."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("tool_use") or template.get("default")
@@ -56,7 +56,7 @@ class ChatTemplate:
 
     @cached_property
     def traits(self) -> Traits | None:
-        """The template's traits; None if they cannot be found out: then it is given all as it is."""
+        """The template's traits; None if they cannot be found: conversations are not changed then."""
         if self._wrapped._chat_template is not None or not template_text(self._wrapped):
             return None
         try:
@@ -80,9 +80,9 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the ids of a conversation, changed as far as the template needs it.
 
-        is_generic: tools are shown in the generic format of fit.py.
-        processor: of images, whose marks (see image_parts.py) become one placeholder each.
-        Raises TemplateError if the template refuses it even so.
+        is_generic: whether to show tools in the generic format of fit.py.
+        processor: the model's for images; each mark of an image (see image_parts.py) becomes one placeholder.
+        Raises TemplateError if the template refuses even the changed conversation.
         """
         traits = self.traits
         if traits is None:
@@ -113,7 +113,7 @@ class ChatTemplate:
         end: PromptEnd = "answer",
         processor: ImageProcessor | None = None,
     ) -> list[int]:
-        """Return the ids of messages as they are. Raises TemplateError."""
+        """Return the ids of a conversation without changing it. Raises TemplateError if it is refused."""
         return self._render(self._mark(messages, tools, arguments, processor), end)
 
     def _log(self, changes: Sequence[str]) -> None:

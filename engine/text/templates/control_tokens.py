@@ -1,4 +1,4 @@
-"""Keep text of users and tools from becoming special tokens: what spells one is encoded as text."""
+"""Keep text of users and tools from becoming special tokens: text that spells one is encoded as text."""
 
 import re
 from collections.abc import Sequence
@@ -41,9 +41,9 @@ class ControlTokens:
         return re.compile(f"{OPEN}({self._pattern.pattern}){CLOSE}|[{OPEN}{CLOSE}]")
 
     def mark(self, value: Any, pattern: re.Pattern[str] | None = None) -> Any:
-        """Mark the control tokens in all strings of a value, which is plain JSON; object keys are not marked.
+        """Mark the control tokens in all strings of a JSON value, but not in the keys of its objects.
 
-        pattern: matches those to mark; None for all. A value without any is returned as it is.
+        pattern: matches the tokens to mark; None for all. A value without any is returned itself.
         """
         pattern = pattern or self._pattern
         match value:
@@ -63,9 +63,9 @@ class ControlTokens:
     def mark_messages(
         self, messages: list[dict[str, Any]], in_answers: re.Pattern[str]
     ) -> list[dict[str, Any]]:
-        """Mark all messages but the assistant's, which the model itself wrote: they stay as they are cached.
+        """Mark control tokens in all messages; in the assistant's, only those that in_answers matches.
 
-        in_answers: matches what is marked in those too.
+        The model itself wrote the assistant's messages, which stay as they are in the prefix cache.
         The messages themselves are returned if there is nothing to mark.
         """
         marked = [
@@ -79,7 +79,7 @@ class ControlTokens:
         return messages if is_same else marked
 
     def encode(self, rendered: str) -> list[int]:
-        """Return the ids of a rendered prompt whose marked tokens are text. The marks are left out."""
+        """Return the ids of a rendered prompt. Marked tokens are encoded as text, without their marks."""
         # [text, marked token or None, text, ..., text]
         parts: list[str | None] = self._marked.split(rendered)
         ids = self._encoder.encode(parts[0] or "")

@@ -1,7 +1,7 @@
-"""Change a conversation by the least that a chat template takes, so that no part of it is lost.
+"""Change a conversation as little as a chat template allows, so that no part of it is lost.
 
-A change depends on the template and on what stands before it, or after it up to the next answer. So it is
-made again at the next turn, and the prompt's beginning stays the same for the prefix cache.
+A change depends on the template and on the messages before it, or after it up to the next answer. So the same
+change is made at the next turn, and the prompt's beginning stays the same for the prefix cache.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ Then wait: its result follows. These are the tools, with the JSON schemas of the
 
 @dataclass(slots=True)
 class Fitted:
-    """A conversation that is made to fit. tools: for the template. done: what was changed, in words."""
+    """A conversation that is made to fit. tools: those for the template. done: the changes, in words."""
 
     messages: list[Json]
     tools: list[Json] | None
     done: list[str] = field(default_factory=list)
 
     def change(self, messages: list[Json], what: str) -> None:
-        """Replace the messages, and note the reason if they differ."""
+        """Replace the messages if they differ, and append `what`, a change in words, to done."""
         if messages != self.messages:
             self.messages = messages
             self.done.append(what)
@@ -46,7 +46,7 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
     """Return the conversation as the template takes it.
 
     messages: in OpenAI's form, arguments of calls as objects. They are not changed.
-    is_generic: calls are made in the generic format, which the template does not know.
+    is_generic: whether tools and calls are shown in the generic format, which the template does not know.
     """
     made = Fitted(list(messages), tools)
     if is_generic:
@@ -123,9 +123,9 @@ def _call_json(function: Json) -> str:
 
 
 def fold_systems(messages: Sequence[Json], keeps_first: bool) -> list[Json]:
-    """Put system text into the user's next message, or into a new user message if the assistant speaks next.
+    """Move system text into the user's next message, or into a new one if the assistant speaks next.
 
-    keeps_first: leave a system message at the head as it is.
+    keeps_first: whether a system message at the head stays as it is.
     """
     made: list[Json] = []
     held: list[str] = []
@@ -144,7 +144,7 @@ def fold_systems(messages: Sequence[Json], keeps_first: bool) -> list[Json]:
 
 
 def with_a_beginning(messages: Sequence[Json]) -> list[Json]:
-    """Let the user speak before the assistant: with the system text, or else with a few words."""
+    """Make the user speak first, with the system text or else a few words, if the assistant does."""
     start = next((index for index, one in enumerate(messages) if one["role"] != "system"), None)
     if start is None or messages[start]["role"] == "user":
         return list(messages)
@@ -153,7 +153,10 @@ def with_a_beginning(messages: Sequence[Json]) -> list[Json]:
 
 
 def with_words_apart(messages: Sequence[Json], assistant_runs: bool) -> list[Json]:
-    """Move the words of a message with calls into one before it, with a user's message between if needed."""
+    """Move the words of a message with calls into a message before it.
+
+    assistant_runs: whether the template shows both in a row; if not, a user's message is put between.
+    """
     made: list[Json] = []
     for message in messages:
         if message.get("tool_calls") and (message.get("content") or "").strip():
@@ -167,7 +170,7 @@ def with_words_apart(messages: Sequence[Json], assistant_runs: bool) -> list[Jso
 
 
 def split_calls(messages: Sequence[Json]) -> list[Json]:
-    """Make a message of each call, followed by the call's result. Results without a call come last."""
+    """Split messages so that each has one call, followed by its result. Results without a call come last."""
     made: list[Json] = []
     index = 0
     while index < len(messages):
@@ -191,7 +194,7 @@ def split_calls(messages: Sequence[Json]) -> list[Json]:
 
 
 def with_bridges(messages: Sequence[Json]) -> list[Json]:
-    """Let user and assistant take turns where calls and results, which are no turns, stand between."""
+    """Insert messages so that user and assistant alternate also across calls and results."""
     made: list[Json] = []
     spoke = ""
     for message in messages:
@@ -207,7 +210,7 @@ def with_bridges(messages: Sequence[Json]) -> list[Json]:
 def merge(messages: Sequence[Json], roles: Collection[str], joins_calls: bool) -> list[Json]:
     """Merge neighbouring messages of one role. A message with calls ends a run.
 
-    joins_calls: whether it may end a run of several messages; otherwise it stands alone.
+    joins_calls: whether a message with calls may be merged into the run before it; else it stands alone.
     """
     groups: list[list[Json]] = []
     for message in messages:

@@ -1,7 +1,7 @@
 """Images in a conversation, as its chat template takes them.
 
-Messages stay texts with marks while they are changed to fit a template. Then such a text becomes a list of
-parts, if the template shows an image among parts; else the image's own tokens are written into the text.
+While messages are changed to fit a template they stay texts, in which marks stand for images. Then a text
+with marks becomes a list of parts, if the template takes them; else an image's own tokens replace a mark.
 """
 
 import re
@@ -16,7 +16,7 @@ PROBE = "probe-q"
 
 
 def with_parts(message: Json, processor: ImageProcessor, *, takes_parts: bool) -> Json:
-    """Return a message with its images as parts, or as their tokens in its text."""
+    """Replace the marks in a message's text by parts, if the template takes them, else by images' tokens."""
     content = message.get("content")
     if not isinstance(content, str) or OPEN not in content:
         return message
@@ -46,7 +46,7 @@ def probe(role: str) -> Sequence[Json]:
 
 
 def with_placeholders(rendered: str, processor: ImageProcessor) -> str:
-    """Replace what the template wrote for images by what prompts show. What is marked as text is no image."""
+    """Replace the text that a template wrote for each image by its placeholders, unless marked as text."""
     if processor.written == processor.shown:
         return rendered
     written = re.compile(f"(?<!{TOKEN_OPEN}){re.escape(processor.written)}")

@@ -1,6 +1,6 @@
 """Find where messages begin in the ids of a prompt, by the tokens with which a chat template begins them.
 
-They are learned once, from a few short conversations; nothing is rendered a second time for a request.
+These tokens are learned once, from a few short conversations; no request is rendered a second time.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ Render = Callable[[list[dict[str, Any]], PromptEnd], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class MessageOpenings:
-    """How messages begin in prompts.
+    """The tokens with which messages begin in prompts.
 
     answer: the first two tokens that open an answer; empty if none do.
-    num_lasting: how many of the tokens that open an answer are there in later turns as well.
+    num_lasting: how many of the tokens that open an answer stay in the prompts of later turns.
     tokens: control tokens with which messages begin.
-    user: the first two tokens of a message of the user; empty if it does not begin with a control token.
-    num_user: how many tokens such a message has before its text.
+    user: the first two tokens of a user's message; empty if it does not begin with a control token.
+    num_user: number of tokens before the text of a user's message.
     """
 
     answer: tuple[int, ...] = ()
@@ -38,10 +38,9 @@ class MessageOpenings:
     def head_end(self, ids: Sequence[int], text: Sequence[int], *, is_whole: bool) -> int:
         """Return the index in a prompt where system text and tools end and the user's first message begins.
 
-        Some templates write system text into the first message of the user: there, what the user says is
-        searched in it.
-        text: the first ids of what the user says, encoded alone. is_whole: they are all of it, which may be
-            said in the system text too. Returns 0 if that place is not found.
+        Some templates write system text into the user's first message, where the user's own text is searched.
+        text: the first ids of the user's text, encoded alone. is_whole: whether they are all of it: the
+            system text may contain them too. Returns 0 if that index is not found.
         """
         held = np.asarray(ids, np.int32)
         if not self.user or (start := _find(held, self.user, 0, len(held))) is None:

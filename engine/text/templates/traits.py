@@ -1,6 +1,6 @@
-"""Find out what a chat template takes and shows, by rendering short conversations of words that it lacks.
+"""Find out which conversations a chat template takes and shows, by rendering short ones of unusual words.
 
-A template may refuse what it does not expect, or leave it out without a word; only its output tells.
+A template may refuse a message that it does not expect, or leave it out silently; only its output tells.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ _IDS = ("call_1", "call_2"), ("probeid01", "probeid02")
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Traits of a chat template: which roles, calls and contents it shows, in full and in the given order.
+    """Which roles, calls and contents a chat template shows, in full and in the given order.
 
     has_system: a system message at the head, which stays there. later_systems: system messages after it.
     user_runs, assistant_runs: two messages of the same role in a row.
     after_results: the user may speak right after results.
-    tools: tools, calls and results. The next five are about calls, true if it takes none.
+    tools: tools, calls and results. The next five are about calls, and true if the template takes none.
     calls_null: no content beside calls. calls_content: content beside calls. any_ids: ids of any length.
     objects: arguments as JSON objects.
     parallel_calls: two calls in a message.
@@ -49,7 +49,7 @@ class Traits:
 
     @property
     def strictest(self) -> "Traits":
-        """The traits of a template that takes nothing but user and assistant in turns, and perhaps tools."""
+        """The traits of a template that takes only user and assistant, alternating, and perhaps tools."""
         none = {field.name: False for field in fields(self)}
         kept = ("tools", "calls_content", "any_ids", "objects")
         return Traits(**{**none, **{name: getattr(self, name) for name in kept}})

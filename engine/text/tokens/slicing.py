@@ -1,4 +1,4 @@
-"""Cut a text where its tokens are cut anyway, so that slices have the ids of the whole.
+"""Cut a text at borders that no token crosses, so that its slices together have the whole text's ids.
 
 Two kinds of places are tried: in front of a single space between letters, and at a letter after a single line
 break. They are used if no token crosses one, if nothing that the tokenizer does could reach across it, and if
@@ -41,9 +41,9 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """How the texts of a tokenizer are cut. borders: matches the places.
+    """Where a tokenizer's texts are cut. borders: matches the places.
 
-    drops: whether the space behind a border belongs to neither slice.
+    drops: whether the space behind a border is in neither slice.
     """
 
     borders: re.Pattern[str]
@@ -52,7 +52,7 @@ class Slicing:
     def slices(self, text: str, num_characters: int = SLICE_CHARACTERS) -> Iterator[str]:
         """Yield the slices of a text, of at most num_characters if it has borders.
 
-        Raises UnbrokenTextError if one has more than MAX_UNBROKEN.
+        Raises UnbrokenTextError if a slice would have more than MAX_UNBROKEN characters.
         """
         start, skipped = 0, 0
         while len(text) - start > num_characters:

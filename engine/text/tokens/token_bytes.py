@@ -73,7 +73,7 @@ class TokenByteDecoder:
 def decode_partial(token_string: str) -> bytes:
     """Return the bytes of a token that is not whole characters, such as "<0xE4>" or "âĢ".
 
-    Only for a token whose own text contains U+FFFD. Returns no bytes if U+FFFD is what the token says.
+    Only for a token whose own text contains U+FFFD. Returns no bytes if the token is U+FFFD itself.
     """
     if BYTE.fullmatch(token_string):
         return bytes([int(token_string[3:5], 16)])

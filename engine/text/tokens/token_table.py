@@ -41,7 +41,7 @@ MAX_KEPT = 8
 class Pieces(Sequence[bytes]):
     """The bytes of every token, cut out of one string when asked for.
 
-    blob: those of all tokens. ends: (tokens,) where each ends in it.
+    blob: the bytes of all tokens, joined. ends: (tokens,) the offset in blob at which each token ends.
     """
 
     def __init__(self, blob: bytes, ends: NDArray[np.int64]) -> None:
@@ -49,7 +49,7 @@ class Pieces(Sequence[bytes]):
 
     @classmethod
     def of(cls, pieces: Sequence[bytes]) -> "Pieces":
-        """Join the bytes of tokens."""
+        """Make it from a list of the bytes of each token."""
         return cls(b"".join(pieces), np.cumsum([len(piece) for piece in pieces], dtype=np.int64))
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Pieces(Sequence[bytes]):
 class TokenTable:
     """A tokenizer's vocabulary as bytes, with facts about it.
 
-    fingerprint: a digest of it, equal for two tokenizers exactly if their vocabularies are equal.
+    fingerprint: a digest of the vocabulary, equal for two tokenizers exactly if their vocabularies are equal.
     longest_token: characters of the longest token string.
     pieces: the bytes of each id, maybe part of a character; those of control tokens are their token strings.
         Empty for an id without a token. No ids at all if fault is set.
@@ -98,7 +98,7 @@ def read_table(backend: Backend, folder: Path | None, file_digest: str = "") -> 
     """Return the table of a tokenizer: that in the folder, else a new one, which is then written there.
 
     folder: None to read and write no file. A file that is damaged or cannot be written is logged.
-    file_digest: of the file that the vocabulary is from, if it is known.
+    file_digest: digest of the file that the vocabulary is from; "" if it is not known.
     """
     if folder is None:
         return make_table(backend, backend.to_str())

@@ -46,7 +46,7 @@ Loaded = TypeVar("Loaded")
 
 
 class NotSharedError(Exception):
-    """A tokenizer's class needs more than the model that was parsed."""
+    """A tokenizer's class cannot be made from a model that was parsed before."""
 
 
 def read_once(load: Callable[[], Loaded]) -> tuple[Loaded, str]:
@@ -93,9 +93,9 @@ def _reading_once(reader: "Reader") -> Iterator[None]:
 
 
 class Reader:
-    """Parses files. All who only read() a file get one tokenizer, until one takes it with take() and owns it.
+    """Parses tokenizer files, each once: read() returns one shared tokenizer, until take() gives it away.
 
-    digest: of the file's contents, if exactly one tokenizer was taken; else "".
+    digest: SHA-256 of the file, if exactly one tokenizer was taken; else "".
     """
 
     def __init__(self) -> None:
@@ -104,13 +104,13 @@ class Reader:
         self._parsed: dict[str, Backend] = {}
 
     def read(self, path: str) -> Backend:
-        """Return a file's tokenizer, to look at."""
+        """Return a file's tokenizer, which the caller must not change."""
         if path not in self._parsed:
             self._parsed[path] = parse(path)
         return self._parsed[path]
 
     def take(self, path: str) -> Backend:
-        """Return a file's tokenizer, to keep and to change."""
+        """Return a file's tokenizer, which the caller owns and may change."""
         self.read(path)
         self._num_taken += 1
         is_only = self._num_taken == 1

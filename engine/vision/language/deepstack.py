@@ -12,9 +12,10 @@ _ADDED = "_features_to_add"
 
 @contextmanager
 def features_behind(layers: Sequence[Any], at: mx.array, deep: Sequence[mx.array]) -> Iterator[None]:
-    """Let the first layers return their states with features added, inside the block.
+    """Add features to the states that the first layers return, inside the block.
 
-    at: (n,) the places of the features among the tokens of one row. deep: (n, hidden) of a layer each.
+    at: (n,) indices, among the tokens of one row, of those that get features. deep: (n, hidden) for each of
+        the first layers.
     """
     changed: list[tuple[Any, type]] = [(layer, type(layer)) for layer, _ in zip(layers, deep, strict=False)]
     try:

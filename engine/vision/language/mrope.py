@@ -12,7 +12,7 @@ Axes = np.ndarray
 
 
 def find_axes(text_config: Mapping[str, Any]) -> Axes | None:
-    """Return the axes of a language model; None if it has one only."""
+    """Return the axis, 0 to 2, by which a language model turns each pair; None if it has only one axis."""
     rope = text_config.get("rope_parameters") or text_config.get("rope_scaling") or {}
     if (sections := rope.get("mrope_section")) is None:
         return None
@@ -26,9 +26,9 @@ def find_axes(text_config: Mapping[str, Any]) -> Axes | None:
 
 @contextmanager
 def rope_at(places: np.ndarray, axes: Axes) -> Iterator[None]:
-    """Let rope turn by these places inside the block, in a forward pass of one row.
+    """Make rope turn queries and keys by these places inside the block, in a forward pass of one row.
 
-    places: (3, n) of the tokens that are fed. For the thread that owns MLX.
+    places: (3, n) places of the tokens fed. axes: see find_axes(). For the thread that owns MLX.
     """
     fused: Callable[..., mx.array] = mx.fast.rope
     is_text = (places == places[:1, :1] + np.arange(places.shape[1])).all()

@@ -20,7 +20,7 @@ SCALED = ("gemma3", "gemma3n", "gemma4")
 
 
 class Language:
-    """The language model of one that sees. tower: of the same model."""
+    """The language model of a model that sees images. tower: the same model's."""
 
     def __init__(self, model: Any, tower: Tower) -> None:
         self._model, self._tower = model, tower
@@ -38,7 +38,7 @@ class Language:
         return self._axes is not None
 
     def delta(self, images: Sequence[PromptImage]) -> int:
-        """Return what to add to the index of a token after all images to get its place."""
+        """Return the delta of tokens after all images: their place less their index, never above 0."""
         return find_delta(images, self._tower.positions) if self.has_axes else 0
 
     def feed(
@@ -51,7 +51,8 @@ class Language:
     ) -> mx.array:
         """Feed tokens[start:end] of a prompt; return their logits, (1, end - start, vocabulary).
 
-        span: start, which the caches hold already, and end. features: of the one image that is in it.
+        span: (start, end); the caches hold all tokens before start. features: those of the only image in the
+            span; None without one.
         """
         start, end = span
         part = np.array(tokens[start:end])

@@ -12,10 +12,10 @@ from engine.kv_cache.per_row import Caches, leaves
 
 @contextmanager
 def images_seen_whole(caches: Caches, numbers: np.ndarray, in_windows_only: bool = False) -> Iterator[None]:
-    """Let each token of an image see all tokens of that image, too, with one row's caches in the block.
+    """Let each token of an image also see the image's later tokens, in the block and with one row's caches.
 
-    numbers: (n,) of the tokens that are fed, the number of each one's image; negative if it has none.
-    in_windows_only: leave layers that keep all tokens as they are.
+    numbers: (n,) for each token fed, the number of its image; negative if it belongs to none.
+    in_windows_only: change only sliding layers, not those that keep all tokens.
     """
     same = mx.array((numbers[:, None] == numbers) & (numbers >= 0))
 
