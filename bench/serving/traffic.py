@@ -27,7 +27,7 @@ NOTES = (
 
 
 def ratio_text(name: str) -> Callable[[tables.Row], str | None]:
-    """Return a function that writes a row's ratio as a cell: of the medians, with the rounds' extremes."""
+    """Return a function that writes a field, a ratio of medians, with the extremes of rounds, as a cell."""
     return lambda row: row[name] and f"{row[name]:.2f} ({interval(row, f'{name}_low', f'{name}_high')})"
 
 

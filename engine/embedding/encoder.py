@@ -151,7 +151,7 @@ class Classifier(Module):
         self._activation = ACTIVATIONS[config.get("classifier_activation", "gelu")]
 
     def __call__(self, states: mx.array) -> mx.array:
-        """Return the logit of a pair's score, (1,). states: (tokens, size) after the last layer."""
+        """Return the logit of a document's relevance to a query, (1,). states: (tokens, size) of both."""
         pooled = states.mean(axis=0, keepdims=True) if self._pools_mean else states[:1]
         rated = self.dense(pooled)
         rated = self.norm(self._activation(rated)) if "norm" in self else mx.tanh(rated)
@@ -195,7 +195,7 @@ class Encoder(Module):
         return states
 
     def rate(self, states: mx.array) -> mx.array:
-        """Return the logit of a pair's score, (1,). states: (tokens, size) after the last layer."""
+        """Return the logit of a document's relevance to a query, (1,). states: (tokens, size) of both."""
         return self.classifier(states)
 
 

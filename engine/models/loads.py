@@ -296,7 +296,7 @@ class Loads:
 
 
 class GivenModel:
-    """Loads the first of the known models, whose engine is made already, and no other.
+    """Loads the only model of a server, whose engine exists already when loading begins.
 
     on_death: called with the fault's text if the model's engine dies. serve: see Loading in loop.py.
     """

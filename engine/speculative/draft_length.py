@@ -43,7 +43,7 @@ class DraftEstimate:
 
 
 def steady(rate: float, num_tokens: int) -> tuple[float, ...]:
-    """Return DraftEstimate.expected for tokens that are all accepted at the same rate."""
+    """Return the tokens that a step commits on average with 0, 1, ... num_tokens drafted ones of one rate."""
     return tuple(expected_tokens(rate, num_drafted) for num_drafted in range(num_tokens + 1))
 
 

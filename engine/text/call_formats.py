@@ -51,7 +51,7 @@ class FoundFormat:
 
 
 def recognize(tokenizer: Any) -> FoundFormat | None:
-    """Return the format of a model's tool calls, if mlx-lm found none; None if it is unknown here too.
+    """Return the format of tool calls of a model for which mlx-lm finds none; None if it is unknown here too.
 
     tokenizer: the model's, of transformers.
     """

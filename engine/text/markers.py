@@ -70,7 +70,7 @@ class Markers:
 
     @property
     def is_in_blocks(self) -> bool:
-        """Whether content is a block beside reasoning and tool calls, as Kimi K3 writes answers."""
+        """Whether content stands between markers of its own, as reasoning and tool calls do (Kimi K3)."""
         return self.call_format == "kimi_k3" and self.can_think and len(self.separators) == 3
 
     @property

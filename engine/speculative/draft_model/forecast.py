@@ -39,8 +39,8 @@ PREFILL_ONE_PROMPT_IN = 8
 class TokenYield:
     """Learns how many target tokens a drafted token becomes: 1 if both models have the same vocabulary.
 
-    prior: the yield over all rows, from which this row's starts and which learns with it; None for the one
-        over all rows.
+    prior: the yield over all rows, at which this one starts, and which learns all that this one learns; None
+        if this is the yield over all rows.
     """
 
     prior: "TokenYield | None" = None

@@ -4,7 +4,7 @@
     y = layer(x)                  attends to the earlier x of the head's own cache, at position p
     t(p + 2) = the target's output head applied to norm(y)
 
-For the next token y, or its norm, takes the place of the state, at position p + 1, and so on.
+To predict one token more, at position p + 1, y or its norm is used in place of the state, and so on.
 
 Source: DeepSeek-V3 (arXiv:2412.19437), section 2.2; Qwen3-Next's checkpoints, for the names of the tensors.
 """

@@ -144,7 +144,7 @@ def fold_systems(messages: Sequence[Json], keeps_first: bool) -> list[Json]:
 
 
 def with_a_beginning(messages: Sequence[Json]) -> list[Json]:
-    """Make the user speak first, with the system text or else a few words, if the assistant does."""
+    """If the assistant speaks first, let the user do so: with the system text, or with a few words."""
     start = next((index for index, one in enumerate(messages) if one["role"] != "system"), None)
     if start is None or messages[start]["role"] == "user":
         return list(messages)
