@@ -6,6 +6,7 @@ from collections.abc import Callable
 from engine.batch.batch import Batch
 from engine.batch.sequence import Sequence
 from engine.batch.stats import EngineStats
+from engine.interface.stations import station
 from engine.scheduler.draft_prefiller import DraftPrefiller
 from engine.scheduler.request_queue import RequestQueue
 
@@ -23,6 +24,7 @@ class Preemption:
         self._draft_prefiller = draft_prefiller
         self._stats = stats
 
+    @station("memory")
     def make_room(self, fetch_in_flight: Callable[[], None]) -> None:
         """End draft prefill, then preempt the youngest sequences, until the next step fits.
 

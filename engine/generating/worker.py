@@ -180,7 +180,7 @@ class Worker:
             self.queue.admit(self.members, self.rows)
         if self.prefilling:
             self._open_drafters()
-        self._make_room()
+        self._preemption.make_room(self._fetch_in_flight)
         if _awaits_prompts(self.batch, self.queue.prefiller):
             self.batch.start_copies()
             self._prefill(0)
@@ -227,11 +227,6 @@ class Worker:
                 self.draft_prefiller.keep_row(sequence, row)
         if ended:
             self.batch.free(ended)
-
-    @station("memory")
-    def _make_room(self) -> None:
-        """Free memory until the next step fits."""
-        self._preemption.make_room(self._fetch_in_flight)
 
     def _fetch_in_flight(self) -> None:
         """Fetch the step in flight, and free the rows of sequences that it ended."""

@@ -311,6 +311,6 @@ def test_a_prompt_s_windows_count_as_large_as_its_widest_chunk_made_them() -> No
         if prefilling := driven.worker.prefilling:
             mx.synchronize()
             held.append(sum(leaf.nbytes for leaf in leaves(prefilling[0].prefill.caches)))
-            driven.worker._make_room()
+            driven.worker._preemption.make_room(driven.worker._fetch_in_flight)
             assert driven.worker.queue.memory_budget.used_bytes >= held[-1]
     assert held
