@@ -137,8 +137,8 @@ class Grammars:
         if found is None:
             # Not under the lock: compiling may take long, and must not block other threads' lookups.
             found = self._compile(grammar)
-        with self._lock:
-            self._compiled.put(grammar, found)
+            with self._lock:
+                self._compiled.put(grammar, found)
         return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
