@@ -34,7 +34,7 @@ def tower_type(config: Config) -> str:
     """Return the model type that names a model's tower: that of its vision part for a llava."""
     model_type = str(config.get("model_type"))
     # What Pixtral was published as; others of the name have towers of their own.
-    return str(config["vision_config"].get("model_type")) if model_type == "llava" else model_type
+    return str((config.get("vision_config") or {}).get("model_type")) if model_type == "llava" else model_type
 
 
 def find_tower(config: Config, folder: Path) -> Tower | None:

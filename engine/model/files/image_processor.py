@@ -1,7 +1,6 @@
 """Read from a model's folder how its images are cut, and how its prompts show them."""
 
 import json
-import logging
 import math
 from dataclasses import asdict
 from hashlib import sha256
@@ -21,7 +20,6 @@ from engine.foreign.image_sizes import (
 from engine.interface.images import Cut, ImageProcessor, Tiles, VisionInfo
 from engine.vision.finding import tower_type
 
-log = logging.getLogger("reprise.engine")
 CUTS: dict[str, Cut] = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl"), "qwen"),
     "gemma3": "gemma3",
@@ -67,13 +65,10 @@ def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> Vi
     """
     inner = _read(folder, "processor_config.json").get("image_processor")
     given = _read(folder, "preprocessor_config.json") or inner
-    family = tower_type(config) if config.get("vision_config") else str(config.get("model_type"))
+    family = tower_type(config)
     cut = CUTS.get(family)
     placeholder = config.get("image_token_id", config.get("image_token_index"))
-    if cut is None or not given or not isinstance(placeholder, int):
-        return None
-    if not has_library():
-        log.warning("%s sees no images: Pillow is not installed (the extra vision)", folder.name)
+    if cut is None or not given or not isinstance(placeholder, int) or not has_library():
         return None
     try:
         return _describe(family, _processor(cut, config, given, placeholder, backend))

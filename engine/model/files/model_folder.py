@@ -18,7 +18,7 @@ from engine.interface.embeddings import EmbeddingInfo, Purpose
 from engine.interface.errors import ModelError
 from engine.interface.images import VisionInfo
 from engine.model.files.context_length import find_context_tokens
-from engine.model.files.image_processor import has_library, read_vision
+from engine.model.files.image_processor import read_vision
 from engine.model.files.purpose import ENCODERS, find_purpose
 from engine.model.files.recipe import find_vectors
 from engine.model.files.safetensors_file import read_header
@@ -90,7 +90,7 @@ def find_vision(path: Path, config: dict[str, Any]) -> VisionInfo | None:
     config: its config.json. Such a model may still be loaded as a text model, as the tower's arrays are not
         looked at here.
     """
-    if not config.get("vision_config") or tower_type(config) not in TOWERS or not has_library():
+    if not config.get("vision_config") or tower_type(config) not in TOWERS:
         return None
     return read_vision(config, path) if any(map(is_of_tower, _array_names(path))) else None
 
