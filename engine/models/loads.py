@@ -259,7 +259,10 @@ class Loads:
         engine.pause()
         self._memory.holders = [one for one in self._memory.holders if one is not model.budget]
         model.budget = None
-        engine.free()
+        try:
+            engine.unload()
+        except Exception:
+            log.error("while %s was unloaded", model.name, exc_info=True)
         with self._known.lock:
             model.is_loaded = False
             model.num_unloads += 1

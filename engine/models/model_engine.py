@@ -164,16 +164,12 @@ class ModelEngine(ABC):
         return False
 
     def end(self, failed: Failed) -> None:
-        """End all requests and free the model. See free()."""
+        """End all requests and free the model. A fault while doing so is logged: other models go on."""
         self.end_all(failed)
-        self.free()
-
-    def free(self) -> None:
-        """Unload the model. A fault while doing so is logged: other models go on."""
         try:
             self.unload()
         except Exception:
-            log.error("while %s was unloaded", self.settings.model_name, exc_info=True)
+            log.error("while a model was unloaded", exc_info=True)
 
     def die(self, fault: BaseException) -> None:
         """End all requests as failed, because of a fault that no single request caused."""
