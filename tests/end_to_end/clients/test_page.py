@@ -46,9 +46,13 @@ def test_a_race_has_equal_texts_and_fewer_forward_passes(tab):
         plain, drafted = page.locator(".lane").all()
         expect(plain.locator(".figures")).to_contain_text("1.00 tokens a forward pass")
         expect(plain.locator(".markdown .from.suffix")).to_have_count(0)
+        # The heads of code are drawn after the verdict.
+        expect(drafted.locator(".code-bar")).to_have_count(plain.locator(".code-bar").count())
         assert drafted.locator(".markdown").inner_text() == plain.locator(".markdown").inner_text()
         if num_drafted := drafted.locator(".markdown code .from.suffix").count():
             break
+        # The next verdict must not be this one.
+        page.reload()
     assert num_drafted > 0
 
 
