@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import document
+from reprise.bench import document
 
 
 @dataclass(frozen=True, slots=True)

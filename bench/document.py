@@ -17,9 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from config.version import VERSION
-from engine.interface.models import ModelInfo
-from engine.speculative.costs.step_costs import StepCosts
+from reprise.config.version import VERSION
+from reprise.engine.interface.models import ModelInfo
+from reprise.engine.speculative.costs.step_costs import StepCosts
 
 Document = dict[str, Any]
 

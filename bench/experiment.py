@@ -12,7 +12,7 @@ from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from bench.errors import ArgumentsError
+from reprise.bench.errors import ArgumentsError
 
 Tokens = Sequence[int]
 CaseT = TypeVar("CaseT")

@@ -6,25 +6,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
-from bench.errors import ArgumentsError
-from bench.workloads import Turn
-from bench.workloads.chats import render, render_turn, views_of
-from config.settings import Settings
-from drafters.assembly import make_drafters
-from drafters.base import Drafter
-from drafters.repetition import score_in_slices
-from engine.distributed import follow
-from engine.distributed.rank_0 import Ranks
-from engine.distributed.ranks.place import Place, read_place
-from engine.engine import Engine
-from engine.interface.errors import ModelError
-from engine.interface.events import Event, Failed, Finished
-from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
-from engine.model.loading import StartProgress
-from engine.models.making import Makers
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.proposers import DraftSources
-from server.views.making import ViewMaker
+from reprise.bench.errors import ArgumentsError
+from reprise.bench.workloads import Turn
+from reprise.bench.workloads.chats import render, render_turn, views_of
+from reprise.config.settings import Settings
+from reprise.drafters.assembly import make_drafters
+from reprise.drafters.base import Drafter
+from reprise.drafters.repetition import score_in_slices
+from reprise.engine.distributed import follow
+from reprise.engine.distributed.rank_0 import Ranks
+from reprise.engine.distributed.ranks.place import Place, read_place
+from reprise.engine.engine import Engine
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.events import Event, Failed, Finished
+from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
+from reprise.engine.model.loading import StartProgress
+from reprise.engine.models.making import Makers
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.proposers import DraftSources
+from reprise.server.views.making import ViewMaker
 
 Tokens = tuple[int, ...]
 VIEW_BYTES = 1 << 26

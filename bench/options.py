@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.errors import ArgumentsError
-from bench.workloads import WORKLOADS
-from config.access import KEY
-from config.settings import SETTINGS
+from reprise.bench.errors import ArgumentsError
+from reprise.bench.workloads import WORKLOADS
+from reprise.config.access import KEY
+from reprise.config.settings import SETTINGS
 
 MACHINES = "hosts", "split", "split_layers", "join_timeout_s"
 """Settings of a model on several machines."""

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn
 from rich.text import Text
 
-from bench import document, tables
-from bench.errors import ArgumentsError, BenchError
+from reprise.bench import document, tables
+from reprise.bench.errors import ArgumentsError, BenchError
 
 LINE_EVERY_S = 60.0
 """Seconds after which another line says how far the work is, where there is no terminal."""
@@ -61,7 +61,7 @@ def finish(
         tables.write_csv(arguments.csv, rows)
     if getattr(arguments, "html", None):
         # Imported here, so that it is loaded only when a page is written.
-        from bench.page import write_page
+        from reprise.bench.page import write_page
 
         write_page(arguments.html, [result])
 

@@ -17,12 +17,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from bench import document, options, outputs
-from bench.options import Flag
-from bench.tables import Column, Row
-from engine.interface.request import Sampling
-from engine.sampling.logprobs import measure as measure_likelihoods
-from engine.sampling.sampler import Draw, RowSampling, Sampler
+from reprise.bench import document, options, outputs
+from reprise.bench.options import Flag
+from reprise.bench.tables import Column, Row
+from reprise.engine.interface.request import Sampling
+from reprise.engine.sampling.logprobs import measure as measure_likelihoods
+from reprise.engine.sampling.sampler import Draw, RowSampling, Sampler
 
 REPEATS = 9
 GREEDY: dict[str, Any] = {"temperature": 0.0}

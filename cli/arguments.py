@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from config.groups import GROUPS, TUNING
-from config.setting import Setting
-from config.settings import SETTINGS
-from config.sources import CONFIG_VARIABLE, Resolved, resolve, suggestion
+from reprise.config.groups import GROUPS, TUNING
+from reprise.config.setting import Setting
+from reprise.config.settings import SETTINGS
+from reprise.config.sources import CONFIG_VARIABLE, Resolved, resolve, suggestion
 
 _PLACEHOLDERS = {
     "model": "FOLDER|NAME",
@@ -89,7 +89,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def resolve_arguments(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Resolved:
     """Merge the parsed flags with the environment, the file and the defaults.
 
-    Raises SettingsError as config.sources.resolve() does.
+    Raises SettingsError as reprise.config.sources.resolve() does.
     """
     given = {name: getattr(arguments, name) for name in SETTINGS}
     flags = {

@@ -9,26 +9,26 @@ from importlib import import_module
 from importlib.metadata import requires
 from importlib.util import find_spec
 
-from cli.arguments import UsageError
-from config.version import DISTRIBUTION
+from reprise.cli.arguments import UsageError
+from reprise.config.version import DISTRIBUTION
 
 HELP = "Run a benchmark, such as a server under load, or decoding with and without drafts."
 
 COMMANDS = {
-    "all": "bench.figures.run_all",
-    "serve": "bench.serving.run_serve",
-    "decode": "bench.decode.run_decode",
-    "turns": "bench.serving.turns",
-    "economics": "bench.economics.run_economics",
-    "translation": "bench.decode.run_translation",
-    "embed": "bench.serving.run_embed",
-    "sweep": "bench.sweep.run_sweep",
-    "replay": "bench.replay.run_replay",
-    "commits": "bench.replay.pairs",
-    "report": "bench.page.run_page",
-    "sampling": "bench.sampling",
-    "wedlm": "bench.decode.run_wedlm",
-    "workloads": "bench.workloads.run_workloads",
+    "all": "reprise.bench.figures.run_all",
+    "serve": "reprise.bench.serving.run_serve",
+    "decode": "reprise.bench.decode.run_decode",
+    "turns": "reprise.bench.serving.turns",
+    "economics": "reprise.bench.economics.run_economics",
+    "translation": "reprise.bench.decode.run_translation",
+    "embed": "reprise.bench.serving.run_embed",
+    "sweep": "reprise.bench.sweep.run_sweep",
+    "replay": "reprise.bench.replay.run_replay",
+    "commits": "reprise.bench.replay.pairs",
+    "report": "reprise.bench.page.run_page",
+    "sampling": "reprise.bench.sampling",
+    "wedlm": "reprise.bench.decode.run_wedlm",
+    "workloads": "reprise.bench.workloads.run_workloads",
 }
 """The module of each benchmark: it has FLAGS, run(), perhaps an EPILOG, and its docstring is the help."""
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one subcommand per benchmark, each with its own arguments."""
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     # Imported here so that other commands do not load the workloads.
-    from bench.options import add_flags
+    from reprise.bench.options import add_flags
 
     for name, module in COMMANDS.items():
         command = import_module(module)
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(name: str, run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    from bench.outputs import run_command
+    from reprise.bench.outputs import run_command
 
     # Before anything is measured, which may take an hour.
     needed = NEEDED.get(name, ()) + (PAGE_NEEDS if getattr(arguments, "html", None) else ())

@@ -3,9 +3,9 @@
 import argparse
 import json
 
-from cli.arguments import add_settings, resolve_arguments
-from config.settings import SETTINGS
-from config.sources import Resolved
+from reprise.cli.arguments import add_settings, resolve_arguments
+from reprise.config.settings import SETTINGS
+from reprise.config.sources import Resolved
 
 HELP = "Print the settings in force and where each came from."
 

@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.arguments import UsageError, add_settings, resolve_arguments
-from cli.checks.check import Check
-from cli.models.choice import with_found
-from cli.models.converted import with_converted
-from cli.units import format_bytes
-from config.settings import Settings
+from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
+from reprise.cli.checks.check import Check
+from reprise.cli.models.choice import with_found
+from reprise.cli.models.converted import with_converted
+from reprise.cli.units import format_bytes
+from reprise.config.settings import Settings
 
 if TYPE_CHECKING:
-    from cli.checks.trial import Answer, Device, Trial
+    from reprise.cli.checks.trial import Answer, Device, Trial
 
 HELP = "Check the machine, the model and one answer, and say what to paste into a bug report."
 
@@ -80,11 +80,11 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
     # Imported here so that other commands do not load them.
     from huggingface_hub import constants
 
-    from cli.checks import machine
-    from cli.checks.costs import check_costs
-    from cli.checks.proposals import check_proposal
-    from cli.checks.trial import TrialError, answer, choose_first, find_device, trial
-    from server.banner import LoadingBar
+    from reprise.cli.checks import machine
+    from reprise.cli.checks.costs import check_costs
+    from reprise.cli.checks.proposals import check_proposal
+    from reprise.cli.checks.trial import TrialError, answer, choose_first, find_device, trial
+    from reprise.server.banner import LoadingBar
 
     yield machine.check_python()
     yield machine.check_packages()
@@ -136,7 +136,7 @@ def check_device(device: "Device") -> Check:
 
 def check_model(process: "Trial", name: str, source: str) -> tuple[Check, int]:
     """Check the files of a model, and return the bytes of its weights with the result."""
-    from cli.checks.trial import TrialError, inspect
+    from reprise.cli.checks.trial import TrialError, inspect
 
     try:
         known = process.call(inspect, source)
@@ -176,7 +176,7 @@ def _print(check: Check) -> None:
 
 
 def _print_report(settings: Settings, found: Findings, results: list[Path]) -> None:
-    from cli.checks.report import as_markdown, make_report
+    from reprise.cli.checks.report import as_markdown, make_report
 
     try:
         report = make_report(settings, found.checks, found.device, found.answer, results)

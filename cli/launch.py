@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from cli.arguments import UsageError
+from reprise.cli.arguments import UsageError
 
 FAILED = re.compile(r"Node with rank (\d+) (?:exited with code (-?\d+)|was killed)")
 """How mlx.launch says that a process has failed."""
@@ -45,7 +45,7 @@ def launch(hosts: str, arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
     """
     reprise = str(Path(sys.executable).parent / "reprise")
     # -P: a folder here could have the name of a package of ours.
-    launcher = [sys.executable, "-P", "-m", "engine.distributed.launcher"]
+    launcher = [sys.executable, "-P", "-m", "reprise.engine.distributed.launcher"]
     with host_file(hosts) as file:
         return _run([*launcher, "--hostfile", file, "--", reprise, *arguments])
 

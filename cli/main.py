@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
-from cli import bench, config, doctor, serve, service, verify
-from cli.arguments import FailedError, Parser, UsageError, unknown_arguments
-from cli.launch import is_launched, say_starting
-from cli.models import convert, info, list_models, pull, rm
-from cli.running import chat, connect, load, ps, unload
-from config.setting import SettingsError
-from config.sources import suggestion
-from config.version import VERSION
+from reprise.cli import bench, config, doctor, serve, service, verify
+from reprise.cli.arguments import FailedError, Parser, UsageError, unknown_arguments
+from reprise.cli.launch import is_launched, say_starting
+from reprise.cli.models import convert, info, list_models, pull, rm
+from reprise.cli.running import chat, connect, load, ps, unload
+from reprise.config.setting import SettingsError
+from reprise.config.sources import suggestion
+from reprise.config.version import VERSION
 
 _DESCRIPTION = """\
 Reprise serves a language model on this machine to OpenAI and Anthropic clients, with MLX. It answers

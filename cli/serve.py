@@ -3,15 +3,15 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from cli.arguments import UsageError, add_settings, resolve_arguments
-from cli.launch import is_launched, launch, say_starting
-from cli.models.choice import with_found
-from cli.models.converted import with_converted
-from config.settings import Settings
+from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
+from reprise.cli.launch import is_launched, launch, say_starting
+from reprise.cli.models.choice import with_found
+from reprise.cli.models.converted import with_converted
+from reprise.config.settings import Settings
 
 if TYPE_CHECKING:
     # Importing it takes seconds.
-    from engine.speculative.proposers import MakeSources
+    from reprise.engine.speculative.proposers import MakeSources
 
 HELP = "Serve a model until Ctrl-C."
 
@@ -47,10 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
         say_starting(settings.model_name)
     settings = with_converted(settings)
     # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
-    from drafters.assembly import make_drafters
-    from drafters.repetition import score_in_slices
-    from engine.speculative.proposers import DraftSources
-    from server.run import run as run_server
+    from reprise.drafters.assembly import make_drafters
+    from reprise.drafters.repetition import score_in_slices
+    from reprise.engine.speculative.proposers import DraftSources
+    from reprise.server.run import run as run_server
 
     def make_sources(settings: Settings) -> "MakeSources":
         return lambda vocabulary: DraftSources(make_drafters(settings, vocabulary), score_in_slices)

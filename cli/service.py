@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli import serve
-from cli.arguments import FailedError, Parser, UsageError, resolve_arguments, unknown_arguments
-from config.settings import Settings
-from config.version import DISTRIBUTION
+from reprise.cli import serve
+from reprise.cli.arguments import FailedError, Parser, UsageError, resolve_arguments, unknown_arguments
+from reprise.config.settings import Settings
+from reprise.config.version import DISTRIBUTION
 
 if TYPE_CHECKING:
-    from cli.services.supervisor import Supervisor
+    from reprise.cli.services.supervisor import Supervisor
 
 HELP = "Run the server in the background and at every login, by launchd or systemd."
 
@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def find_supervisor() -> "Supervisor":
     """Return the supervisor of this system. Raises UsageError if there is none."""
-    from cli.services.launchd import Launchd
-    from cli.services.systemd import Systemd
+    from reprise.cli.services.launchd import Launchd
+    from reprise.cli.services.systemd import Systemd
 
     if sys.platform == "darwin":
         return Launchd()
@@ -76,7 +76,7 @@ def find_program() -> str:
 
 
 def _install(arguments: argparse.Namespace) -> int:
-    from cli.services.supervisor import ServiceError, install
+    from reprise.cli.services.supervisor import ServiceError, install
 
     supervisor = find_supervisor()
     stop_s = math.ceil(_settings_of(arguments.arguments).drain_s) + EXIT_S
@@ -115,7 +115,7 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _remove(_arguments: argparse.Namespace) -> int:
-    from cli.services.supervisor import remove
+    from reprise.cli.services.supervisor import remove
 
     supervisor = find_supervisor()
     if not supervisor.file.is_file():

@@ -2,7 +2,7 @@
 
 import argparse
 
-from cli.launch import is_launched, launch
+from reprise.cli.launch import is_launched, launch
 
 HELP = "Check that drafting changes no answer on this machine, and with --speed that it slows none down."
 
@@ -10,8 +10,8 @@ HELP = "Check that drafting changes no answer on this machine, and with --speed 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `reprise verify` to the parser."""
     # Imported here so that other commands do not load the engine.
-    from bench import options
-    from bench.decode import run_verify
+    from reprise.bench import options
+    from reprise.bench.decode import run_verify
 
     parser.description = str(run_verify.__doc__).split("\n\n", 1)[1]
     options.add_flags(parser, run_verify.FLAGS)
@@ -22,12 +22,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Verify on this machine, or on those of --hosts; return the exit status."""
     if arguments.hosts is not None and not is_launched():
         return launch(arguments.hosts)
-    from bench.decode import run_verify
-    from bench.outputs import run_command
+    from reprise.bench.decode import run_verify
+    from reprise.bench.outputs import run_command
 
     status = run_command("reprise verify", run_verify.run, arguments)
     if is_launched():
-        from engine.distributed.rank_0 import leave
+        from reprise.engine.distributed.rank_0 import leave
 
         leave(status)
     return status

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 
-from config.setting import SettingsError
+from reprise.config.setting import SettingsError
 
 KEY = re.compile(r"[!-~]+")
 """A key that an HTTP header can carry: visible ASCII characters without spaces."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from config.setting import setting
+from reprise.config.setting import setting
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 BUNDLED_NAME = "reprise-demo"

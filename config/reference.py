@@ -1,19 +1,19 @@
-"""Generate docs/settings.md from the list of settings: `python -m config.reference [FOLDER]`."""
+"""Generate docs/settings.md from the list of settings: `python -m reprise.config.reference [FOLDER]`."""
 
 import sys
 from pathlib import Path
 
-from config.groups import GROUPS
-from config.setting import Setting
-from config.settings import SETTINGS, default_calibration_file
-from config.sources import CONFIG_VARIABLE
+from reprise.config.groups import GROUPS
+from reprise.config.setting import Setting
+from reprise.config.settings import SETTINGS, default_calibration_file
+from reprise.config.sources import CONFIG_VARIABLE
 
-PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 
 _INTRODUCTION = f"""\
 # Settings
 
-Generated from the code by `python -m config.reference`. Do not edit.
+Generated from the code by `python -m reprise.config.reference`. Do not edit.
 
 Reprise takes settings from four places. A later one overrides an earlier one:
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_type_hints
 
-from config.access import check_access
-from config.model_settings import ModelSettings
-from config.setting import Setting, SettingsError, make_setting, setting
+from reprise.config.access import check_access
+from reprise.config.model_settings import ModelSettings
+from reprise.config.setting import Setting, SettingsError, make_setting, setting
 
 LOOP_GUARD_TOKENS = 2048
 """How many tokens that only repeat one text end an answer, unless something else is said."""

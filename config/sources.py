@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from config.per_model import Section, check_section, settings_of
-from config.setting import Setting, SettingsError
-from config.settings import SETTINGS, Settings
+from reprise.config.per_model import Section, check_section, settings_of
+from reprise.config.setting import Setting, SettingsError
+from reprise.config.settings import SETTINGS, Settings
 
 CONFIG_VARIABLE = "REPRISE_CONFIG"
 SECTIONS = "models"

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from config.settings import Settings
-from drafters.base import Drafter
-from drafters.copies.history_file import HistoryFile
-from drafters.ngram_mod.drafter import NgramModDrafter
-from drafters.ngram_mod.tables import NgramModTables
-from drafters.prediction import PredictionDrafter
-from drafters.suffix import SuffixDrafter
+from reprise.config.settings import Settings
+from reprise.drafters.base import Drafter
+from reprise.drafters.copies.history_file import HistoryFile
+from reprise.drafters.ngram_mod.drafter import NgramModDrafter
+from reprise.drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.prediction import PredictionDrafter
+from reprise.drafters.suffix import SuffixDrafter
 
 
 def make_drafters(settings: Settings, vocabulary: str) -> dict[str, Drafter]:

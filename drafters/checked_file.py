@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from config.whole_file import remove_unfinished, write_in_folder
-from drafters.base import TableFileError
+from reprise.config.whole_file import remove_unfinished, write_in_folder
+from reprise.drafters.base import TableFileError
 
 MAX_HEADER_BYTES = 65536
 

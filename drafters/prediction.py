@@ -9,10 +9,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
-from drafters.copies.copying import CopyCursor
-from drafters.copies.growing_text import GrowingText
-from drafters.copies.occurrences import MAX_MATCH_TOKENS, Ids, Occurrences, TailHashes
+from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
+from reprise.drafters.copies.copying import CopyCursor
+from reprise.drafters.copies.growing_text import GrowingText
+from reprise.drafters.copies.occurrences import MAX_MATCH_TOKENS, Ids, Occurrences, TailHashes
 
 RUN_STARTS = (2, 4, 8, 16, 32)
 """Lengths of the cursor's run at which the next bucket starts."""

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from drafters.base import SLICE_TOKENS
+from reprise.drafters.base import SLICE_TOKENS
 
 _NGRAM_SIZE = 3
 RANGE_KEYS = 4096  # average number of keys in a range

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-from drafters.base import (
+from reprise.drafters.base import (
     NO_DRAFT,
     Draft,
     DraftQuery,
@@ -23,15 +23,15 @@ from drafters.base import (
     View,
     finish,
 )
-from drafters.checked_file import owner_of
-from drafters.copies.copying import CopyCursor
-from drafters.copies.forms import NUM_KINDS, Forms
-from drafters.copies.growing_text import GrowingText
-from drafters.copies.history import DEFAULT_TOKENS, History
-from drafters.copies.history_file import HistoryFile
-from drafters.copies.hunks import Hunks
-from drafters.copies.occurrences import Ids, Match
-from drafters.copies.shelf import Shelf
+from reprise.drafters.checked_file import owner_of
+from reprise.drafters.copies.copying import CopyCursor
+from reprise.drafters.copies.forms import NUM_KINDS, Forms
+from reprise.drafters.copies.growing_text import GrowingText
+from reprise.drafters.copies.history import DEFAULT_TOKENS, History
+from reprise.drafters.copies.history_file import HistoryFile
+from reprise.drafters.copies.hunks import Hunks
+from reprise.drafters.copies.occurrences import Ids, Match
+from reprise.drafters.copies.shelf import Shelf
 
 CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 """Match lengths at which the next class starts: <3, 3, 4-5, 6-8, 9-15, 16-31, 32 and more tokens."""

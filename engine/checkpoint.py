@@ -14,21 +14,21 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm.utils
 
-from config.model_settings import display_name
-from engine.interface.errors import ModelError
-from engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
-from engine.model import wedlm
-from engine.model.files.context_length import find_context_tokens
-from engine.model.files.model_folder import (
+from reprise.config.model_settings import display_name
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
+from reprise.engine.model import wedlm
+from reprise.engine.model.files.context_length import find_context_tokens
+from reprise.engine.model.files.model_folder import (
     find_vision,
     missing_shards,
     missing_tokenizer,
     unknown_architecture,
 )
-from engine.model.files.purpose import find_purpose
-from engine.model.files.recipe import find_longest, find_vectors, read_recipe
-from engine.model.files.safetensors_file import SafetensorsFile, read_header
-from engine.speculative.heads.formats import (
+from reprise.engine.model.files.purpose import find_purpose
+from reprise.engine.model.files.recipe import find_longest, find_vectors, read_recipe
+from reprise.engine.model.files.safetensors_file import SafetensorsFile, read_header
+from reprise.engine.speculative.heads.formats import (
     NAMES,
     SIDE_FILES,
     FoundHead,
@@ -39,7 +39,7 @@ from engine.speculative.heads.formats import (
     read_config,
     text_config,
 )
-from engine.speculative.heads.making import Shape, check_fit, choose
+from reprise.engine.speculative.heads.making import Shape, check_fit, choose
 
 KINDS = {"embed": "embedding model", "rerank": "ranking model"}
 """What models are called that do not generate."""

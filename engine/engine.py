@@ -10,30 +10,30 @@ from typing import Any
 
 import mlx.core as mx
 
-from config.per_model import Section
-from config.settings import Settings
-from engine.embedding.engine import EmbeddingEngine
-from engine.generating.engine import GeneratingEngine, TableOfModel
-from engine.interface.errors import EngineError, ModelLoadError, SharedTableError
-from engine.interface.events import Sink
-from engine.interface.models import ModelEntry, ModelInfo, ModelUse
-from engine.interface.one_model import OneModel
-from engine.interface.request import GenerationRequest, Grammar
-from engine.interface.status import EngineCounts, EngineStatus, sum_counts
-from engine.loop import Loading, Loop
-from engine.model.files.model_folder import ModelFolder
-from engine.model.hub.hub_download import ReportBytes
-from engine.model.loading import Progress, StartProgress
-from engine.models.catalogue import Catalogue, FoundModel
-from engine.models.kept_sources import MakeSourcesFor
-from engine.models.known import KnownModels
-from engine.models.loads import GivenModel, Loads
-from engine.models.making import EngineMaker, MakeEngine, Makers
-from engine.models.messages import Inbox
-from engine.models.served import ServedModel
-from engine.speculative.costs.exact_widths import Exactness, Shape, Tried, find_exact_shapes
-from engine.speculative.costs.step_costs import StepCosts
-from engine.text.tokenizer import Tokenizer
+from reprise.config.per_model import Section
+from reprise.config.settings import Settings
+from reprise.engine.embedding.engine import EmbeddingEngine
+from reprise.engine.generating.engine import GeneratingEngine, TableOfModel
+from reprise.engine.interface.errors import EngineError, ModelLoadError, SharedTableError
+from reprise.engine.interface.events import Sink
+from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse
+from reprise.engine.interface.one_model import OneModel
+from reprise.engine.interface.request import GenerationRequest, Grammar
+from reprise.engine.interface.status import EngineCounts, EngineStatus, sum_counts
+from reprise.engine.loop import Loading, Loop
+from reprise.engine.model.files.model_folder import ModelFolder
+from reprise.engine.model.hub.hub_download import ReportBytes
+from reprise.engine.model.loading import Progress, StartProgress
+from reprise.engine.models.catalogue import Catalogue, FoundModel
+from reprise.engine.models.kept_sources import MakeSourcesFor
+from reprise.engine.models.known import KnownModels
+from reprise.engine.models.loads import GivenModel, Loads
+from reprise.engine.models.making import EngineMaker, MakeEngine, Makers
+from reprise.engine.models.messages import Inbox
+from reprise.engine.models.served import ServedModel
+from reprise.engine.speculative.costs.exact_widths import Exactness, Shape, Tried, find_exact_shapes
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.text.tokenizer import Tokenizer
 
 
 class LoopEngine(ABC):

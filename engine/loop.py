@@ -14,13 +14,13 @@ from typing import Protocol, get_args
 
 import mlx.core as mx
 
-from engine.interface.stations import EngineStation, StationClock, station
-from engine.model.loading import StartProgress
-from engine.models.known import KnownModels
-from engine.models.messages import STOPPING
-from engine.models.served import ServedModel
-from engine.models.time_shares import SLICE_S, TimeShares
-from engine.models.watchdog import Watchdog
+from reprise.engine.interface.stations import EngineStation, StationClock, station
+from reprise.engine.model.loading import StartProgress
+from reprise.engine.models.known import KnownModels
+from reprise.engine.models.messages import STOPPING
+from reprise.engine.models.served import ServedModel
+from reprise.engine.models.time_shares import SLICE_S, TimeShares
+from reprise.engine.models.watchdog import Watchdog
 
 log = logging.getLogger("reprise.engine")
 

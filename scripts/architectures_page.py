@@ -19,11 +19,11 @@ import mlx.core as mx
 from jinja2 import Template
 from mlx_lm.utils import MODEL_REMAPPING
 
-from bench.architectures.tiny_models import architectures, make_model, tiny_config
-from engine.kv_cache import probes
-from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
-from engine.kv_cache.rows import Sharing
-from engine.speculative.costs.exact_widths import Tried, find_exact_shapes
+from reprise.bench.architectures.tiny_models import architectures, make_model, tiny_config
+from reprise.engine.kv_cache import probes
+from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
+from reprise.engine.kv_cache.rows import Sharing
+from reprise.engine.speculative.costs.exact_widths import Tried, find_exact_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architectures.md"

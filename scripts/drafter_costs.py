@@ -16,13 +16,13 @@ from functools import partial
 from itertools import chain, pairwise, product
 from random import Random
 
-from drafters.base import Drafter, DraftQuery, IndexesViews, SequenceStart
-from drafters.ngram_mod.drafter import NgramModDrafter
-from drafters.ngram_mod.tables import NgramModTables
-from drafters.prediction import PredictionDrafter
-from drafters.repetition import score_in_slices
-from drafters.suffix import SuffixDrafter
-from engine.speculative.acceptance import count_accepted
+from reprise.drafters.base import Drafter, DraftQuery, IndexesViews, SequenceStart
+from reprise.drafters.ngram_mod.drafter import NgramModDrafter
+from reprise.drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.prediction import PredictionDrafter
+from reprise.drafters.repetition import score_in_slices
+from reprise.drafters.suffix import SuffixDrafter
+from reprise.engine.speculative.acceptance import count_accepted
 
 SCORE = "score"
 CONTEXT_TOKENS = (1_000, 10_000, 100_000)

@@ -16,7 +16,7 @@ from jinja2 import Template
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
-from engine.checkpoint import CacheInfo, find_cache
+from reprise.engine.checkpoint import CacheInfo, find_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "models.md"

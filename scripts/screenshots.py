@@ -15,8 +15,8 @@ from chromium import Page, browser, open_tab, settle
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import document  # noqa: E402
-from bench.page import write_page  # noqa: E402
+from reprise.bench import document  # noqa: E402
+from reprise.bench.page import write_page  # noqa: E402
 
 DRAWN = """
 new Promise((done) => {

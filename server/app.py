@@ -8,22 +8,22 @@ from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from config.settings import Settings
-from config.version import VERSION
-from server.engine_types import Models
-from server.generation.handoffs.recorder import Recorder
-from server.generation.service import Service
-from server.http.access import OPEN_PATHS, Access
-from server.http.api_keys import load_keys
-from server.http.body_limit import BodyLimit
-from server.http.errors.error_handlers import install_error_handlers
-from server.http.head import HeadRequests
-from server.http.model_uses import ModelUses
-from server.http.openapi import Served, complete_document
-from server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
-from server.messages_api.schemas import CountTokensRequest, MessagesRequest
-from server.metrics.registry import Metrics
-from server.ollama_api.schemas import (
+from reprise.config.settings import Settings
+from reprise.config.version import VERSION
+from reprise.server.engine_types import Models
+from reprise.server.generation.handoffs.recorder import Recorder
+from reprise.server.generation.service import Service
+from reprise.server.http.access import OPEN_PATHS, Access
+from reprise.server.http.api_keys import load_keys
+from reprise.server.http.body_limit import BodyLimit
+from reprise.server.http.errors.error_handlers import install_error_handlers
+from reprise.server.http.head import HeadRequests
+from reprise.server.http.model_uses import ModelUses
+from reprise.server.http.openapi import Served, complete_document
+from reprise.server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
+from reprise.server.messages_api.schemas import CountTokensRequest, MessagesRequest
+from reprise.server.metrics.registry import Metrics
+from reprise.server.ollama_api.schemas import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
@@ -31,18 +31,28 @@ from server.ollama_api.schemas import (
     OllamaModelRequest,
     OllamaPullRequest,
 )
-from server.requests.chat import ChatRequest
-from server.requests.completions import CompletionRequest
-from server.requests.embeddings import EmbeddingsRequest
-from server.requests.infill import InfillRequest
-from server.requests.models import LoadRequest, ModelRequest, PullRequest
-from server.requests.rerank import RerankRequest
-from server.requests.tokens import DetokenizeRequest, TokenizeRequest
-from server.responses_api.compaction import CompactRequest
-from server.responses_api.schemas import ResponsesRequest
-from server.routes import chat, completions, embeddings, infill, messages, ollama, rerank, responses, tokens
-from server.routes.operation import connect, health, metrics, models, ngram_mod, page
-from server.threads import CONTROL
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.requests.embeddings import EmbeddingsRequest
+from reprise.server.requests.infill import InfillRequest
+from reprise.server.requests.models import LoadRequest, ModelRequest, PullRequest
+from reprise.server.requests.rerank import RerankRequest
+from reprise.server.requests.tokens import DetokenizeRequest, TokenizeRequest
+from reprise.server.responses_api.compaction import CompactRequest
+from reprise.server.responses_api.schemas import ResponsesRequest
+from reprise.server.routes import (
+    chat,
+    completions,
+    embeddings,
+    infill,
+    messages,
+    ollama,
+    rerank,
+    responses,
+    tokens,
+)
+from reprise.server.routes.operation import connect, health, metrics, models, ngram_mod, page
+from reprise.server.threads import CONTROL
 
 ROUTES = (
     chat,

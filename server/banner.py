@@ -19,11 +19,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from config.model_settings import BUNDLED_NAME
-from config.settings import Settings
-from engine.interface.embeddings import SPECIAL, Purpose
-from engine.interface.models import ModelEntry, ModelInfo
-from engine.text.markers import Markers
+from reprise.config.model_settings import BUNDLED_NAME
+from reprise.config.settings import Settings
+from reprise.engine.interface.embeddings import SPECIAL, Purpose
+from reprise.engine.interface.models import ModelEntry, ModelInfo
+from reprise.engine.text.markers import Markers
 
 SHOW_PROGRESS_AFTER_S = 0.5
 

@@ -6,10 +6,10 @@ Whatever has the methods that are called may stand in for them, as the tests' en
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.embedding.engine import EmbeddingEngine as EmbeddingEngine
-    from engine.engine import Engine, ModelPool
-    from engine.generating.engine import GeneratingEngine
-    from engine.text.tokenizer import Tokenizer as Tokenizer
+    from reprise.engine.embedding.engine import EmbeddingEngine as EmbeddingEngine
+    from reprise.engine.engine import Engine, ModelPool
+    from reprise.engine.generating.engine import GeneratingEngine
+    from reprise.engine.text.tokenizer import Tokenizer as Tokenizer
 
     Models = Engine | ModelPool
     """All models, one or many. As an engine it is that of the one that the server started with."""

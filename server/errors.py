@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from copy import copy
 from math import ceil
 
-from engine.interface.errors import RETRY_AFTER_S, EngineError, ModelLoadError
-from engine.interface.events import Failed
+from reprise.engine.interface.errors import RETRY_AFTER_S, EngineError, ModelLoadError
+from reprise.engine.interface.events import Failed
 
 _VENDORS = ("claude-", "gpt-")
 """Beginnings of the names that agents ask for unless they are told another."""

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from starlette.requests import HTTPConnection, Request
 
-from config.freed_memory import return_freed
-from engine.interface.wanted import run_while
+from reprise.config.freed_memory import return_freed
+from reprise.engine.interface.wanted import run_while
 
 ResultT = TypeVar("ResultT")
 _Job = tuple[asyncio.Future[Any], Callable[[], Any]]

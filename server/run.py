@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import uvicorn
 from sse_starlette.sse import AppStatus
 
-from config.freed_memory import frozen
-from config.per_model import Section, settings_of
-from config.settings import Settings
-from engine.interface.errors import SharedTableError
-from server.app import create_app
-from server.banner import (
+from reprise.config.freed_memory import frozen
+from reprise.config.per_model import Section, settings_of
+from reprise.config.settings import Settings
+from reprise.engine.interface.errors import SharedTableError
+from reprise.server.app import create_app
+from reprise.server.banner import (
     LoadingBar,
     Served,
     banner,
@@ -33,21 +33,21 @@ from server.banner import (
     describe_sampling,
     describe_tools,
 )
-from server.engine_types import Models
-from server.http.access import is_loopback
-from server.http.api_keys import load_keys
-from server.http.connections.connection import uvicorn_config
-from server.http.connections.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
-from server.http.connections.listener import ListenError, bind_address, url_of
-from server.http.connections.taken_port import explain
-from server.logs import LOGGER, LoadingLog, configure_logs
+from reprise.server.engine_types import Models
+from reprise.server.http.access import is_loopback
+from reprise.server.http.api_keys import load_keys
+from reprise.server.http.connections.connection import uvicorn_config
+from reprise.server.http.connections.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
+from reprise.server.http.connections.listener import ListenError, bind_address, url_of
+from reprise.server.http.connections.taken_port import explain
+from reprise.server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
-    from engine.interface.embeddings import Purpose
-    from engine.model.loading import StartProgress
-    from engine.models.kept_sources import MakeSourcesFor
-    from engine.speculative.proposers import MakeSources
+    from reprise.engine.interface.embeddings import Purpose
+    from reprise.engine.model.loading import StartProgress
+    from reprise.engine.models.kept_sources import MakeSourcesFor
+    from reprise.engine.speculative.proposers import MakeSources
 
 KEEP_CONNECTION_S = 75
 """How long an idle connection stays open: longer than clients keep one, so that they close it first."""
@@ -187,8 +187,8 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
         if error := exposure_error(settings, bound):
             return _fail(error)
         # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
-        from engine.checkpoint import check_folder
-        from engine.interface.errors import ModelError
+        from reprise.engine.checkpoint import check_folder
+        from reprise.engine.interface.errors import ModelError
 
         try:
             if settings.model is not None and Path(settings.model).is_dir():
@@ -206,8 +206,8 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
 
 def _find_purpose(settings: Settings) -> "Purpose":
     """Say what the settings' model is for. A model of the hub is downloaded first. Raises ModelError."""
-    from engine.model.loading import check_adapter, find_folder
-    from engine.models.catalogue import Catalogue
+    from reprise.engine.model.loading import check_adapter, find_folder
+    from reprise.engine.models.catalogue import Catalogue
 
     check_adapter(settings.adapter_path)
     with LoadingBar() as bar:
@@ -222,8 +222,8 @@ def _serve_several(
     sections: Mapping[str, Section],
     bound: socket.socket,
 ) -> int:
-    from engine.engine import ModelPool
-    from engine.models.catalogue import choose_first
+    from reprise.engine.engine import ModelPool
+    from reprise.engine.models.catalogue import choose_first
 
     settings = choose_first(settings)
     pool = ModelPool(settings, dict(sections), make_sources)
@@ -237,15 +237,15 @@ def _serve_one(settings: Settings, make_sources: "MakeSources | None", bound: so
 
     Raises ModelError.
     """
-    from engine.distributed.ranks.place import read_place
-    from engine.engine import Engine
-    from engine.interface.errors import ModelError
-    from engine.models.making import Makers
+    from reprise.engine.distributed.ranks.place import read_place
+    from reprise.engine.engine import Engine
+    from reprise.engine.interface.errors import ModelError
+    from reprise.engine.models.making import Makers
 
     place = read_place()
     if place is None:
         return serve(Engine(settings, Makers(make_sources=make_sources)), settings, bound)
-    from engine.distributed.rank_0 import Ranks, leave
+    from reprise.engine.distributed.rank_0 import Ranks, leave
 
     ranks = Ranks(place, settings)
     status = 1
@@ -262,9 +262,9 @@ def follow(settings: Settings) -> int | None:
 
     Return None on rank 0, or if there are no ranks, and an exit status if the rank cannot be read.
     """
-    from engine.distributed.follow import run as run_follower
-    from engine.distributed.ranks.place import read_place
-    from engine.interface.errors import ModelError
+    from reprise.engine.distributed.follow import run as run_follower
+    from reprise.engine.distributed.ranks.place import read_place
+    from reprise.engine.interface.errors import ModelError
 
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:

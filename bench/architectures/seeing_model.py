@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from bench.architectures.tiny_models import make_model, tiny_config
-from config.model_settings import BUNDLED_MODEL
+from reprise.bench.architectures.tiny_models import make_model, tiny_config
+from reprise.config.model_settings import BUNDLED_MODEL
 
 FIRST_ID = 4096
 """The first id that the bundled tokenizer leaves free."""

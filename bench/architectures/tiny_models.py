@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx_lm.models
 from mlx.utils import tree_flatten
 
-from config.model_settings import BUNDLED_MODEL
+from reprise.config.model_settings import BUNDLED_MODEL
 
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 

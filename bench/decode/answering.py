@@ -9,17 +9,17 @@ from functools import partial
 from itertools import product, zip_longest
 from typing import Any
 
-from bench.energy import EnergyMeter
-from bench.experiment import Experiment, Row, grouped, measured, parity, total_parity
-from bench.local_engine import LocalEngine
-from bench.outputs import Work
-from bench.replay.policies import best_single_width
-from bench.workloads import Chat, lengths_of, make_chats
-from config.settings import Settings
-from engine.interface.events import Finished
-from engine.interface.request import DraftChoice, DraftType, WindowSettings
-from engine.speculative.costs.step_costs import StepCosts
-from engine.text.tokenizer import Tokenizer
+from reprise.bench.energy import EnergyMeter
+from reprise.bench.experiment import Experiment, Row, grouped, measured, parity, total_parity
+from reprise.bench.local_engine import LocalEngine
+from reprise.bench.outputs import Work
+from reprise.bench.replay.policies import best_single_width
+from reprise.bench.workloads import Chat, lengths_of, make_chats
+from reprise.config.settings import Settings
+from reprise.engine.interface.events import Finished
+from reprise.engine.interface.request import DraftChoice, DraftType, WindowSettings
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import mean
 from typing import Any
 
-from bench.decode.answering import add_counts, add_nested
-from bench.experiment import Row, grouped, total_parity
-from bench.statistics import loops, ratio
-from bench.tables import Column
+from reprise.bench.decode.answering import add_counts, add_nested
+from reprise.bench.experiment import Row, grouped, total_parity
+from reprise.bench.statistics import loops, ratio
+from reprise.bench.tables import Column
 
 _ABOUT = ("workload", "draft_type", "num_draft_tokens", "prompt_tokens", "streams", "arm")
 _NUMBERS = (
@@ -18,8 +18,8 @@ _NUMBERS = (
 def rows_of(runs: Sequence[Row], checks: Sequence[Row], has_turns: bool = True) -> list[Row]:
     """Return a row for each workload, prompt length and drafting arm.
 
-    checks: rows of bench.decode.answering.check(). has_turns: also return a row for each turn, if there are
-    several. straight: the same figures without the cases in which a plain answer loops.
+    checks: rows of reprise.bench.decode.answering.check(). has_turns: also return a row for each turn, if
+    there are several. straight: the same figures without the cases in which a plain answer loops.
     """
     rows = []
     drafted = (run for run in runs if run["draft_type"] != "none")

@@ -11,16 +11,25 @@ from its own text. By default this takes a quarter of an hour on two cores, with
 import argparse
 from itertools import product
 
-from bench import document, options, outputs
-from bench.decode.answering import PLAIN, Answering, Arm, Arms, check, make_cases, samples_of, settings_of
-from bench.decode.rows import COLUMNS, NOTES, divergences, rows_of
-from bench.energy import EnergyMeter
-from bench.errors import ArgumentsError
-from bench.experiment import Row
-from bench.local_engine import equal_costs
-from bench.workloads import ENGLISH, VERSION, own_chats
-from config.settings import Settings
-from engine.speculative.costs.step_costs import StepCosts
+from reprise.bench import document, options, outputs
+from reprise.bench.decode.answering import (
+    PLAIN,
+    Answering,
+    Arm,
+    Arms,
+    check,
+    make_cases,
+    samples_of,
+    settings_of,
+)
+from reprise.bench.decode.rows import COLUMNS, NOTES, divergences, rows_of
+from reprise.bench.energy import EnergyMeter
+from reprise.bench.errors import ArgumentsError
+from reprise.bench.experiment import Row
+from reprise.bench.local_engine import equal_costs
+from reprise.bench.workloads import ENGLISH, VERSION, own_chats
+from reprise.config.settings import Settings
+from reprise.engine.speculative.costs.step_costs import StepCosts
 
 DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model", "mtp", "dflash")
 

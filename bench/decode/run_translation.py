@@ -11,24 +11,24 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
-from bench import options, outputs
-from bench.decode.answering import PLAIN, Arm, settings_of
-from bench.decode.rows import divergences
-from bench.decode.run_decode import measure
-from bench.economics.trials import forced_costs
-from bench.experiment import Row
-from bench.options import Flag
-from bench.tables import Column
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from engine.model.loading import load_tokenizer
-from engine.speculative.translation.translation import Strategy
+from reprise.bench import options, outputs
+from reprise.bench.decode.answering import PLAIN, Arm, settings_of
+from reprise.bench.decode.rows import divergences
+from reprise.bench.decode.run_decode import measure
+from reprise.bench.economics.trials import forced_costs
+from reprise.bench.experiment import Row
+from reprise.bench.options import Flag
+from reprise.bench.tables import Column
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.engine.model.loading import load_tokenizer
+from reprise.engine.speculative.translation.translation import Strategy
 
 BUNDLED_DRAFTS = tuple(BUNDLED_MODEL / name for name in ("draft_polish", "draft"))
 STRATEGIES: tuple[Strategy, ...] = ("context", "shared", "none")
 
 COUNTS = ("translated", "absorbed", "resynchronised", "skipped")
-"""Outcomes of translated drafts; see engine.speculative.translation.translator.TranslationCounts."""
+"""Outcomes of translated drafts; see reprise.engine.speculative.translation.translator.TranslationCounts."""
 
 COLUMNS = [
     Column("draft_model", "draft model", is_key=True), Column("strategy", "strategy", is_key=True),

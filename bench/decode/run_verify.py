@@ -18,18 +18,18 @@ from itertools import chain, product
 from math import comb, sqrt
 from statistics import mean, median, quantiles
 
-from bench import document, options, outputs
-from bench.decode.answering import PLAIN, Answering, Arm, Case, check
-from bench.errors import ArgumentsError
-from bench.experiment import Row, grouped, total_parity
-from bench.local_engine import equal_costs
-from bench.options import Flag
-from bench.tables import Column, print_rows
-from bench.workloads import Chat, read_prompts
-from config.settings import Settings
-from engine.interface.request import DraftType
-from engine.speculative.costs.calibration import WIDTHS
-from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
+from reprise.bench import document, options, outputs
+from reprise.bench.decode.answering import PLAIN, Answering, Arm, Case, check
+from reprise.bench.errors import ArgumentsError
+from reprise.bench.experiment import Row, grouped, total_parity
+from reprise.bench.local_engine import equal_costs
+from reprise.bench.options import Flag
+from reprise.bench.tables import Column, print_rows
+from reprise.bench.workloads import Chat, read_prompts
+from reprise.config.settings import Settings
+from reprise.engine.interface.request import DraftType
+from reprise.engine.speculative.costs.calibration import WIDTHS
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 
 RUNS, TEMPERATURES, EXACT_ROWS = 3, (0.0, 0.8), (1, 2, 4)
 COMPARED = [

@@ -13,19 +13,19 @@ import argparse
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from bench import document, options, outputs
-from bench.cost_curves import M4_PRO
-from bench.decode.answering import PLAIN, Answering, Arm, Cases, make_cases, settings_of
-from bench.errors import ArgumentsError
-from bench.experiment import Row, grouped
-from bench.local_engine import equal_costs
-from bench.options import Flag
-from bench.tables import Column
-from bench.workloads import WORKLOADS
-from config.model_settings import BUNDLED_MODEL
-from engine.interface.request import WindowSettings
-from engine.speculative.costs.step_costs import StepCosts
-from engine.text.tokenizer import Tokenizer
+from reprise.bench import document, options, outputs
+from reprise.bench.cost_curves import M4_PRO
+from reprise.bench.decode.answering import PLAIN, Answering, Arm, Cases, make_cases, settings_of
+from reprise.bench.errors import ArgumentsError
+from reprise.bench.experiment import Row, grouped
+from reprise.bench.local_engine import equal_costs
+from reprise.bench.options import Flag
+from reprise.bench.tables import Column
+from reprise.bench.workloads import WORKLOADS
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.interface.request import WindowSettings
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.text.tokenizer import Tokenizer
 
 _SUMMED = (
     "num_tokens", "num_forwards", "num_fed", "decode_s", "plain_s", "charged_s", "charged_plain_s", "answers",

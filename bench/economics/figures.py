@@ -1,6 +1,6 @@
 """Compute the economics section of a result document: when drafting pays, and which drafts to use.
 
-A trial is a row as bench.economics.trials makes it; several are a data frame.
+A trial is a row as reprise.bench.economics.trials makes it; several are a data frame.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,18 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from bench.economics.trials import CONTROLLED
-from bench.experiment import Row
-from bench.statistics import Estimate, Mask, break_even, fit_line, geometric_mean_of, jackknife, mean_of
-from bench.tables import interval
+from reprise.bench.economics.trials import CONTROLLED
+from reprise.bench.experiment import Row
+from reprise.bench.statistics import (
+    Estimate,
+    Mask,
+    break_even,
+    fit_line,
+    geometric_mean_of,
+    jackknife,
+    mean_of,
+)
+from reprise.bench.tables import interval
 
 Trials = pl.DataFrame
 INTERVALS = "95 % intervals (jackknife over chats, Student's t) hold for such chats on this machine only."

@@ -10,15 +10,15 @@ of decoding only; drafters see only the chat itself.
 import argparse
 from itertools import chain
 
-from bench import document, options, outputs
-from bench.decode.answering import Answering, Arm, Case, settings_of
-from bench.economics.trials import LEVELS, controlled_trials, forced_costs, make_trials
-from bench.energy import EnergyMeter
-from bench.errors import BenchError
-from bench.experiment import Row
-from bench.tables import Column, print_rows
-from bench.workloads import own_chats
-from engine.interface.request import DraftType
+from reprise.bench import document, options, outputs
+from reprise.bench.decode.answering import Answering, Arm, Case, settings_of
+from reprise.bench.economics.trials import LEVELS, controlled_trials, forced_costs, make_trials
+from reprise.bench.energy import EnergyMeter
+from reprise.bench.errors import BenchError
+from reprise.bench.experiment import Row
+from reprise.bench.tables import Column, print_rows
+from reprise.bench.workloads import own_chats
+from reprise.engine.interface.request import DraftType
 
 TYPES: tuple[DraftType, ...] = ("suffix", "ngram-mod", "ngram-simple")
 MODEL: DraftType = "draft-model"
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.draft_types += (MODEL,)
     options.check_drafts(arguments, (*TYPES, MODEL))
     # Imported here, since it needs an extra.
-    from bench.economics.figures import INTERVALS, section
+    from reprise.bench.economics.figures import INTERVALS, section
 
     with EnergyMeter() as meter, outputs.Work() as work:
         trials, result = _measure(arguments, work, meter)

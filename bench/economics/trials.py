@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.decode.answering import PLAIN, Answering, Arm, Case, add_nested
-from bench.experiment import Row, grouped
-from bench.statistics import ratio
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
-from engine.speculative.costs.step_costs import StepCosts
+from reprise.bench.decode.answering import PLAIN, Answering, Arm, Case, add_nested
+from reprise.bench.experiment import Row, grouped
+from reprise.bench.statistics import ratio
+from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
+from reprise.engine.speculative.costs.step_costs import StepCosts
 
 CONTROLLED = "controlled"
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -5,14 +5,14 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from bench import sampling
-from bench.cost_curves import M4_PRO
-from bench.decode import run_wedlm
-from bench.experiment import grouped
-from bench.serving.servers import DRAFTING, LOOP, MLX_LM, OWN, PLAIN
-from bench.serving.traffic import COLUMNS, ratio_text
-from bench.tables import Column, Row, format_value, interval
-from bench.workloads import WORKLOADS
+from reprise.bench import sampling
+from reprise.bench.cost_curves import M4_PRO
+from reprise.bench.decode import run_wedlm
+from reprise.bench.experiment import grouped
+from reprise.bench.serving.servers import DRAFTING, LOOP, MLX_LM, OWN, PLAIN
+from reprise.bench.serving.traffic import COLUMNS, ratio_text
+from reprise.bench.tables import Column, Row, format_value, interval
+from reprise.bench.workloads import WORKLOADS
 
 
 class Figure(NamedTuple):

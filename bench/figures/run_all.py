@@ -17,12 +17,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from bench import document, options, outputs
-from bench.errors import BenchError
-from bench.figures.catalog import FIGURES, QUICK, RUNS, Figure, Run
-from bench.tables import Column, format_value, markdown
+from reprise.bench import document, options, outputs
+from reprise.bench.errors import BenchError
+from reprise.bench.figures.catalog import FIGURES, QUICK, RUNS, Figure, Run
+from reprise.bench.tables import Column, format_value, markdown
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/results.md", "docs/more-results.md")
 RECORD = "docs/figures.json"
 PUBLISHED = Path(__file__).with_name("published.md")
@@ -30,7 +30,7 @@ PUBLISHED = Path(__file__).with_name("published.md")
 
 MADE = "docs/benchmarks.md says how to make it"
 
-_START = ("-c", "import sys; from cli.main import main; sys.exit(main())", "bench")
+_START = ("-c", "import sys; from reprise.cli.main import main; sys.exit(main())", "bench")
 _BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 EPILOG = f"""\

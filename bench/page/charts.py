@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from bench.tables import format_value
+from reprise.bench.tables import format_value
 
 Document = Mapping[str, Any]
 Row = dict[str, Any]

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import document, options
-from bench.page import sections
-from bench.page.charts import Axes, Document, Parts, chart, line, rule
+from reprise.bench import document, options
+from reprise.bench.page import sections
+from reprise.bench.page.charts import Axes, Document, Parts, chart, line, rule
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -3,8 +3,8 @@
 from collections import Counter
 from statistics import geometric_mean
 
-from bench.experiment import grouped
-from bench.page.charts import (
+from reprise.bench.experiment import grouped
+from reprise.bench.page.charts import (
     Axes,
     Document,
     Parts,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 from pathlib import Path
 
-from bench.replay.pairs import Encode, TokenPair
-from bench.workloads.words import NOUNS
+from reprise.bench.replay.pairs import Encode, TokenPair
+from reprise.bench.workloads.words import NOUNS
 
 SMALLEST_FILE, LARGEST_FILE = 2_500, 9_000  # characters
 NEW, AGAIN, EDIT, EDIT_AGAIN = "new", "again", "edit", "edit again"

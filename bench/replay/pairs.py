@@ -16,14 +16,14 @@ from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
-from bench import options
-from bench.errors import ArgumentsError
-from bench.options import Flag
-from bench.workloads.agents import Change
-from bench.workloads.chats import Chat, Message, render_pair, views_of
-from engine.interface.request import View
-from engine.text.tokenizer import Tokenizer
-from server.views.making import ViewMaker
+from reprise.bench import options
+from reprise.bench.errors import ArgumentsError
+from reprise.bench.options import Flag
+from reprise.bench.workloads.agents import Change
+from reprise.bench.workloads.chats import Chat, Message, render_pair, views_of
+from reprise.engine.interface.request import View
+from reprise.engine.text.tokenizer import Tokenizer
+from reprise.server.views.making import ViewMaker
 
 VIEW_BYTES = 1 << 30
 """Views of files that are shown again are not made again."""

@@ -6,22 +6,22 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from bench.cost_curves import FLAT, Curve
-from bench.experiment import Row, grouped
-from bench.replay.pairs import TokenPair
-from bench.statistics import loops, ratio
-from config.settings import Settings
-from drafters.assembly import make_drafters
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable, finish
-from drafters.repetition import score_in_slices
-from drafters.suffix import SuffixDrafter
-from engine.interface.request import DraftType, GenerationRequest, Sampling
-from engine.speculative.acceptance import count_accepted
-from engine.speculative.costs.calibration import WIDTHS
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.gate import LOOKUPS
-from engine.speculative.planning.planner import Planner
-from engine.speculative.proposers import DraftSources, Proposers
+from reprise.bench.cost_curves import FLAT, Curve
+from reprise.bench.experiment import Row, grouped
+from reprise.bench.replay.pairs import TokenPair
+from reprise.bench.statistics import loops, ratio
+from reprise.config.settings import Settings
+from reprise.drafters.assembly import make_drafters
+from reprise.drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable, finish
+from reprise.drafters.repetition import score_in_slices
+from reprise.drafters.suffix import SuffixDrafter
+from reprise.engine.interface.request import DraftType, GenerationRequest, Sampling
+from reprise.engine.speculative.acceptance import count_accepted
+from reprise.engine.speculative.costs.calibration import WIDTHS
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.gate import LOOKUPS
+from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.proposers import DraftSources, Proposers
 
 LIMIT = 31
 """Maximum draft length in tokens: with the token before it, a full tile of 32."""

@@ -14,22 +14,22 @@ from dataclasses import asdict
 from itertools import chain, product
 from pathlib import Path
 
-from bench import document, options, outputs
-from bench.cost_curves import built_in, find_curve
-from bench.errors import ArgumentsError
-from bench.experiment import Row
-from bench.options import Flag
-from bench.replay.file_edits import KINDS, edit_cases, prose_cases, trap_cases
-from bench.replay.pairs import TokenPair, read_history, token_pairs
-from bench.replay.policies import COMPARED, RULES, Rule, Setup, play_all, summed
-from bench.replay.sessions import read_session
-from bench.tables import Column
-from bench.workloads import read_prompts
-from bench.workloads.agents import FORMS, NUMBERS, agent_chats
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from engine.model.loading import load_tokenizer
-from engine.text.tokenizer import Tokenizer
+from reprise.bench import document, options, outputs
+from reprise.bench.cost_curves import built_in, find_curve
+from reprise.bench.errors import ArgumentsError
+from reprise.bench.experiment import Row
+from reprise.bench.options import Flag
+from reprise.bench.replay.file_edits import KINDS, edit_cases, prose_cases, trap_cases
+from reprise.bench.replay.pairs import TokenPair, read_history, token_pairs
+from reprise.bench.replay.policies import COMPARED, RULES, Rule, Setup, play_all, summed
+from reprise.bench.replay.sessions import read_session
+from reprise.bench.tables import Column
+from reprise.bench.workloads import read_prompts
+from reprise.bench.workloads.agents import FORMS, NUMBERS, agent_chats
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.engine.model.loading import load_tokenizer
+from reprise.engine.text.tokenizer import Tokenizer
 
 COLUMNS = [
     Column("workload", "workload"), Column("pairs", "pairs", "0"), Column("drafter", "drafter"),

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.workloads.chats import Chat, Message, Turn, read_prompts
-from server.conversation.from_messages import from_messages
-from server.validation.notes import Notes
+from reprise.bench.workloads.chats import Chat, Message, Turn, read_prompts
+from reprise.server.conversation.from_messages import from_messages
+from reprise.server.validation.notes import Notes
 
 
 def read_session(path: Path) -> list[Chat]:

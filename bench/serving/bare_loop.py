@@ -10,11 +10,11 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm import load, stream_generate
 
-from bench.serving.servers import exit_on_sigterm
-from bench.serving.traffic import Answer, Ask, by_read
-from bench.workloads import Turn
-from bench.workloads.chats import render_turn
-from engine.text.tokenizer import Tokenizer
+from reprise.bench.serving.servers import exit_on_sigterm
+from reprise.bench.serving.traffic import Answer, Ask, by_read
+from reprise.bench.workloads import Turn
+from reprise.bench.workloads.chats import render_turn
+from reprise.engine.text.tokenizer import Tokenizer
 
 _loaded: dict[str, Any] = {}
 """The model that load_model() loaded in this process: arguments of stream_generate()."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
-from bench.serving.traffic import Answer, by_read
-from bench.statistics import divide_tokens
-from bench.workloads import Turn
+from reprise.bench.serving.traffic import Answer, by_read
+from reprise.bench.statistics import divide_tokens
+from reprise.bench.workloads import Turn
 
 
 @dataclass

@@ -22,17 +22,17 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from bench import document, options, outputs
-from bench.experiment import Experiment, Row, grouped, measured
-from bench.options import Flag
-from bench.outputs import Work
-from bench.serving import servers, traffic
-from bench.serving.sentence_transformers import LIBRARY, start_library
-from bench.statistics import compare
-from bench.tables import Column
-from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
-from engine.model.loading import load_tokenizer
-from engine.text.tokenizer import Tokenizer
+from reprise.bench import document, options, outputs
+from reprise.bench.experiment import Experiment, Row, grouped, measured
+from reprise.bench.options import Flag
+from reprise.bench.outputs import Work
+from reprise.bench.serving import servers, traffic
+from reprise.bench.serving.sentence_transformers import LIBRARY, start_library
+from reprise.bench.statistics import compare
+from reprise.bench.tables import Column
+from reprise.bench.workloads.words import ADJECTIVES, NOUNS, VERBS
+from reprise.engine.model.loading import load_tokenizer
+from reprise.engine.text.tokenizer import Tokenizer
 
 IDLE_LIMIT_S = 600.0
 

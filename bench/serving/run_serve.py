@@ -21,23 +21,23 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from bench import document, options, outputs, tables
-from bench.architectures.seeing_model import write_seeing_model
-from bench.architectures.tiny_models import write_random_model
-from bench.errors import ArgumentsError, BenchError
-from bench.experiment import Row, grouped
-from bench.options import Flag
-from bench.serving import servers, traffic
-from bench.serving.bare_loop import start_loop
-from bench.serving.client import Server
-from bench.serving.servers import DRAFTING_LOOP, LOOP, LOOPS
-from bench.serving.traffic import Ask, Batch
-from bench.workloads import VERSION, Chat, Turn, lengths_of, make_chats, own_chats
-from bench.workloads.chats import render, user
-from bench.workloads.words import ADJECTIVES, NOUNS, VERBS
-from config.model_settings import BUNDLED_MODEL
-from engine.model.loading import load_tokenizer
-from engine.text.tokenizer import Tokenizer
+from reprise.bench import document, options, outputs, tables
+from reprise.bench.architectures.seeing_model import write_seeing_model
+from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.bench.errors import ArgumentsError, BenchError
+from reprise.bench.experiment import Row, grouped
+from reprise.bench.options import Flag
+from reprise.bench.serving import servers, traffic
+from reprise.bench.serving.bare_loop import start_loop
+from reprise.bench.serving.client import Server
+from reprise.bench.serving.servers import DRAFTING_LOOP, LOOP, LOOPS
+from reprise.bench.serving.traffic import Ask, Batch
+from reprise.bench.workloads import VERSION, Chat, Turn, lengths_of, make_chats, own_chats
+from reprise.bench.workloads.chats import render, user
+from reprise.bench.workloads.words import ADJECTIVES, NOUNS, VERBS
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.model.loading import load_tokenizer
+from reprise.engine.text.tokenizer import Tokenizer
 
 _WIDTH = 150
 MIXED, MLX_VLM = "mixed", "mlx-vlm"

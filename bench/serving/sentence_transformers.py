@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.errors import BenchError
-from bench.serving.servers import exit_on_sigterm
+from reprise.bench.errors import BenchError
+from reprise.bench.serving.servers import exit_on_sigterm
 
 LIBRARY = "sentence-transformers"
 

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import httpx
 
-from bench import options
-from bench.errors import ArgumentsError, BenchError
-from bench.options import Flag
+from reprise.bench import options
+from reprise.bench.errors import ArgumentsError, BenchError
+from reprise.bench.options import Flag
 
 OWN, MLX_LM, LLAMA = "reprise", "mlx_lm.server", "llama-server"
 PLAIN, DRAFTING = f"{OWN}-none", f"{MLX_LM}-draft"
-_REPRISE = "import sys; from cli.main import main; sys.exit(main())"
+_REPRISE = "import sys; from reprise.cli.main import main; sys.exit(main())"
 # Keys that the environment sets are switched off.
 _SERVE = ("serve", "--recalibrate", "--api-key", "", "--api-key-file", "none")
 COMMANDS = {

@@ -8,12 +8,12 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench import tables
-from bench.experiment import Experiment, Row, grouped, measured
-from bench.outputs import Work
-from bench.statistics import compare, percentiles, ratio
-from bench.tables import Column, format_value, interval
-from bench.workloads import Turn
+from reprise.bench import tables
+from reprise.bench.experiment import Experiment, Row, grouped, measured
+from reprise.bench.outputs import Work
+from reprise.bench.statistics import compare, percentiles, ratio
+from reprise.bench.tables import Column, format_value, interval
+from reprise.bench.workloads import Turn
 
 NOTES = (
     "tokens/s: all tokens of a round divided by its time, prefill included; none if a request failed.",

@@ -11,19 +11,19 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from bench import document, options
-from bench.errors import ArgumentsError
-from bench.experiment import Row
-from bench.local_engine import LocalEngine, equal_costs
-from bench.outputs import Table, Work, report
-from bench.serving.run_serve import random_turns
-from bench.tables import Column
-from bench.workloads.chats import user
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from engine.interface.events import Finished
-from engine.interface.models import ModelInfo
-from engine.interface.request import DraftChoice
+from reprise.bench import document, options
+from reprise.bench.errors import ArgumentsError
+from reprise.bench.experiment import Row
+from reprise.bench.local_engine import LocalEngine, equal_costs
+from reprise.bench.outputs import Table, Work, report
+from reprise.bench.serving.run_serve import random_turns
+from reprise.bench.tables import Column
+from reprise.bench.workloads.chats import user
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.engine.interface.events import Finished
+from reprise.engine.interface.models import ModelInfo
+from reprise.engine.interface.request import DraftChoice
 
 COLUMNS = [
     Column("number", "turn"), Column("num_prompt_tokens", "prompt"), Column("num_cached_tokens", "cached"),

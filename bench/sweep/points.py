@@ -11,20 +11,20 @@ from itertools import groupby, product
 
 import numpy as np
 
-from bench.decode.answering import PLAIN, Answering, Arm, Case, check
-from bench.decode.rows import rows_of
-from bench.experiment import Row, grouped
-from bench.outputs import Work
-from bench.replay.file_edits import AGAIN
-from bench.replay.pairs import TokenPair
-from bench.replay.policies import ServerPlayer, Setup, figures, play_all, summed
-from bench.statistics import ratio
-from bench.workloads import Chat
-from config.settings import Settings
-from drafters.assembly import make_drafters
-from drafters.ngram_mod.drafter import NgramModDrafter
-from drafters.ngram_mod.tables import NgramModTables
-from engine.interface.request import DraftType
+from reprise.bench.decode.answering import PLAIN, Answering, Arm, Case, check
+from reprise.bench.decode.rows import rows_of
+from reprise.bench.experiment import Row, grouped
+from reprise.bench.outputs import Work
+from reprise.bench.replay.file_edits import AGAIN
+from reprise.bench.replay.pairs import TokenPair
+from reprise.bench.replay.policies import ServerPlayer, Setup, figures, play_all, summed
+from reprise.bench.statistics import ratio
+from reprise.bench.workloads import Chat
+from reprise.config.settings import Settings
+from reprise.drafters.assembly import make_drafters
+from reprise.drafters.ngram_mod.drafter import NgramModDrafter
+from reprise.drafters.ngram_mod.tables import NgramModTables
+from reprise.engine.interface.request import DraftType
 
 DRAFT_TYPES: tuple[DraftType, ...] = ("auto", "suffix", "ngram-mod", "ngram-simple")
 SETTINGS = {

@@ -18,22 +18,22 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import document, options, outputs
-from bench.cost_curves import Curve, built_in, find_curve
-from bench.decode.answering import Answering, settings_of
-from bench.errors import BenchError
-from bench.experiment import Row
-from bench.options import Flag
-from bench.replay.file_edits import make_traffic
-from bench.replay.pairs import TokenPair
-from bench.replay.policies import Setup
-from bench.sweep import points
-from bench.sweep.points import answer_plainly, default_point, overall, replay
-from bench.tables import Column, pivoted, print_rows
-from bench.workloads import VERSION, Chat, own_chats
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from drafters.repetition import repetition_score
+from reprise.bench import document, options, outputs
+from reprise.bench.cost_curves import Curve, built_in, find_curve
+from reprise.bench.decode.answering import Answering, settings_of
+from reprise.bench.errors import BenchError
+from reprise.bench.experiment import Row
+from reprise.bench.options import Flag
+from reprise.bench.replay.file_edits import make_traffic
+from reprise.bench.replay.pairs import TokenPair
+from reprise.bench.replay.policies import Setup
+from reprise.bench.sweep import points
+from reprise.bench.sweep.points import answer_plainly, default_point, overall, replay
+from reprise.bench.tables import Column, pivoted, print_rows
+from reprise.bench.workloads import VERSION, Chat, own_chats
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.drafters.repetition import repetition_score
 
 DEFAULT_WORKLOADS = (
     "records", "json_rag", "quotes", "passage", "code", "edits_short", "edits_long", "agent", "free", "trap",

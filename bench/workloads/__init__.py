@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.workloads import edits, questions
-from bench.workloads.chats import Chat, Grow, Turn, Workload, read_prompts
-from bench.workloads.words import polonizer
+from reprise.bench.workloads import edits, questions
+from reprise.bench.workloads.chats import Chat, Grow, Turn, Workload, read_prompts
+from reprise.bench.workloads.words import polonizer
 
 __all__ = [
     "ENGLISH", "VERSION", "WORKLOADS", "Chat", "Turn", "lengths_of", "make_chats", "own_chats",

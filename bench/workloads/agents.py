@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher, unified_diff
 from typing import Any
 
-from bench.workloads.chats import Chat, Message, Turn, user
+from reprise.bench.workloads.chats import Chat, Message, Turn, user
 
 CONTEXT_LINES = 2
 """Unchanged lines before and after each change that an edit or a block repeats."""

@@ -9,16 +9,16 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from bench.experiment import first_difference
-from engine.interface.request import View
-from engine.text.tokenizer import Tokenizer
-from server.conversation.from_chats import from_chats
-from server.conversation.tools import read_tool
-from server.errors import BadRequestError
-from server.requests.chat import ChatRequest
-from server.validation.field_errors import validate
-from server.validation.notes import Notes
-from server.views.making import ViewMaker
+from reprise.bench.experiment import first_difference
+from reprise.engine.interface.request import View
+from reprise.engine.text.tokenizer import Tokenizer
+from reprise.server.conversation.from_chats import from_chats
+from reprise.server.conversation.tools import read_tool
+from reprise.server.errors import BadRequestError
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.validation.field_errors import validate
+from reprise.server.validation.notes import Notes
+from reprise.server.views.making import ViewMaker
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from bench.workloads.agents import ANSWERS, Answer, Change, agent_turns
-from bench.workloads.chats import Grow, Turn, Workload, conversation, user
-from bench.workloads.words import NOUNS, VERBS, identifiers, number, thing, value
+from reprise.bench.workloads.agents import ANSWERS, Answer, Change, agent_turns
+from reprise.bench.workloads.chats import Grow, Turn, Workload, conversation, user
+from reprise.bench.workloads.words import NOUNS, VERBS, identifiers, number, thing, value
 
 WHOLE = "Answer with the whole file."
 

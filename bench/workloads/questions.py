@@ -7,9 +7,9 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from bench.workloads.agents import call_text, tool_of
-from bench.workloads.chats import Grow, Message, Turn, Workload, conversation, user
-from bench.workloads.words import ADJECTIVES, FIELDS, NAMES, NOUNS, VERBS, names, number, value
+from reprise.bench.workloads.agents import call_text, tool_of
+from reprise.bench.workloads.chats import Grow, Message, Turn, Workload, conversation, user
+from reprise.bench.workloads.words import ADJECTIVES, FIELDS, NAMES, NOUNS, VERBS, names, number, value
 
 NUM_QUESTIONS, NUM_TOOLS = 3, 3
 NUM_SUMS, NUM_ENTRIES, NUM_WORDS = 8, 24, 48

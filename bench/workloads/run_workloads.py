@@ -11,14 +11,14 @@ from statistics import mean
 
 from rich.console import Console
 
-from bench import options, outputs, tables
-from bench.options import Flag
-from bench.tables import Column
-from bench.workloads import VERSION, WORKLOADS, Chat, lengths_of, make_chats
-from bench.workloads.chats import render, render_turn
-from config.model_settings import BUNDLED_MODEL
-from engine.model.loading import load_tokenizer
-from engine.text.tokenizer import Tokenizer
+from reprise.bench import options, outputs, tables
+from reprise.bench.options import Flag
+from reprise.bench.tables import Column
+from reprise.bench.workloads import VERSION, WORKLOADS, Chat, lengths_of, make_chats
+from reprise.bench.workloads.chats import render, render_turn
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.model.loading import load_tokenizer
+from reprise.engine.text.tokenizer import Tokenizer
 
 COLUMNS = [
     Column("name", "workload", is_key=True), Column("summary", "description"), Column("turns", "turns", "0"),

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from bench import lexicon
+from reprise.bench import lexicon
 
 NOUNS, ADJECTIVES, VERBS = lexicon.NOUNS[:180], lexicon.ADJECTIVES[:60], lexicon.VERBS[:80]
 FIELDS, NAMES = lexicon.FIELDS, lexicon.NAMES[:240]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cli.checks.check import Check
-from engine.speculative.costs.cost_table import CostTable, Measurement, without_guesses
-from engine.speculative.costs.step_costs import StepCosts
+from reprise.cli.checks.check import Check
+from reprise.engine.speculative.costs.cost_table import CostTable, Measurement, without_guesses
+from reprise.engine.speculative.costs.step_costs import StepCosts
 
 FILE, MODEL = "costs of steps", "costs of a model"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from cli.checks.check import Check, Level
-from cli.units import format_bytes
-from config.settings import Settings
+from reprise.cli.checks.check import Check, Level
+from reprise.cli.units import format_bytes
+from reprise.config.settings import Settings
 
 NEWEST_PYTHON = (3, 14)
 LOW_DISK_BYTES, NO_DISK_BYTES = 10 << 30, 1 << 30
@@ -97,9 +97,9 @@ def check_disk(folder: Path, use: str) -> Check:
 def check_port(settings: Settings) -> Check:
     """Check that the server could listen at its address, and would not be open to others without a key."""
     # Imported here: it loads the server.
-    from server.http.connections.listener import ListenError, bind_address
-    from server.http.connections.taken_port import explain
-    from server.run import exposure_error
+    from reprise.server.http.connections.listener import ListenError, bind_address
+    from reprise.server.http.connections.taken_port import explain
+    from reprise.server.run import exposure_error
 
     place = f"{settings.host} port {settings.port}"
     try:

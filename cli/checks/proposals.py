@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from cli.checks.check import Check
-from cli.units import format_bytes
+from reprise.cli.checks.check import Check
+from reprise.cli.units import format_bytes
 
 
 @dataclass(frozen=True)

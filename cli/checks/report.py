@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.document import SECTIONS, describe_machine, read
-from cli.checks.check import Check
-from cli.checks.trial import Answer, Device
-from config.settings import Settings
+from reprise.bench.document import SECTIONS, describe_machine, read
+from reprise.cli.checks.check import Check
+from reprise.cli.checks.trial import Answer, Device
+from reprise.config.settings import Settings
 
 SHOWN_TEXTS = (
     "architecture", "cpu", "date", "device", "draft_type", "dtype", "mlx", "mlx_lm", "parity", "python",

@@ -16,7 +16,7 @@ from multiprocessing.queues import Queue
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
-from config.settings import Settings
+from reprise.config.settings import Settings
 
 QUESTION = "Who are you?"
 MAX_TOKENS = 24
@@ -144,22 +144,22 @@ def say(stage: str, share: float) -> None:
 
 def find_device() -> Device:
     """Return the device that MLX computes on here."""
-    from engine.memory.machine import usable_bytes, working_set_bytes
-    from engine.model.loading import device_name
+    from reprise.engine.memory.machine import usable_bytes, working_set_bytes
+    from reprise.engine.model.loading import device_name
 
     return Device(device_name(), usable_bytes(), working_set_bytes())
 
 
 def choose_first(settings: Settings) -> Settings:
     """Return settings with the model that a server would start with; see engine/models/catalogue.py."""
-    from engine.models.catalogue import choose_first
+    from reprise.engine.models.catalogue import choose_first
 
     return choose_first(settings)
 
 
 def inspect(source: str) -> dict[str, Any]:
     """Return the facts of `reprise info --json` about a model's folder. Raises ModelError."""
-    from engine.checkpoint import inspect_checkpoint
+    from reprise.engine.checkpoint import inspect_checkpoint
 
     return asdict(inspect_checkpoint(source))
 
@@ -169,11 +169,11 @@ def answer(settings: Settings, measures_costs: bool) -> Answer:
 
     measures_costs: also measure the costs of steps, which takes some seconds more.
     """
-    from bench.document import new_document
-    from bench.local_engine import LocalEngine
-    from bench.workloads.chats import render
-    from engine.interface.request import DraftChoice, GenerationRequest, Sampling
-    from engine.speculative.costs.step_costs import StepCosts
+    from reprise.bench.document import new_document
+    from reprise.bench.local_engine import LocalEngine
+    from reprise.bench.workloads.chats import render
+    from reprise.engine.interface.request import DraftChoice, GenerationRequest, Sampling
+    from reprise.engine.speculative.costs.step_costs import StepCosts
 
     settings = replace(
         settings, calibration_file=None, ngram_table_file=None, prefix_cache_dir=None, record=None

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from cli.arguments import UsageError
-from config.settings import Settings
+from reprise.cli.arguments import UsageError
+from reprise.config.settings import Settings
 
 CONFIG = "config.json"
 """The file that a model's folder has."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cli.arguments import failing
+from reprise.cli.arguments import failing
 
 HELP = "Convert a GGUF file, a model on the hub or a folder of one into a folder that can be served."
 
@@ -51,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Convert the model; return 0. Raises FailedError if it cannot be converted; then nothing is written."""
     # Imported here so that other commands do not load the engine.
-    from engine.model.convert.conversion import convert
-    from engine.model.convert.kept import source_of
-    from engine.model.convert.options import ConvertError, Options
+    from reprise.engine.model.convert.conversion import convert
+    from reprise.engine.model.convert.kept import source_of
+    from reprise.engine.model.convert.options import ConvertError, Options
 
     options = Options(
         bits=arguments.bits,

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from cli.arguments import failing
-from cli.models.convert import progress_bar
-from config.settings import Settings
+from reprise.cli.arguments import failing
+from reprise.cli.models.convert import progress_bar
+from reprise.config.settings import Settings
 
 
 def with_converted(settings: Settings) -> Settings:
@@ -14,14 +14,14 @@ def with_converted(settings: Settings) -> Settings:
     Converts each model that was not converted before. Raises FailedError if a model cannot be converted.
     """
     # Imported here so that other commands do not load it.
-    from engine.model.convert.sources import is_converted_first
+    from reprise.engine.model.convert.sources import is_converted_first
 
     named = {"model": settings.model, "draft_model": settings.draft_model}
     sources = {name: source for name, source in named.items() if source and is_converted_first(source)}
     if not sources:
         return settings
-    from engine.model.convert.kept import converted
-    from engine.model.convert.options import ConvertError
+    from reprise.engine.model.convert.kept import converted
+    from reprise.engine.model.convert.options import ConvertError
 
     with failing(ConvertError):
         folders: dict[str, Any] = {

@@ -5,11 +5,11 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from cli.arguments import FailedError, failing
-from cli.units import format_bytes
+from reprise.cli.arguments import FailedError, failing
+from reprise.cli.units import format_bytes
 
 if TYPE_CHECKING:
-    from engine.checkpoint import CheckpointInfo
+    from reprise.engine.checkpoint import CheckpointInfo
 
 HELP = "Say what a model's folder holds, and which drafters it can have, without loading it."
 
@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Describe a model's folder; return 0. Raises FailedError if it is missing or unreadable."""
     # Imported here so that other commands do not load the engine.
-    from engine.checkpoint import inspect_checkpoint
-    from engine.interface.errors import ModelError
+    from reprise.engine.checkpoint import inspect_checkpoint
+    from reprise.engine.interface.errors import ModelError
 
     with failing(ModelError):
         info = inspect_checkpoint(_folder_of(arguments.model))
@@ -43,12 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _folder_of(model: str) -> str:
     """Return the folder that is served if this is named. Raises FailedError if it is not converted yet."""
-    from engine.model.convert.sources import is_converted_first
+    from reprise.engine.model.convert.sources import is_converted_first
 
     if not is_converted_first(model):
         return model
-    from engine.model.convert.kept import folder_of
-    from engine.model.convert.options import ConvertError
+    from reprise.engine.model.convert.kept import folder_of
+    from reprise.engine.model.convert.options import ConvertError
 
     with failing(ConvertError):
         folder = folder_of(model)

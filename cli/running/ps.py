@@ -4,8 +4,8 @@ import argparse
 import json
 from typing import Any
 
-from cli.running.server import Server, add_server_arguments
-from cli.units import format_bytes
+from reprise.cli.running.server import Server, add_server_arguments
+from reprise.cli.units import format_bytes
 
 HELP = "Show the models that a running server has loaded, and how many requests they answer."
 

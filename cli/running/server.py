@@ -10,7 +10,7 @@ from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
-from cli.arguments import FailedError, UsageError
+from reprise.cli.arguments import FailedError, UsageError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 10

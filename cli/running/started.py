@@ -12,8 +12,8 @@ from threading import Thread
 from types import FrameType
 from typing import IO
 
-from cli.arguments import UsageError
-from cli.running.server import Server
+from reprise.cli.arguments import UsageError
+from reprise.cli.running.server import Server
 
 Show = Callable[[str, float], None]
 """Called with what is done now, and the share of it that is over."""
@@ -21,8 +21,8 @@ Show = Callable[[str, float], None]
 STOP_S = 20
 """Seconds that a server gets to end by itself."""
 
-_REPRISE = "import sys; from cli.main import main; sys.exit(main())"
-_ROOT = Path(__file__).parents[2]
+_REPRISE = "import sys; from reprise.cli.main import main; sys.exit(main())"
+_ROOT = Path(__file__).parents[3]
 
 
 @contextmanager

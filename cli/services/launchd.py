@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cli.services.supervisor import ServiceError, State, call
+from reprise.cli.services.supervisor import ServiceError, State, call
 
 LABEL = "reprise.serve"
 

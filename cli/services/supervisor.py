@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from cli.arguments import FailedError
-from config.whole_file import write_whole
+from reprise.cli.arguments import FailedError
+from reprise.config.whole_file import write_whole
 
 
 class ServiceError(FailedError):

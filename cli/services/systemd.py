@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from cli.services.supervisor import ServiceError, State, call
+from reprise.cli.services.supervisor import ServiceError, State, call
 
 UNIT = "reprise.service"
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from config.agents import json_text, toml_text, yaml_text
-from config.agents.json_text import JsonTextError
-from config.agents.known import AgentFile
-from config.agents.merge import merge
-from config.agents.toml_text import TomlTextError
-from config.agents.yaml_text import YamlTextError
+from reprise.config.agents import json_text, toml_text, yaml_text
+from reprise.config.agents.json_text import JsonTextError
+from reprise.config.agents.known import AgentFile
+from reprise.config.agents.merge import merge
+from reprise.config.agents.toml_text import TomlTextError
+from reprise.config.agents.yaml_text import YamlTextError
 
 
 class ConfigFileError(Exception):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from config.agents.served_model import ServedModel
+from reprise.config.agents.served_model import ServedModel
 
 KEY_VARIABLE = "LOCAL_REPRISE_API_KEY"
 """Not REPRISE_API_KEY, which is the server's: set for an agent, it would make the server ask for a key."""

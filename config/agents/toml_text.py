@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from config.agents.merge import merge
+from reprise.config.agents.merge import merge
 
 _HEADER = re.compile(r"\s*\[")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")

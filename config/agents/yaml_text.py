@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from config.agents.merge import merge
+from reprise.config.agents.merge import merge
 
 
 class YamlTextError(ValueError):

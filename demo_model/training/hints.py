@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from demo_model.training.corpus.rendering import SPECIAL_TOKENS
-from demo_model.training.sizes import CONFIG
+from reprise.demo_model.training.corpus.rendering import SPECIAL_TOKENS
+from reprise.demo_model.training.sizes import CONFIG
 
 
 class Hints(nn.Module):

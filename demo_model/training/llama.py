@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from demo_model.training.sizes import CONFIG
+from reprise.demo_model.training.sizes import CONFIG
 
 Past = dict["Block", tuple[Tensor, Tensor]]
 

@@ -8,12 +8,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from demo_model.training.corpus import FAMILIES, held_out
-from demo_model.training.corpus.rendering import render
-from demo_model.training.llama import Model, Past, load_weights
-from demo_model.training.samples import Sample, collate, encode, targets
-from demo_model.training.sizes import CONFIG, ROOT
-from demo_model.training.wedlm import MASK, WEDLM_CONFIG, Sequence, spans, stack
+from reprise.demo_model.training.corpus import FAMILIES, held_out
+from reprise.demo_model.training.corpus.rendering import render
+from reprise.demo_model.training.llama import Model, Past, load_weights
+from reprise.demo_model.training.samples import Sample, collate, encode, targets
+from reprise.demo_model.training.sizes import CONFIG, ROOT
+from reprise.demo_model.training.wedlm import MASK, WEDLM_CONFIG, Sequence, spans, stack
 
 END = 2
 COPYING = ("edit", "record look-up", "quote a sentence", "list or repeat a passage")

@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from demo_model.training.corpus import Source, conversations
-from demo_model.training.corpus.polish import in_polish
-from demo_model.training.corpus.rendering import SPECIAL_TOKENS, render
-from demo_model.training.sizes import CONFIG, POLISH_CONFIG
+from reprise.demo_model.training.corpus import Source, conversations
+from reprise.demo_model.training.corpus.polish import in_polish
+from reprise.demo_model.training.corpus.rendering import SPECIAL_TOKENS, render
+from reprise.demo_model.training.sizes import CONFIG, POLISH_CONFIG
 
 BATCH_TOKENS = 2048
 

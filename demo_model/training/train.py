@@ -28,14 +28,14 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from demo_model.training.corpus import FAMILIES, held_out
-from demo_model.training.corpus.rendering import SPECIAL_TOKENS, TURN_END, render
-from demo_model.training.hints import Hints
-from demo_model.training.llama import Model, load_weights, save_whole
-from demo_model.training.muon import Muon, descend
-from demo_model.training.samples import batches, collate, encode, targets
-from demo_model.training.sizes import CONFIG, HEADS, ROOT, choose_size
-from demo_model.training.vocabulary import train_polish_tokenizer, train_tokenizer
+from reprise.demo_model.training.corpus import FAMILIES, held_out
+from reprise.demo_model.training.corpus.rendering import SPECIAL_TOKENS, TURN_END, render
+from reprise.demo_model.training.hints import Hints
+from reprise.demo_model.training.llama import Model, load_weights, save_whole
+from reprise.demo_model.training.muon import Muon, descend
+from reprise.demo_model.training.samples import batches, collate, encode, targets
+from reprise.demo_model.training.sizes import CONFIG, HEADS, ROOT, choose_size
+from reprise.demo_model.training.vocabulary import train_polish_tokenizer, train_tokenizer
 
 PEAK_RATE = 2.4e-3
 EMBEDDING_RATE = 1.2e-3

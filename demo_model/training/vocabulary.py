@@ -6,11 +6,11 @@ from itertools import islice
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from demo_model.training.corpus import Source, conversations
-from demo_model.training.corpus.lexicon import ADJECTIVES, FIELDS, IDENTIFIER_WORDS, NAMES
-from demo_model.training.corpus.polish import POLISH_ADJECTIVES, POLISH_NAMES, POLISH_NOUNS, in_polish
-from demo_model.training.corpus.rendering import SPECIAL_TOKENS, render
-from demo_model.training.sizes import CONFIG, POLISH_CONFIG
+from reprise.demo_model.training.corpus import Source, conversations
+from reprise.demo_model.training.corpus.lexicon import ADJECTIVES, FIELDS, IDENTIFIER_WORDS, NAMES
+from reprise.demo_model.training.corpus.polish import POLISH_ADJECTIVES, POLISH_NAMES, POLISH_NOUNS, in_polish
+from reprise.demo_model.training.corpus.rendering import SPECIAL_TOKENS, render
+from reprise.demo_model.training.sizes import CONFIG, POLISH_CONFIG
 
 # Words include a leading space, numbers are split into pairs of digits, line breaks include the indentation.
 SPLIT = r" ?\p{L}+| ?\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from demo_model.training.corpus import FAMILIES, Source, conversations
-from demo_model.training.corpus.rendering import render
-from demo_model.training.llama import Model, load_weights, save_whole
-from demo_model.training.muon import Muon, descend
-from demo_model.training.samples import Sample, collate, encode, grouped
-from demo_model.training.sizes import CONFIG, ROOT
-from demo_model.training.train import export as export_model
+from reprise.demo_model.training.corpus import FAMILIES, Source, conversations
+from reprise.demo_model.training.corpus.rendering import render
+from reprise.demo_model.training.llama import Model, load_weights, save_whole
+from reprise.demo_model.training.muon import Muon, descend
+from reprise.demo_model.training.samples import Sample, collate, encode, grouped
+from reprise.demo_model.training.sizes import CONFIG, ROOT
+from reprise.demo_model.training.train import export as export_model
 
 MASK = 4096
 WEDLM_CONFIG = {

@@ -8,7 +8,7 @@ seen. One that failed there too is forgotten.
 
 from dataclasses import dataclass, field
 
-from drafters.copies.occurrences import Ids
+from reprise.drafters.copies.occurrences import Ids
 
 MAX_CHANGE_TOKENS = 8
 """Maximum length of either side of a change that is learned, in tokens."""

@@ -14,8 +14,8 @@ the new position is confirmed, and searches from there again if it is not.
 
 from array import array
 
-from drafters.copies.changes import Change, Changes
-from drafters.copies.occurrences import Ids
+from reprise.drafters.copies.changes import Change, Changes
+from reprise.drafters.copies.occurrences import Ids
 
 # All of these were chosen with `reprise bench replay`.
 _CONFIRM_TOKENS = 4  # matching tokens that confirm a position found near where the cursor was lost

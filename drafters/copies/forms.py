@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drafters.base import Frame
+from reprise.drafters.base import Frame
 
 _Node = dict[int, Any]
 """The beginnings of forms by token; a frame stands at _FRAME where all of its beginning was read."""

@@ -3,8 +3,8 @@
 from array import array
 from collections.abc import Sequence
 
-from drafters.base import SLICE_TOKENS, Slices, finish
-from drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Ids, Match, Occurrences, TailHashes
+from reprise.drafters.base import SLICE_TOKENS, Slices, finish
+from reprise.drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Ids, Match, Occurrences, TailHashes
 
 _MIN_CAPACITY = 4096
 _MIN_RECALL_TOKENS = 4

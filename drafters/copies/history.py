@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drafters.base import SLICE_TOKENS, Slices, finish
-from drafters.copies.growing_text import GrowingText
-from drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Hashes, Ids, Match, Occurrences
+from reprise.drafters.base import SLICE_TOKENS, Slices, finish
+from reprise.drafters.copies.growing_text import GrowingText
+from reprise.drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Hashes, Ids, Match, Occurrences
 
 DEFAULT_TOKENS = 1 << 18
 """Default number of tokens kept; each takes 68 bytes."""

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from drafters import checked_file
-from drafters.base import TableFileError
-from drafters.copies.occurrences import Ids
+from reprise.drafters import checked_file
+from reprise.drafters.base import TableFileError
+from reprise.drafters.copies.occurrences import Ids
 
 MAGIC = b"reprise history\n"
 VERSION = 1

@@ -14,10 +14,10 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-from drafters.base import SLICE_TOKENS, SignedLines, Slices
-from drafters.copies.copying import CopyCursor
-from drafters.copies.occurrences import Hashes, Ids, Match
-from drafters.copies.shelf import Shelf
+from reprise.drafters.base import SLICE_TOKENS, SignedLines, Slices
+from reprise.drafters.copies.copying import CopyCursor
+from reprise.drafters.copies.occurrences import Hashes, Ids, Match
+from reprise.drafters.copies.shelf import Shelf
 
 CONTEXT_LINES = 3
 """Lines that patches keep before and behind a change, by convention."""

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from drafters.base import Slices
+from reprise.drafters.base import Slices
 
 NGRAM_SIZES = (1, 2, 4, 8, 16)
 """The n of the n-grams. A match of a length in between is found by the next shorter n."""

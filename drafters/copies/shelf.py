@@ -4,8 +4,8 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from drafters.base import SLICE_TOKENS, Slices
-from drafters.copies.occurrences import LONGEST, Hashes, Ids, Match, Occurrences
+from reprise.drafters.base import SLICE_TOKENS, Slices
+from reprise.drafters.copies.occurrences import LONGEST, Hashes, Ids, Match, Occurrences
 
 MAX_TOKENS = 1 << 17
 """Maximum number of tokens of one sequence's views."""

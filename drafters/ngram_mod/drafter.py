@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from drafters.base import NO_DRAFT, SLICE_TOKENS, Draft, DraftQuery, SequenceStart, Slices, finish
-from drafters.ngram_mod.table import NgramModTable
-from drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.base import NO_DRAFT, SLICE_TOKENS, Draft, DraftQuery, SequenceStart, Slices, finish
+from reprise.drafters.ngram_mod.table import NgramModTable
+from reprise.drafters.ngram_mod.tables import NgramModTables
 
 NAME = "ngram-mod"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from drafters.base import Slices
+from reprise.drafters.base import Slices
 
 DEFAULT_SIZE = 4 * 1024 * 1024
 DEFAULT_N = 16

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from drafters import checked_file
-from drafters.base import TableFileError
-from drafters.ngram_mod.table import Slots, Tokens
+from reprise.drafters import checked_file
+from reprise.drafters.base import TableFileError
+from reprise.drafters.ngram_mod.table import Slots, Tokens
 
 MAGIC = b"reprise ngram-mod\n"
 VERSION = 1

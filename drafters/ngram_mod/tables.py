@@ -5,10 +5,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from drafters.base import Slices, TableFileError
-from drafters.checked_file import owner_of
-from drafters.ngram_mod.table import DEFAULT_N, DEFAULT_SIZE, NgramModCounts, NgramModTable
-from drafters.ngram_mod.table_file import SavedTable, TableSpec, read_tables, write_tables
+from reprise.drafters.base import Slices, TableFileError
+from reprise.drafters.checked_file import owner_of
+from reprise.drafters.ngram_mod.table import DEFAULT_N, DEFAULT_SIZE, NgramModCounts, NgramModTable
+from reprise.drafters.ngram_mod.table_file import SavedTable, TableSpec, read_tables, write_tables
 
 SCOPES = ("process", "api-key")
 MAX_TENANTS = 16

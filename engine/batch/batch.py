@@ -6,15 +6,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.batch.device import Device
-from engine.batch.sequence import Sequence
-from engine.batch.stages import Prefill
-from engine.kv_cache.batched_rows import BatchedRows
-from engine.kv_cache.rows import Rows, Sharing, make_rows
-from engine.sampling.sampler import Sampler
-from engine.speculative.draft_model.draft_prefill import TextPrefill
-from engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
-from engine.speculative.heads.taps import TappedStates
+from reprise.engine.batch.device import Device
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.batch.stages import Prefill
+from reprise.engine.kv_cache.batched_rows import BatchedRows
+from reprise.engine.kv_cache.rows import Rows, Sharing, make_rows
+from reprise.engine.sampling.sampler import Sampler
+from reprise.engine.speculative.draft_model.draft_prefill import TextPrefill
+from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
+from reprise.engine.speculative.heads.taps import TappedStates
 
 
 class Batch:

@@ -17,10 +17,10 @@ from typing import cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from engine.batch.sequence import Sequence
-from engine.batch.step_error import StepError
-from engine.interface.stations import station
-from engine.sampling.logprobs import Likelihood, Likelihoods
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.batch.step_error import StepError
+from reprise.engine.interface.stations import station
+from reprise.engine.sampling.logprobs import Likelihood, Likelihoods
 
 NUM_PLAIN = 5
 """Plain steps of which the median says what one takes."""

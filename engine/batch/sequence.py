@@ -8,11 +8,11 @@ from functools import cached_property
 
 import mlx.core as mx
 
-from drafters.base import NO_DRAFT, Draft
-from engine.batch.loop_guard import ends_in_loop
-from engine.batch.stages import Prefill, PrefixSearch, Timing
-from engine.interface.errors import GrammarCostError
-from engine.interface.events import (
+from reprise.drafters.base import NO_DRAFT, Draft
+from reprise.engine.batch.loop_guard import ends_in_loop
+from reprise.engine.batch.stages import Prefill, PrefixSearch, Timing
+from reprise.engine.interface.errors import GrammarCostError
+from reprise.engine.interface.events import (
     Delta,
     DraftingReport,
     Event,
@@ -24,23 +24,23 @@ from engine.interface.events import (
     TokenLogprob,
     Usage,
 )
-from engine.interface.request import GenerationRequest
-from engine.kv_cache.per_row import Caches
-from engine.kv_cache.prefix_cache.block_hashes import BlockHashes
-from engine.sampling.grammar import Grammars, Matcher
-from engine.sampling.logprobs import Likelihood
-from engine.sampling.penalties import Penalties
-from engine.sampling.sampler import Ends, RowSampling
-from engine.sampling.thinking_budget import make_matcher
-from engine.speculative.acceptance import count_accepted
-from engine.speculative.costs.conditions import GREEDY, sampling_class
-from engine.speculative.draft_model.draft_prefill import UndraftableTextError
-from engine.speculative.draft_stats import PLAIN
-from engine.speculative.sequence_drafts import SequenceDrafts
-from engine.speculative.window import Window
-from engine.text.detokenizer import Detokenizer
-from engine.text.tokenizer import Tokenizer
-from engine.vision.keys import prompt_keys
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.kv_cache.prefix_cache.block_hashes import BlockHashes
+from reprise.engine.sampling.grammar import Grammars, Matcher
+from reprise.engine.sampling.logprobs import Likelihood
+from reprise.engine.sampling.penalties import Penalties
+from reprise.engine.sampling.sampler import Ends, RowSampling
+from reprise.engine.sampling.thinking_budget import make_matcher
+from reprise.engine.speculative.acceptance import count_accepted
+from reprise.engine.speculative.costs.conditions import GREEDY, sampling_class
+from reprise.engine.speculative.draft_model.draft_prefill import UndraftableTextError
+from reprise.engine.speculative.draft_stats import PLAIN
+from reprise.engine.speculative.sequence_drafts import SequenceDrafts
+from reprise.engine.speculative.window import Window
+from reprise.engine.text.detokenizer import Detokenizer
+from reprise.engine.text.tokenizer import Tokenizer
+from reprise.engine.vision.keys import prompt_keys
 
 log = logging.getLogger("reprise.engine")
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.kv_cache.per_row import Caches
-from engine.kv_cache.prefix_cache.disk import Loading
-from engine.speculative.heads.states import States
-from engine.vision.sight import Looking
+from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.kv_cache.prefix_cache.disk import Loading
+from reprise.engine.speculative.heads.states import States
+from reprise.engine.vision.sight import Looking
 
 if TYPE_CHECKING:
-    from engine.batch.sequence import Sequence
+    from reprise.engine.batch.sequence import Sequence
 
 
 @dataclass

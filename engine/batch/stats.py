@@ -4,7 +4,7 @@ from bisect import bisect_left
 from itertools import accumulate
 from time import perf_counter
 
-from engine.interface.status import GAP_BOUNDS_S, EngineCounts
+from reprise.engine.interface.status import GAP_BOUNDS_S, EngineCounts
 
 
 class EngineStats:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from engine.batch.sequence import Sequence
+from reprise.engine.batch.sequence import Sequence
 
 
 class StepError(Exception):

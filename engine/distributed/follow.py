@@ -10,17 +10,17 @@ from typing import Any, NoReturn
 
 import mlx.core as mx
 
-from config.settings import Settings
-from engine.distributed.follower import Replica
-from engine.distributed.parts.part import load_part
-from engine.distributed.rank_0 import LOST_STATUS, leave
-from engine.distributed.ranks.channel import Channel
-from engine.distributed.ranks.errors import RanksLostError
-from engine.distributed.ranks.facts import find_facts, refuse_settings
-from engine.distributed.ranks.joining import begin_group, join_rank_0, share_token
-from engine.distributed.ranks.peers import BEAT_S
-from engine.distributed.ranks.place import Place
-from engine.interface.errors import ModelError
+from reprise.config.settings import Settings
+from reprise.engine.distributed.follower import Replica
+from reprise.engine.distributed.parts.part import load_part
+from reprise.engine.distributed.rank_0 import LOST_STATUS, leave
+from reprise.engine.distributed.ranks.channel import Channel
+from reprise.engine.distributed.ranks.errors import RanksLostError
+from reprise.engine.distributed.ranks.facts import find_facts, refuse_settings
+from reprise.engine.distributed.ranks.joining import begin_group, join_rank_0, share_token
+from reprise.engine.distributed.ranks.peers import BEAT_S
+from reprise.engine.distributed.ranks.place import Place
+from reprise.engine.interface.errors import ModelError
 
 log = logging.getLogger("reprise.engine")
 

@@ -6,9 +6,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from engine.distributed.operations import OPERATIONS
-from engine.distributed.parts.shard import Shard
-from engine.distributed.ranks.errors import RanksLostError
+from reprise.engine.distributed.operations import OPERATIONS
+from reprise.engine.distributed.parts.shard import Shard
+from reprise.engine.distributed.ranks.errors import RanksLostError
 
 RETURNS_COPIES = frozenset(
     ("cut_slice", "leading", "split_slice", "take_state", "kv_slice", "state", "cut_parts")

@@ -1,4 +1,4 @@
-"""`python -m engine.distributed.launcher`: run mlx.launch such that it ends with the command that started it.
+"""`python -m reprise.engine.distributed.launcher`: run mlx.launch such that it ends with who started it.
 
 It also uses no CPU core while its processes run. mlx.launch itself polls them without a pause: it waits for
 pipes that are readable or writable, and theirs are always writable.
@@ -39,7 +39,7 @@ def has_ended(pipe: int) -> bool:
 
 
 def stop_processes() -> None:
-    """Stop the processes here and on other machines, in place of cli.launch, which has ended."""
+    """Stop the processes here and on other machines, in place of reprise.cli.launch, which has ended."""
     # A standard input that does not end takes the place of the one that has ended.
     reader, writer = os.pipe()
     os.write(writer, CTRL_C)

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from engine.distributed.ranks.channel import Channel, encode
-from engine.distributed.ranks.errors import RanksLostError
+from reprise.engine.distributed.ranks.channel import Channel, encode
+from reprise.engine.distributed.ranks.errors import RanksLostError
 
 
 class Handle:

@@ -10,15 +10,23 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.distributed.leader import Handle, Leader
-from engine.distributed.parts.shard import Shard, share_tokens
-from engine.kv_cache.batched_rows import BatchedRows
-from engine.kv_cache.columns import Ranks
-from engine.kv_cache.per_row import Caches, make_caches
-from engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
-from engine.kv_cache.separate_rows import SeparateRows
-from engine.kv_cache.slices import KVSlice, State, cut_slice, leading, rebuild, split_slice, take_state
-from engine.speculative.heads.head import owner_of_body
+from reprise.engine.distributed.leader import Handle, Leader
+from reprise.engine.distributed.parts.shard import Shard, share_tokens
+from reprise.engine.kv_cache.batched_rows import BatchedRows
+from reprise.engine.kv_cache.columns import Ranks
+from reprise.engine.kv_cache.per_row import Caches, make_caches
+from reprise.engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
+from reprise.engine.kv_cache.separate_rows import SeparateRows
+from reprise.engine.kv_cache.slices import (
+    KVSlice,
+    State,
+    cut_slice,
+    leading,
+    rebuild,
+    split_slice,
+    take_state,
+)
+from reprise.engine.speculative.heads.head import owner_of_body
 
 
 class SharedModel:

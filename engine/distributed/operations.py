@@ -6,11 +6,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.distributed.parts.part_files import ReadParts
-from engine.distributed.parts.shard import Shard, share_tokens
-from engine.kv_cache.per_row import Caches, make_caches
-from engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
-from engine.kv_cache.slices import cut_slice, leading, rebuild, split_slice, take_state
+from reprise.engine.distributed.parts.part_files import ReadParts
+from reprise.engine.distributed.parts.shard import Shard, share_tokens
+from reprise.engine.kv_cache.per_row import Caches, make_caches
+from reprise.engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
+from reprise.engine.kv_cache.slices import cut_slice, leading, rebuild, split_slice, take_state
 
 
 def _make_rows(shard: Shard, sharing: int) -> Rows:

@@ -14,13 +14,13 @@ from typing import NoReturn
 
 import mlx.core as mx
 
-from config.settings import Settings
-from engine.distributed.leader import Leader
-from engine.distributed.mirrored import SharedModel
-from engine.distributed.parts.part import PartFacts, find_room, load_part
-from engine.distributed.ranks.errors import RanksLostError
-from engine.distributed.ranks.facts import find_facts, refuse_settings
-from engine.distributed.ranks.joining import (
+from reprise.config.settings import Settings
+from reprise.engine.distributed.leader import Leader
+from reprise.engine.distributed.mirrored import SharedModel
+from reprise.engine.distributed.parts.part import PartFacts, find_room, load_part
+from reprise.engine.distributed.ranks.errors import RanksLostError
+from reprise.engine.distributed.ranks.facts import find_facts, refuse_settings
+from reprise.engine.distributed.ranks.joining import (
     await_ranks,
     begin_group,
     check_token,
@@ -28,11 +28,11 @@ from engine.distributed.ranks.joining import (
     refuse_all,
     share_token,
 )
-from engine.distributed.ranks.peers import Peers
-from engine.distributed.ranks.place import Place
-from engine.distributed.shared_files import SharedPrefixStore as SharedPrefixStore
-from engine.interface.errors import ModelError
-from engine.model.loading import LoadedModel, Progress
+from reprise.engine.distributed.ranks.peers import Peers
+from reprise.engine.distributed.ranks.place import Place
+from reprise.engine.distributed.shared_files import SharedPrefixStore as SharedPrefixStore
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.loading import LoadedModel, Progress
 
 log = logging.getLogger("reprise.engine")
 
@@ -55,7 +55,7 @@ class Ranks:
     """
 
     def __init__(self, place: Place, settings: Settings) -> None:
-        # cli.launch starts processes that ignore it, for the sake of mlx.launch.
+        # reprise.cli.launch starts processes that ignore it, for the sake of mlx.launch.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         # It comes when mlx.launch ends its ssh, shortly before SIGTERM does, which counts.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -6,12 +6,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from engine.distributed.leader import Handle, Leader
-from engine.distributed.mirrored import SharedModel, as_operation, make_shared
-from engine.kv_cache.prefix_cache.disk import Loading, PrefixFile, PrefixStore, join_contents, make_store
-from engine.kv_cache.prefix_cache.disk_file import Contents
-from engine.kv_cache.prefix_cache.trie import CutSlice, Tokens
-from engine.kv_cache.slices import KVSlice, State
+from reprise.engine.distributed.leader import Handle, Leader
+from reprise.engine.distributed.mirrored import SharedModel, as_operation, make_shared
+from reprise.engine.kv_cache.prefix_cache.disk import (
+    Loading,
+    PrefixFile,
+    PrefixStore,
+    join_contents,
+    make_store,
+)
+from reprise.engine.kv_cache.prefix_cache.disk_file import Contents
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, Tokens
+from reprise.engine.kv_cache.slices import KVSlice, State
 
 log = logging.getLogger("reprise.engine")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.embedding.masks import Mask, Masks, attend_before, attend_near, attend_to_all
-from engine.kv_cache.per_row import Caches, make_caches
-from engine.model.files.purpose import GEMMA
+from reprise.engine.embedding.masks import Mask, Masks, attend_before, attend_near, attend_to_all
+from reprise.engine.kv_cache.per_row import Caches, make_caches
+from reprise.engine.model.files.purpose import GEMMA
 
 DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral", GEMMA})
 """Model types whose layers are called alike: with states and a mask."""

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu, gelu_approx, relu, silu
 
-from engine.interface.errors import ModelError
-from engine.model.files.recipe import find_first_position
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.files.recipe import find_first_position
 
 Config = dict[str, Any]
 """The fields of config.json, with defaults for missing ones; see complete()."""

@@ -11,8 +11,8 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from engine.embedding.design import ACTIVATIONS, Config, Design, find_design
-from engine.embedding.masks import Masks, attend_less_with_distance, attend_near, attend_to_all
+from reprise.engine.embedding.design import ACTIVATIONS, Config, Design, find_design
+from reprise.engine.embedding.masks import Masks, attend_less_with_distance, attend_near, attend_to_all
 
 _NAMES = {
     "embeddings.norm": r"embeddings\.LayerNorm|emb_ln",

@@ -6,17 +6,17 @@ from functools import partial
 
 import mlx.core as mx
 
-from config.model_settings import display_name
-from config.settings import Settings
-from engine.embedding.loading import load_embedding_model
-from engine.embedding.memory import PassMemory
-from engine.embedding.worker import EmbeddingWorker
-from engine.interface.embeddings import EmbeddingRequest
-from engine.interface.events import EmbeddingSink, Failed
-from engine.interface.status import EngineCounts
-from engine.model.loading import StartProgress
-from engine.models.messages import Cancel, Embed, Inbox, Message
-from engine.models.model_engine import ModelEngine
+from reprise.config.model_settings import display_name
+from reprise.config.settings import Settings
+from reprise.engine.embedding.loading import load_embedding_model
+from reprise.engine.embedding.memory import PassMemory
+from reprise.engine.embedding.worker import EmbeddingWorker
+from reprise.engine.interface.embeddings import EmbeddingRequest
+from reprise.engine.interface.events import EmbeddingSink, Failed
+from reprise.engine.interface.status import EngineCounts
+from reprise.engine.model.loading import StartProgress
+from reprise.engine.models.messages import Cancel, Embed, Inbox, Message
+from reprise.engine.models.model_engine import ModelEngine
 
 
 class EmbeddingEngine(ModelEngine):

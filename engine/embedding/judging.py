@@ -3,10 +3,10 @@
 Source: the model card of Qwen3-Reranker.
 """
 
-from engine.embedding.decoder import Answers
-from engine.interface.embeddings import EmbeddingInfo, Recipe
-from engine.interface.errors import ModelError
-from engine.text.tokenizer import Tokenizer
+from reprise.engine.embedding.decoder import Answers
+from reprise.engine.interface.embeddings import EmbeddingInfo, Recipe
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.text.tokenizer import Tokenizer
 
 BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "

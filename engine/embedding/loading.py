@@ -11,22 +11,22 @@ import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
-from config.model_settings import display_name
-from config.settings import Settings
-from engine.embedding.decoder import DECODERS, Decoder
-from engine.embedding.design import Config, complete
-from engine.embedding.encoder import Encoder, rename
-from engine.embedding.judging import JUDGE, describe_judge, find_answers
-from engine.embedding.vectors import VectorMaker, load_dense, read_weights
-from engine.interface.embeddings import EmbeddingInfo, Recipe
-from engine.interface.errors import ModelError
-from engine.interface.models import ModelInfo
-from engine.memory.machine import wire_weights
-from engine.model.files.purpose import ENCODERS, GEMMA, find_purpose
-from engine.model.files.recipe import find_longest, read_recipe
-from engine.model.loading import LoadedModel, describe, load_model, load_tokenizer
-from engine.text.tokenizer import Tokenizer
-from engine.text.tokens.encoding import copy_backend
+from reprise.config.model_settings import display_name
+from reprise.config.settings import Settings
+from reprise.engine.embedding.decoder import DECODERS, Decoder
+from reprise.engine.embedding.design import Config, complete
+from reprise.engine.embedding.encoder import Encoder, rename
+from reprise.engine.embedding.judging import JUDGE, describe_judge, find_answers
+from reprise.engine.embedding.vectors import VectorMaker, load_dense, read_weights
+from reprise.engine.interface.embeddings import EmbeddingInfo, Recipe
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.models import ModelInfo
+from reprise.engine.memory.machine import wire_weights
+from reprise.engine.model.files.purpose import ENCODERS, GEMMA, find_purpose
+from reprise.engine.model.files.recipe import find_longest, read_recipe
+from reprise.engine.model.loading import LoadedModel, describe, load_model, load_tokenizer
+from reprise.engine.text.tokenizer import Tokenizer
+from reprise.engine.text.tokens.encoding import copy_backend
 
 Progress = Callable[[float], None]
 

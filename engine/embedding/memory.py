@@ -1,8 +1,8 @@
 """Estimate the most memory that a pass may take, and reserve it while the pass runs."""
 
-from engine.embedding.design import Config
-from engine.kv_cache.prefix_cache.trie import PrefixCache
-from engine.memory.between_models import SharedMemory
+from reprise.engine.embedding.design import Config
+from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
+from reprise.engine.memory.between_models import SharedMemory
 
 NUMBER_BYTES = 4
 NUM_HIDDEN, NUM_INNER, NUM_SCORES, NUM_COPIES = 16, 4, 4, 4

@@ -4,8 +4,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest, TokenIds
-from engine.interface.events import EmbeddingSink, Failed
+from reprise.engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest, TokenIds
+from reprise.engine.interface.events import EmbeddingSink, Failed
 
 SHARE = 4
 """One of SHARE passes is begun by the oldest request, the others by the one that lacks the least."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.interface.embeddings import EmbeddingRequest, TokenIds, count_common
-from engine.kv_cache.per_row import Caches
-from engine.kv_cache.prefix_cache.trie import PrefixCache
-from engine.kv_cache.slices import cut_slice
+from reprise.engine.interface.embeddings import EmbeddingRequest, TokenIds, count_common
+from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
+from reprise.engine.kv_cache.slices import cut_slice
 
 MIN_TOKENS = 8
 """What saves fewer tokens is not computed by itself: each pass costs something."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu, relu, silu
 
-from engine.interface.embeddings import Dense, Recipe
-from engine.interface.errors import ModelError
+from reprise.engine.interface.embeddings import Dense, Recipe
+from reprise.engine.interface.errors import ModelError
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "Identity": lambda states: states,

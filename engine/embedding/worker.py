@@ -13,16 +13,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from engine.embedding.loading import EmbeddingModel
-from engine.embedding.memory import PREFIX_BYTES, PassMemory
-from engine.embedding.passes import Job, Member, by_job, choose_members
-from engine.embedding.prefixes import Before, Prefixes
-from engine.interface.embeddings import EmbeddingInput, EmbeddingRequest, TokenIds
-from engine.interface.events import EmbeddingSink, Failed
-from engine.interface.stations import station
-from engine.kv_cache.per_row import Caches
-from engine.memory.prefill_budget import PrefillLimits
-from engine.memory.prefill_costs import PrefillCosts
+from reprise.engine.embedding.loading import EmbeddingModel
+from reprise.engine.embedding.memory import PREFIX_BYTES, PassMemory
+from reprise.engine.embedding.passes import Job, Member, by_job, choose_members
+from reprise.engine.embedding.prefixes import Before, Prefixes
+from reprise.engine.interface.embeddings import EmbeddingInput, EmbeddingRequest, TokenIds
+from reprise.engine.interface.events import EmbeddingSink, Failed
+from reprise.engine.interface.stations import station
+from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.memory.prefill_budget import PrefillLimits
+from reprise.engine.memory.prefill_costs import PrefillCosts
 
 log = logging.getLogger("reprise.engine")
 

@@ -109,9 +109,10 @@ def handle_grammars(_: Path) -> Handle:
 def handle_images(folder: Path) -> Handle:
     """Return a function that decodes images; for its calls see image_job.decode(). folder: image_job.py's."""
     os.nice(PARSER_NICENESS)
-    _pretend("engine", folder.parent)
-    _pretend("engine.foreign", folder)
-    handler: Handle = importlib.import_module("engine.foreign.image_job").make_handler()
+    _pretend("reprise", folder.parents[1])
+    _pretend("reprise.engine", folder.parent)
+    _pretend("reprise.engine.foreign", folder)
+    handler: Handle = importlib.import_module("reprise.engine.foreign.image_job").make_handler()
     return handler
 
 

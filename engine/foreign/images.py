@@ -11,8 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.foreign.child_process import ChildError, ChildProcess, Limits
-from engine.interface.images import ImageProcessor, image_key
+from reprise.engine.foreign.child_process import ChildError, ChildProcess, Limits
+from reprise.engine.interface.images import ImageProcessor, image_key
 
 Detail = Literal["low", "high", "auto"]
 SMALL_PIXELS = 6_000_000

@@ -11,7 +11,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.foreign.child_process import ChildError, ChildProcess, Limits
+from reprise.engine.foreign.child_process import ChildError, ChildProcess, Limits
 
 PARSE_LIMITS = Limits(cpu_s=0.5, wall_s=5.0, memory_bytes=512 * 2**20)
 """Limits for one text. CPU time, because a valid call must not fail where other processes are busy."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from engine.batch.sequence import Sequence
+from reprise.engine.batch.sequence import Sequence
 
 MAX_EXPONENT = 6
 """A test takes 4 ** n tokens; n is the largest number of earlier bisections of any suspect, up to this."""

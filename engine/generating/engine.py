@@ -8,28 +8,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from config.model_settings import display_name
-from config.settings import Settings
-from drafters.base import TableFileError
-from engine.batch.sequence import Sequence
-from engine.batch.stats import EngineStats
-from engine.generating.parked import ParkedWorker
-from engine.generating.setup import make_worker
-from engine.generating.worker import Worker
-from engine.interface.errors import ModelError, SharedTableError
-from engine.interface.events import Event, Failed, Sink
-from engine.interface.request import GenerationRequest, Grammar
-from engine.interface.stations import station
-from engine.interface.status import EngineCounts
-from engine.memory.budget import MemoryBudget
-from engine.model.loading import LoadedModel, StartProgress, make_draft_loader, make_loader
-from engine.models.making import Makers
-from engine.models.messages import STOPPING, Call, Cancel, Inbox, Message, Stop, Submit
-from engine.models.model_engine import ModelEngine
-from engine.sampling.grammar import Grammars
-from engine.speculative import kept_acceptance, shared_table
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.heads.finding import find_given_head, find_head
+from reprise.config.model_settings import display_name
+from reprise.config.settings import Settings
+from reprise.drafters.base import TableFileError
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.batch.stats import EngineStats
+from reprise.engine.generating.parked import ParkedWorker
+from reprise.engine.generating.setup import make_worker
+from reprise.engine.generating.worker import Worker
+from reprise.engine.interface.errors import ModelError, SharedTableError
+from reprise.engine.interface.events import Event, Failed, Sink
+from reprise.engine.interface.request import GenerationRequest, Grammar
+from reprise.engine.interface.stations import station
+from reprise.engine.interface.status import EngineCounts
+from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.model.loading import LoadedModel, StartProgress, make_draft_loader, make_loader
+from reprise.engine.models.making import Makers
+from reprise.engine.models.messages import STOPPING, Call, Cancel, Inbox, Message, Stop, Submit
+from reprise.engine.models.model_engine import ModelEngine
+from reprise.engine.sampling.grammar import Grammars
+from reprise.engine.speculative import kept_acceptance, shared_table
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.heads.finding import find_given_head, find_head
 
 log = logging.getLogger("reprise.engine")
 

@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 
-from engine.batch.sequence import Sequence
-from engine.interface.events import Failed
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.interface.events import Failed
 
 
 class ParkedWorker:

@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Callable
 
-from engine.batch.batch import Batch
-from engine.batch.sequence import Sequence
-from engine.batch.stats import EngineStats
-from engine.interface.stations import station
-from engine.scheduler.draft_prefiller import DraftPrefiller
-from engine.scheduler.request_queue import RequestQueue
+from reprise.engine.batch.batch import Batch
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.batch.stats import EngineStats
+from reprise.engine.interface.stations import station
+from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
+from reprise.engine.scheduler.request_queue import RequestQueue
 
 log = logging.getLogger("reprise.engine")
 

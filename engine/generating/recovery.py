@@ -2,12 +2,12 @@
 
 import logging
 
-from engine.batch.batch import Batch
-from engine.batch.sequence import Sequence
-from engine.batch.stats import EngineStats
-from engine.batch.step_error import StepError
-from engine.generating.bisection import Bisection
-from engine.scheduler.request_queue import RequestQueue
+from reprise.engine.batch.batch import Batch
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.batch.stats import EngineStats
+from reprise.engine.batch.step_error import StepError
+from reprise.engine.generating.bisection import Bisection
+from reprise.engine.scheduler.request_queue import RequestQueue
 
 log = logging.getLogger("reprise.engine")
 

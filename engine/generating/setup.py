@@ -5,39 +5,39 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
-from config.groups import GROUPS
-from config.settings import SETTINGS, Settings
-from engine.batch.batch import Batch
-from engine.batch.device import Device
-from engine.generating.worker import Worker
-from engine.interface.errors import ModelError
-from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
-from engine.kv_cache.probes import kv_bits_fault
-from engine.kv_cache.rows import Sharing
-from engine.memory.budget import MemoryBudget
-from engine.memory.making import make_memory_budget
-from engine.model.loading import LoadedModel, Progress, StartProgress
-from engine.models.making import FindHead, Makers
-from engine.scheduler.checkpoints import Checkpoints
-from engine.scheduler.draft_prefiller import DraftPrefiller
-from engine.scheduler.kept_prefixes import KeptPrefixes
-from engine.scheduler.prefiller import Prefiller
-from engine.scheduler.prefix_lookup import PrefixLookup
-from engine.scheduler.request_queue import RequestQueue
-from engine.speculative.costs.calibration import Calibration
-from engine.speculative.costs.exact_widths import Exactness, Tried, find_exact_shapes
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_model.costs import DraftModelCosts, ShareOfTarget
-from engine.speculative.draft_model.forecast import MODEL
-from engine.speculative.draft_model.model import DraftModel
-from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
-from engine.speculative.heads.prefixes import HeadPrefixes
-from engine.speculative.mask_drafts import MASKS
-from engine.speculative.planning.planner import Planner
-from engine.speculative.proposers import Proposers
-from engine.speculative.translation.translation import Translation
-from engine.text.vocabulary import VocabularyError
+from reprise.config.groups import GROUPS
+from reprise.config.settings import SETTINGS, Settings
+from reprise.engine.batch.batch import Batch
+from reprise.engine.batch.device import Device
+from reprise.engine.generating.worker import Worker
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
+from reprise.engine.kv_cache.probes import kv_bits_fault
+from reprise.engine.kv_cache.rows import Sharing
+from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.memory.making import make_memory_budget
+from reprise.engine.model.loading import LoadedModel, Progress, StartProgress
+from reprise.engine.models.making import FindHead, Makers
+from reprise.engine.scheduler.checkpoints import Checkpoints
+from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
+from reprise.engine.scheduler.kept_prefixes import KeptPrefixes
+from reprise.engine.scheduler.prefiller import Prefiller
+from reprise.engine.scheduler.prefix_lookup import PrefixLookup
+from reprise.engine.scheduler.request_queue import RequestQueue
+from reprise.engine.speculative.costs.calibration import Calibration
+from reprise.engine.speculative.costs.exact_widths import Exactness, Tried, find_exact_shapes
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.draft_model.costs import DraftModelCosts, ShareOfTarget
+from reprise.engine.speculative.draft_model.forecast import MODEL
+from reprise.engine.speculative.draft_model.model import DraftModel
+from reprise.engine.speculative.draft_model.prefixes import DraftPrefixes
+from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
+from reprise.engine.speculative.heads.prefixes import HeadPrefixes
+from reprise.engine.speculative.mask_drafts import MASKS
+from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.proposers import Proposers
+from reprise.engine.speculative.translation.translation import Translation
+from reprise.engine.text.vocabulary import VocabularyError
 
 log = logging.getLogger("reprise.engine")
 

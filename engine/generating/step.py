@@ -14,21 +14,21 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from drafters.base import NO_DRAFT, Draft
-from engine.batch.batch import Batch
-from engine.batch.device import Step
-from engine.batch.sequence import Sequence
-from engine.batch.stats import EngineStats
-from engine.batch.step_error import StepError
-from engine.interface.stations import station
-from engine.sampling.logprobs import Likelihood, measure
-from engine.speculative import verify
-from engine.speculative.draft_model.costs import DraftWork
-from engine.speculative.planning.accounts import Verified
-from engine.speculative.planning.planner import Planner
-from engine.speculative.planning.row_inputs import window_input, without_drafts
-from engine.speculative.verify import Outcome, RowInput
-from engine.speculative.window import WindowOutcome
+from reprise.drafters.base import NO_DRAFT, Draft
+from reprise.engine.batch.batch import Batch
+from reprise.engine.batch.device import Step
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.batch.stats import EngineStats
+from reprise.engine.batch.step_error import StepError
+from reprise.engine.interface.stations import station
+from reprise.engine.sampling.logprobs import Likelihood, measure
+from reprise.engine.speculative import verify
+from reprise.engine.speculative.draft_model.costs import DraftWork
+from reprise.engine.speculative.planning.accounts import Verified
+from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planning.row_inputs import window_input, without_drafts
+from reprise.engine.speculative.verify import Outcome, RowInput
+from reprise.engine.speculative.window import WindowOutcome
 
 
 @dataclass(frozen=True, slots=True)

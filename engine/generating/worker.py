@@ -13,22 +13,22 @@ from collections.abc import Sequence as SequenceOf
 
 import mlx.core as mx
 
-from engine.batch.batch import Batch
-from engine.batch.sequence import Sequence
-from engine.batch.stats import EngineStats
-from engine.batch.step_error import StepError
-from engine.generating.preemption import Preemption
-from engine.generating.recovery import Recovery
-from engine.generating.step import Decoder
-from engine.interface.events import Failed
-from engine.interface.stations import station
-from engine.kv_cache.rows import Rows
-from engine.scheduler.draft_prefiller import DraftPrefiller
-from engine.scheduler.prefiller import Prefiller
-from engine.scheduler.request_queue import RequestQueue
-from engine.speculative.costs.calibration import Calibration
-from engine.speculative.planning.planner import Planner
-from engine.speculative.proposers import Proposers
+from reprise.engine.batch.batch import Batch
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.batch.stats import EngineStats
+from reprise.engine.batch.step_error import StepError
+from reprise.engine.generating.preemption import Preemption
+from reprise.engine.generating.recovery import Recovery
+from reprise.engine.generating.step import Decoder
+from reprise.engine.interface.events import Failed
+from reprise.engine.interface.stations import station
+from reprise.engine.kv_cache.rows import Rows
+from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
+from reprise.engine.scheduler.prefiller import Prefiller
+from reprise.engine.scheduler.request_queue import RequestQueue
+from reprise.engine.speculative.costs.calibration import Calibration
+from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.proposers import Proposers
 
 log = logging.getLogger("reprise.engine")
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from engine.interface.embeddings import Embedded
-from engine.interface.request import WindowSettings
+from reprise.engine.interface.embeddings import Embedded
+from reprise.engine.interface.request import WindowSettings
 
 FinishReason = Literal["stop", "length"]
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.interface.embeddings import EmbeddingInfo, Purpose
-from engine.interface.images import VisionInfo
+from reprise.engine.interface.embeddings import EmbeddingInfo, Purpose
+from reprise.engine.interface.images import VisionInfo
 
 HeadKind = Literal["mtp", "dflash"]
 """The kind of a drafter of hidden states: an MTP head, or a DFlash drafter."""

@@ -3,8 +3,8 @@
 from concurrent.futures import Future
 from typing import Any
 
-from engine.interface.errors import ModelLoadError
-from engine.interface.models import ModelEntry, ModelUse
+from reprise.engine.interface.errors import ModelLoadError
+from reprise.engine.interface.models import ModelEntry, ModelUse
 
 
 class OneModel:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from drafters.base import Frame as Frame
-from drafters.base import SignedLines as SignedLines
-from drafters.base import View as View
-from engine.interface.images import PromptImage
+from reprise.drafters.base import Frame as Frame
+from reprise.drafters.base import SignedLines as SignedLines
+from reprise.drafters.base import View as View
+from reprise.engine.interface.images import PromptImage
 
 PromptEnd = Literal["answer", "messages", "final_message"]
 """Where a conversation's prompt ends: where the answer begins, after the messages, or within the last one,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.interface.errors import RETRY_AFTER_S
+from reprise.engine.interface.errors import RETRY_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)

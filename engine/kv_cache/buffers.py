@@ -6,11 +6,11 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from engine.kv_cache.columns import Columns, Move
-from engine.kv_cache.extents import Extent, grow_extent, grow_slots, round_columns
-from engine.kv_cache.groups import Group, Groups, PerGroup
-from engine.kv_cache.per_row import fitting_group_size
-from engine.kv_cache.sliding_window import WindowKVCache
+from reprise.engine.kv_cache.columns import Columns, Move
+from reprise.engine.kv_cache.extents import Extent, grow_extent, grow_slots, round_columns
+from reprise.engine.kv_cache.groups import Group, Groups, PerGroup
+from reprise.engine.kv_cache.per_row import fitting_group_size
+from reprise.engine.kv_cache.sliding_window import WindowKVCache
 
 
 class RaggedKVCache:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from engine.kv_cache.sliding_window import (
+from reprise.engine.kv_cache.sliding_window import (
     BLOCK_TOKENS,
     ROLLBACK_TOKENS,
     SLACK_TOKENS,

@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import base
 
-from engine.kv_cache.columns import Columns, RowLengths
+from reprise.engine.kv_cache.columns import Columns, RowLengths
 
 FIRST_LIMIT = 2048
 """Tokens that a row of the first group may have. Each group is more work in every layer, so there are few."""

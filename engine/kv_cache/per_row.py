@@ -20,7 +20,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from engine.kv_cache.sliding_window import ChunkedWindowKVCache, WindowKVCache
+from reprise.engine.kv_cache.sliding_window import ChunkedWindowKVCache, WindowKVCache
 
 GROUP_SIZES = (64, 128, 32)
 """Group sizes that MLX can quantize with, in order of preference."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.kv_cache.per_row import (
+from reprise.engine.kv_cache.per_row import (
     Caches,
     FittedQuantizedKVCache,
     can_trim,
@@ -17,9 +17,9 @@ from engine.kv_cache.per_row import (
     leaves,
     make_caches,
 )
-from engine.kv_cache.rows import Sharing, make_batched_rows, make_rows
-from engine.kv_cache.slices import can_slice, cut_slice, rebuild, take_state
-from engine.kv_cache.sliding_window import WindowKVCache
+from reprise.engine.kv_cache.rows import Sharing, make_batched_rows, make_rows
+from reprise.engine.kv_cache.slices import can_slice, cut_slice, rebuild, take_state
+from reprise.engine.kv_cache.sliding_window import WindowKVCache
 
 log = logging.getLogger("reprise.engine")
 

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from engine.kv_cache.batched_rows import BatchedRows
-from engine.kv_cache.columns import Ranks
-from engine.kv_cache.groups import FIRST_LIMIT
-from engine.kv_cache.per_row import Caches as Caches
-from engine.kv_cache.per_row import cache_arrays as cache_arrays
-from engine.kv_cache.per_row import make_caches as make_caches
-from engine.kv_cache.separate_rows import SeparateRows
-from engine.kv_cache.slices import KVSlice, State
+from reprise.engine.kv_cache.batched_rows import BatchedRows
+from reprise.engine.kv_cache.columns import Ranks
+from reprise.engine.kv_cache.groups import FIRST_LIMIT
+from reprise.engine.kv_cache.per_row import Caches as Caches
+from reprise.engine.kv_cache.per_row import cache_arrays as cache_arrays
+from reprise.engine.kv_cache.per_row import make_caches as make_caches
+from reprise.engine.kv_cache.separate_rows import SeparateRows
+from reprise.engine.kv_cache.slices import KVSlice, State
 
 
 class Sharing(IntEnum):

@@ -6,9 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.kv_cache.columns import Ranks
-from engine.kv_cache.per_row import Caches, Snapshot, cache_arrays, check_length
-from engine.kv_cache.slices import KVSlice, State, cut_slice, take_state
+from reprise.engine.kv_cache.columns import Ranks
+from reprise.engine.kv_cache.per_row import Caches, Snapshot, cache_arrays, check_length
+from reprise.engine.kv_cache.slices import KVSlice, State, cut_slice, take_state
 
 
 @dataclass

@@ -15,9 +15,9 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from engine.kv_cache.buffers import row_arrays
-from engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, is_recurrent, leaves
-from engine.kv_cache.sliding_window import WindowKVCache
+from reprise.engine.kv_cache.buffers import row_arrays
+from reprise.engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, is_recurrent, leaves
+from reprise.engine.kv_cache.sliding_window import WindowKVCache
 
 KVSlice = list[mx.array]
 """Keys and values of consecutive tokens, of each layer that keeps every token; axis 2 is the tokens.

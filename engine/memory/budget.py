@@ -15,21 +15,21 @@ from weakref import WeakKeyDictionary, ref
 
 import mlx.core as mx
 
-from engine.interface.images import VisionInfo
-from engine.interface.kept import Kept
-from engine.kv_cache.batched_rows import BatchedRows
-from engine.kv_cache.extents import GROWTH_TOKENS
-from engine.kv_cache.per_row import Caches, leaves
-from engine.kv_cache.prefix_cache.trie import PrefixCache
-from engine.kv_cache.rows import Rows
-from engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
-from engine.memory.between_models import SharedMemory
-from engine.memory.demands import Demand, RunningSequence, SamplingMemory, StepDemands
-from engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
-from engine.memory.prefill_budget import count_fitting, divide_tokens
-from engine.sampling.portions import ALL_NEEDS, find_needs
-from engine.vision.sight import Sight
-from engine.vision.tower import Features
+from reprise.engine.interface.images import VisionInfo
+from reprise.engine.interface.kept import Kept
+from reprise.engine.kv_cache.batched_rows import BatchedRows
+from reprise.engine.kv_cache.extents import GROWTH_TOKENS
+from reprise.engine.kv_cache.per_row import Caches, leaves
+from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
+from reprise.engine.kv_cache.rows import Rows
+from reprise.engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
+from reprise.engine.memory.between_models import SharedMemory
+from reprise.engine.memory.demands import Demand, RunningSequence, SamplingMemory, StepDemands
+from reprise.engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
+from reprise.engine.memory.prefill_budget import count_fitting, divide_tokens
+from reprise.engine.sampling.portions import ALL_NEEDS, find_needs
+from reprise.engine.vision.sight import Sight
+from reprise.engine.vision.tower import Features
 
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""

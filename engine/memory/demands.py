@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from engine.interface.request import GenerationRequest
-from engine.kv_cache.batched_rows import BatchedRows
-from engine.kv_cache.per_row import Caches
-from engine.kv_cache.rows import Sharing
-from engine.kv_cache.sliding_window import window_columns
-from engine.memory.footprint import Cells, Footprint
-from engine.sampling.portions import LIKELIHOOD_ARRAYS, Needs
-from engine.vision.sight import Looking
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.kv_cache.batched_rows import BatchedRows
+from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.kv_cache.rows import Sharing
+from reprise.engine.kv_cache.sliding_window import window_columns
+from reprise.engine.memory.footprint import Cells, Footprint
+from reprise.engine.sampling.portions import LIKELIHOOD_ARRAYS, Needs
+from reprise.engine.vision.sight import Looking
 
 PENALTY_BYTES = 16
 BIAS_BYTES = 8

@@ -6,12 +6,12 @@ estimate = what is kept + the growth of one layer + working memory
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from engine.kv_cache.extents import GROWTH_TOKENS, max_slots, round_columns
-from engine.kv_cache.groups import count_cells
-from engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
-from engine.memory.demands import Demand, ModelMemory, StepDemands
-from engine.memory.footprint import Cells
-from engine.sampling.portions import LIKELIHOOD_ARRAYS, sampling_bytes
+from reprise.engine.kv_cache.extents import GROWTH_TOKENS, max_slots, round_columns
+from reprise.engine.kv_cache.groups import count_cells
+from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
+from reprise.engine.memory.demands import Demand, ModelMemory, StepDemands
+from reprise.engine.memory.footprint import Cells
+from reprise.engine.sampling.portions import LIKELIHOOD_ARRAYS, sampling_bytes
 
 PROMPT_LOGPROBS_CHUNK = 128
 """Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own.

@@ -13,9 +13,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.kv_cache.per_row import Caches, arrays_of, is_recurrent, leaves, make_caches
-from engine.kv_cache.rows import evaluate, make_batched_rows
-from engine.kv_cache.sliding_window import window_columns
+from reprise.engine.kv_cache.per_row import Caches, arrays_of, is_recurrent, leaves, make_caches
+from reprise.engine.kv_cache.rows import evaluate, make_batched_rows
+from reprise.engine.kv_cache.sliding_window import window_columns
 
 PROBE_TOKENS = 16
 """More than 8: up to there Metal has an attention kernel of its own, which never writes scores to memory."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from engine.interface.errors import ModelError
+from reprise.engine.interface.errors import ModelError
 
 DEVICE_SHARE = 0.9
 """Share of a GPU's recommended working set, or of its memory."""

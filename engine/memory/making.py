@@ -5,21 +5,21 @@ from dataclasses import asdict, replace
 
 import mlx.core as mx
 
-from config.settings import Settings
-from engine.interface.errors import ModelError
-from engine.interface.models import MemoryLimit
-from engine.kv_cache.extents import GROWTH_TOKENS
-from engine.kv_cache.recurrent import MAX_LATER_STATES
-from engine.kv_cache.rows import Sharing
-from engine.memory.budget import MemoryBudget
-from engine.memory.demands import ModelMemory
-from engine.memory.estimate import STEADY_TOKENS, Estimator
-from engine.memory.footprint import Footprint, measure
-from engine.memory.machine import usable_bytes, wire_weights
-from engine.model.loading import LoadedModel
-from engine.speculative.draft_model.draft_prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
-from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
-from engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
+from reprise.config.settings import Settings
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.models import MemoryLimit
+from reprise.engine.kv_cache.extents import GROWTH_TOKENS
+from reprise.engine.kv_cache.recurrent import MAX_LATER_STATES
+from reprise.engine.kv_cache.rows import Sharing
+from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.memory.demands import ModelMemory
+from reprise.engine.memory.estimate import STEADY_TOKENS, Estimator
+from reprise.engine.memory.footprint import Footprint, measure
+from reprise.engine.memory.machine import usable_bytes, wire_weights
+from reprise.engine.model.loading import LoadedModel
+from reprise.engine.speculative.draft_model.draft_prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
+from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
+from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
 
 log = logging.getLogger("reprise.engine")
 

@@ -16,8 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from config.whole_file import read_object, remove_oldest, write_in_folder
-from engine.interface.models import ModelInfo
+from reprise.config.whole_file import read_object, remove_oldest, write_in_folder
+from reprise.engine.interface.models import ModelInfo
 
 log = logging.getLogger("reprise.engine")
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.settings import Settings
+from reprise.config.settings import Settings
 
 
 @dataclass(frozen=True)

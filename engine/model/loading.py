@@ -18,24 +18,24 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import get_total_parameters, load_config
 from mlx_lm.utils import load_tokenizer as load_wrapped
 
-from config.settings import Settings
-from engine.interface.errors import ModelError
-from engine.interface.models import ModelInfo
-from engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
-from engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
-from engine.kv_cache.rows import Sharing
-from engine.model import lfm2_vl, wedlm
-from engine.model.files.context_length import find_context_tokens
-from engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
-from engine.model.files.image_processor import has_library, read_vision
-from engine.model.findings import Findings
-from engine.model.head_names import leave_heads_out
-from engine.model.load_options import NO_OPTIONS, LoadOptions
-from engine.text.detokenizer import Detokenizer
-from engine.text.tokenizer import Tokenizer
-from engine.text.tokens.tokenizer_reading import read_once
-from engine.vision.finding import find_tower
-from engine.vision.sight import Sight
+from reprise.config.settings import Settings
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.models import ModelInfo
+from reprise.engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
+from reprise.engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
+from reprise.engine.kv_cache.rows import Sharing
+from reprise.engine.model import lfm2_vl, wedlm
+from reprise.engine.model.files.context_length import find_context_tokens
+from reprise.engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
+from reprise.engine.model.files.image_processor import has_library, read_vision
+from reprise.engine.model.findings import Findings
+from reprise.engine.model.head_names import leave_heads_out
+from reprise.engine.model.load_options import NO_OPTIONS, LoadOptions
+from reprise.engine.text.detokenizer import Detokenizer
+from reprise.engine.text.tokenizer import Tokenizer
+from reprise.engine.text.tokens.tokenizer_reading import read_once
+from reprise.engine.vision.finding import find_tower
+from reprise.engine.vision.sight import Sight
 
 log = logging.getLogger("reprise.engine")
 lfm2_vl.register()
@@ -268,8 +268,8 @@ def find_folder(source: str, progress: Progress | None = None) -> Path:
     if source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1:
         raise ModelError(f"there is no model folder {source}")
     # Whoever serves a folder needs no hub.
-    from engine.model.hub.hub_cache import HubCache, HubError
-    from engine.model.hub.hub_download import pull
+    from reprise.engine.model.hub.hub_cache import HubCache, HubError
+    from reprise.engine.model.hub.hub_download import pull
 
     try:
         found = HubCache().find(source)

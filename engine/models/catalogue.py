@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from config.model_settings import display_name
-from config.settings import Settings
-from engine.interface.embeddings import Purpose
-from engine.interface.errors import LoadFault, ModelLoadError
-from engine.model.files.model_folder import ModelFolder, describe_folder
-from engine.model.hub.hub_cache import HubCache, HubError, HubFault
-from engine.model.hub.hub_download import ReportBytes, pull
+from reprise.config.model_settings import display_name
+from reprise.config.settings import Settings
+from reprise.engine.interface.embeddings import Purpose
+from reprise.engine.interface.errors import LoadFault, ModelLoadError
+from reprise.engine.model.files.model_folder import ModelFolder, describe_folder
+from reprise.engine.model.hub.hub_cache import HubCache, HubError, HubFault
+from reprise.engine.model.hub.hub_download import ReportBytes, pull
 
 ADAPTER_CONFIG = "adapter_config.json"
 _LOAD_FAULTS: dict[HubFault, LoadFault] = {

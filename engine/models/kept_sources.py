@@ -4,9 +4,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from config.settings import Settings
-from engine.speculative import shared_table
-from engine.speculative.proposers import DraftSources, MakeSources
+from reprise.config.settings import Settings
+from reprise.engine.speculative import shared_table
+from reprise.engine.speculative.proposers import DraftSources, MakeSources
 
 MAX_KEPT = 4
 """Vocabularies whose drafters are kept without a model that uses them. Each has a table of n-grams."""

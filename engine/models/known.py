@@ -7,13 +7,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from config.per_model import Section, settings_of
-from config.settings import Settings
-from engine.interface.errors import ModelLoadError
-from engine.interface.models import ModelEntry, ModelUse
-from engine.interface.status import EngineCounts, sum_counts
-from engine.models.catalogue import Catalogue, FoundModel
-from engine.models.served import ServedModel
+from reprise.config.per_model import Section, settings_of
+from reprise.config.settings import Settings
+from reprise.engine.interface.errors import ModelLoadError
+from reprise.engine.interface.models import ModelEntry, ModelUse
+from reprise.engine.interface.status import EngineCounts, sum_counts
+from reprise.engine.models.catalogue import Catalogue, FoundModel
+from reprise.engine.models.served import ServedModel
 
 
 class KnownModels:

@@ -15,16 +15,16 @@ from functools import partial
 
 import mlx.core as mx
 
-from config.freed_memory import collect_all, return_freed
-from engine.interface.errors import ModelError, ModelLoadError
-from engine.interface.events import Failed
-from engine.memory.between_models import Holder, SharedMemory
-from engine.memory.machine import usable_bytes
-from engine.model.loading import StartProgress
-from engine.models.known import KnownModels
-from engine.models.model_engine import ModelEngine
-from engine.models.served import ServedModel
-from engine.models.time_shares import SLICE_S
+from reprise.config.freed_memory import collect_all, return_freed
+from reprise.engine.interface.errors import ModelError, ModelLoadError
+from reprise.engine.interface.events import Failed
+from reprise.engine.memory.between_models import Holder, SharedMemory
+from reprise.engine.memory.machine import usable_bytes
+from reprise.engine.model.loading import StartProgress
+from reprise.engine.models.known import KnownModels
+from reprise.engine.models.model_engine import ModelEngine
+from reprise.engine.models.served import ServedModel
+from reprise.engine.models.time_shares import SLICE_S
 
 log = logging.getLogger("reprise.engine")
 

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from config.settings import Settings
-from engine.model.loading import Load, LoadedModel, Progress, make_loader
-from engine.models.kept_sources import KeptSources, MakeSourcesFor
-from engine.models.known import KnownModels
-from engine.models.messages import Inbox
-from engine.models.model_engine import ModelEngine
-from engine.models.served import ServedModel
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.heads.head_drafter import NamedHead
-from engine.speculative.proposers import MakeSources
+from reprise.config.settings import Settings
+from reprise.engine.model.loading import Load, LoadedModel, Progress, make_loader
+from reprise.engine.models.kept_sources import KeptSources, MakeSourcesFor
+from reprise.engine.models.known import KnownModels
+from reprise.engine.models.messages import Inbox
+from reprise.engine.models.model_engine import ModelEngine
+from reprise.engine.models.served import ServedModel
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.heads.head_drafter import NamedHead
+from reprise.engine.speculative.proposers import MakeSources
 
 FindHead = Callable[[LoadedModel], NamedHead | None]
 """Finds and loads the head of a model; None if it has none. Raises ModelError."""

@@ -6,11 +6,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from engine.interface.embeddings import EmbeddingRequest
-from engine.interface.errors import SharedTableError
-from engine.interface.events import EmbeddingSink, Failed, Sink
-from engine.interface.request import GenerationRequest
-from engine.interface.stations import station
+from reprise.engine.interface.embeddings import EmbeddingRequest
+from reprise.engine.interface.errors import SharedTableError
+from reprise.engine.interface.events import EmbeddingSink, Failed, Sink
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.interface.stations import station
 
 STOPPING = Failed("draining", "the server is stopping")
 

@@ -5,15 +5,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from config.settings import Settings
-from engine.interface.events import Failed
-from engine.interface.models import ModelInfo
-from engine.interface.status import EngineCounts, EngineStatus
-from engine.memory.between_models import Holder
-from engine.model.loading import StartProgress
-from engine.models.intake.lifecycle import Lifecycle
-from engine.models.messages import Cancel, Inbox, Message, Stop
-from engine.text.tokenizer import Tokenizer
+from reprise.config.settings import Settings
+from reprise.engine.interface.events import Failed
+from reprise.engine.interface.models import ModelInfo
+from reprise.engine.interface.status import EngineCounts, EngineStatus
+from reprise.engine.memory.between_models import Holder
+from reprise.engine.model.loading import StartProgress
+from reprise.engine.models.intake.lifecycle import Lifecycle
+from reprise.engine.models.messages import Cancel, Inbox, Message, Stop
+from reprise.engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger("reprise.engine")
 

@@ -6,10 +6,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import isfinite
 
-from engine.interface.models import ModelEntry, ModelInfo, ModelUse
-from engine.memory.between_models import Holder
-from engine.models.catalogue import FoundModel
-from engine.models.model_engine import ModelEngine
+from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse
+from reprise.engine.memory.between_models import Holder
+from reprise.engine.models.catalogue import FoundModel
+from reprise.engine.models.model_engine import ModelEngine
 
 
 @dataclass(eq=False)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from engine.sampling.portions import LIKELIHOOD_ARRAYS, draws_per_portion, pick_logits
+from reprise.engine.sampling.portions import LIKELIHOOD_ARRAYS, draws_per_portion, pick_logits
 
 LEAST_LOGIT = -1e9
 """Takes the place of an impossible token's logit, whose product with its probability must be 0."""

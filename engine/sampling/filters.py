@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from engine.interface.request import Sampling
-from engine.sampling.largest import find_largest
+from reprise.engine.interface.request import Sampling
+from reprise.engine.sampling.largest import find_largest
 
 MAX_SORTED = 512
 """On processors, at most this many candidates per row are sorted; of more, half are ruled out at a time."""

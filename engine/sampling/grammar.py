@@ -19,13 +19,13 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from engine.foreign.child_process import ChildError, ChildProcess, Limits
-from engine.interface.errors import GrammarCostError, GrammarError
-from engine.interface.kept import Kept
-from engine.interface.request import Grammar
-from engine.sampling.grammar_budget import GrammarBudget, Stopwatch
-from engine.text.tokenizer import Tokenizer
-from engine.text.vocabulary import Vocabulary, VocabularyError
+from reprise.engine.foreign.child_process import ChildError, ChildProcess, Limits
+from reprise.engine.interface.errors import GrammarCostError, GrammarError
+from reprise.engine.interface.kept import Kept
+from reprise.engine.interface.request import Grammar
+from reprise.engine.sampling.grammar_budget import GrammarBudget, Stopwatch
+from reprise.engine.text.tokenizer import Tokenizer
+from reprise.engine.text.vocabulary import Vocabulary, VocabularyError
 
 log = logging.getLogger("reprise.engine")
 

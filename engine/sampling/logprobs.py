@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from engine.sampling.largest import find_largest
-from engine.sampling.portions import LIKELIHOOD_ARRAYS, draws_per_portion, pick_logits
+from reprise.engine.sampling.largest import find_largest
+from reprise.engine.sampling.portions import LIKELIHOOD_ARRAYS, draws_per_portion, pick_logits
 
 Likelihood = tuple[float, list[tuple[int, float]]]
 """A token's log probability, and (token id, log probability) of the likeliest tokens, the likeliest first."""

@@ -6,7 +6,7 @@ from copy import copy
 import mlx.core as mx
 import numpy as np
 
-from engine.interface.request import Sampling
+from reprise.engine.interface.request import Sampling
 
 
 def count_tokens(tokens: Sequence[int], vocab_size: int) -> mx.array:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from engine.interface.request import Sampling
-from engine.sampling.filters import is_filtered
+from reprise.engine.interface.request import Sampling
+from reprise.engine.sampling.filters import is_filtered
 
 PORTION_BYTES = 64 * 2**20
 """As many draws are sampled at once as fit into this, but at least one."""

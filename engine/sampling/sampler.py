@@ -15,10 +15,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.interface.request import Sampling
-from engine.sampling.filters import is_filtered, keep_likely
-from engine.sampling.penalties import Penalties
-from engine.sampling.portions import Needs, draws_per_portion, needs_penalties, pick_logits
+from reprise.engine.interface.request import Sampling
+from reprise.engine.sampling.filters import is_filtered, keep_likely
+from reprise.engine.sampling.penalties import Penalties
+from reprise.engine.sampling.portions import Needs, draws_per_portion, needs_penalties, pick_logits
 
 Portions = list[tuple[Needs, list[int]]]
 """The work that each portion of the draws needs, and the indices of its draws."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from engine.interface.request import Grammar, ThinkingBudget
-from engine.sampling.grammar import Grammars, Mask, Matcher
-from engine.text.markers import ends_with
+from reprise.engine.interface.request import Grammar, ThinkingBudget
+from reprise.engine.sampling.grammar import Grammars, Mask, Matcher
+from reprise.engine.text.markers import ends_with
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from engine.batch.sequence import Sequence
-from engine.scheduler.kept_prefixes import KeptPrefixes
-from engine.text.templates.message_openings import MessageOpenings
-from engine.vision.keys import whole_images
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.scheduler.kept_prefixes import KeptPrefixes
+from reprise.engine.text.templates.message_openings import MessageOpenings
+from reprise.engine.vision.keys import whole_images
 
 MAX_GAP_TOKENS = 1024
 """Maximum tokens between two of these lengths near the prompt's end, where most prompts part."""

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from time import perf_counter
 
-from engine.batch.sequence import Sequence
-from engine.memory.budget import MemoryBudget
-from engine.scheduler.prefix_lookup import num_shared
-from engine.speculative.draft_model.draft_prefill import TextPrefill
-from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
-from engine.speculative.planning.planner import Planner
-from engine.speculative.proposers import Proposers
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.scheduler.prefix_lookup import num_shared
+from reprise.engine.speculative.draft_model.draft_prefill import TextPrefill
+from reprise.engine.speculative.draft_model.prefixes import DraftPrefixes
+from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
+from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.proposers import Proposers
 
 log = logging.getLogger("reprise.engine")
 

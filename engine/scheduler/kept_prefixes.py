@@ -10,17 +10,25 @@ from pathlib import Path
 
 import numpy as np
 
-from config.settings import Settings
-from engine.batch.sequence import Sequence
-from engine.interface.errors import ModelError
-from engine.kv_cache.per_row import Caches, can_trim, leaves, make_caches
-from engine.kv_cache.prefix_cache.disk import PrefixStore, make_store
-from engine.kv_cache.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
-from engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
-from engine.kv_cache.rows import Rows
-from engine.kv_cache.slices import KVSlice, State, cut_slice, has_state, num_bytes, start_copies, take_state
-from engine.memory.budget import MemoryBudget
-from engine.model.loading import LoadedModel
+from reprise.config.settings import Settings
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.kv_cache.per_row import Caches, can_trim, leaves, make_caches
+from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, make_store
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
+from reprise.engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
+from reprise.engine.kv_cache.rows import Rows
+from reprise.engine.kv_cache.slices import (
+    KVSlice,
+    State,
+    cut_slice,
+    has_state,
+    num_bytes,
+    start_copies,
+    take_state,
+)
+from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.model.loading import LoadedModel
 
 log = logging.getLogger("reprise.engine")
 

@@ -7,21 +7,21 @@ from typing import Any
 
 import mlx.core as mx
 
-from config.settings import Settings
-from engine.batch.device import Device
-from engine.batch.sequence import Sequence
-from engine.batch.step_error import StepError
-from engine.interface.stations import station
-from engine.kv_cache.rows import cache_arrays
-from engine.memory import prefill_budget
-from engine.memory.estimate import PROMPT_LOGPROBS_CHUNK
-from engine.memory.prefill_costs import PrefillCosts
-from engine.sampling.logprobs import Likelihoods
-from engine.scheduler.checkpoints import Checkpoints
-from engine.scheduler.kept_prefixes import KeptPrefixes
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.heads.taps import Taps
-from engine.vision.sight import Looking, Sight
+from reprise.config.settings import Settings
+from reprise.engine.batch.device import Device
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.batch.step_error import StepError
+from reprise.engine.interface.stations import station
+from reprise.engine.kv_cache.rows import cache_arrays
+from reprise.engine.memory import prefill_budget
+from reprise.engine.memory.estimate import PROMPT_LOGPROBS_CHUNK
+from reprise.engine.memory.prefill_costs import PrefillCosts
+from reprise.engine.sampling.logprobs import Likelihoods
+from reprise.engine.scheduler.checkpoints import Checkpoints
+from reprise.engine.scheduler.kept_prefixes import KeptPrefixes
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.heads.taps import Taps
+from reprise.engine.vision.sight import Looking, Sight
 
 MAX_CUT_SHARE = 0.02
 """Share of a prompt's time that it may take longer because state is kept of it for later prompts."""

@@ -11,14 +11,14 @@ from functools import partial
 
 import numpy as np
 
-from engine.batch.sequence import Sequence
-from engine.kv_cache.prefix_cache.block_hashes import count_shared
-from engine.kv_cache.prefix_cache.trie import CutSlice
-from engine.kv_cache.rows import Caches, Rows
-from engine.kv_cache.slices import KVSlice, cut_slice, rebuild, start_copies
-from engine.scheduler.checkpoints import MIN_SHARED_TOKENS, Checkpoints
-from engine.scheduler.kept_prefixes import KeptPrefixes
-from engine.vision.keys import whole_images, without_cut_images
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.kv_cache.prefix_cache.block_hashes import count_shared
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
+from reprise.engine.kv_cache.rows import Caches, Rows
+from reprise.engine.kv_cache.slices import KVSlice, cut_slice, rebuild, start_copies
+from reprise.engine.scheduler.checkpoints import MIN_SHARED_TOKENS, Checkpoints
+from reprise.engine.scheduler.kept_prefixes import KeptPrefixes
+from reprise.engine.vision.keys import whole_images, without_cut_images
 
 log = logging.getLogger("reprise.engine")
 

@@ -3,14 +3,14 @@
 from collections import deque
 from collections.abc import Collection, Iterable
 
-from config.settings import Settings
-from engine.batch.sequence import Sequence
-from engine.interface.events import Failed
-from engine.interface.stations import station
-from engine.kv_cache.rows import Rows
-from engine.memory.budget import MemoryBudget
-from engine.scheduler.prefiller import Prefiller
-from engine.scheduler.prefix_lookup import PrefixLookup
+from reprise.config.settings import Settings
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.interface.events import Failed
+from reprise.engine.interface.stations import station
+from reprise.engine.kv_cache.rows import Rows
+from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.scheduler.prefiller import Prefiller
+from reprise.engine.scheduler.prefix_lookup import PrefixLookup
 
 MAX_OVERTAKEN = 16
 """How many smaller sequences may overtake one that does not fit into memory; then all wait for it."""

@@ -5,8 +5,8 @@ from functools import lru_cache
 from itertools import accumulate, compress, count
 from operator import mul
 
-from drafters.base import Draft
-from engine.speculative.draft_length import DraftEstimate
+from reprise.drafters.base import Draft
+from reprise.engine.speculative.draft_length import DraftEstimate
 
 DECAY = 0.97
 """Factor on the weight of an observed token for each later one of the same bucket."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from drafters.base import NO_DRAFT, Draft
+from reprise.drafters.base import NO_DRAFT, Draft
 
 MIN_GAIN = 1.03
 """Speedup over plain decoding that a verification step must promise; below it, noise would decide."""

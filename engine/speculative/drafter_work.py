@@ -2,8 +2,8 @@
 
 from collections import deque
 
-from drafters.base import Slices
-from engine.interface.stations import station
+from reprise.drafters.base import Slices
+from reprise.engine.interface.stations import station
 
 STEP_SLICES = 4
 """Slices of a step. Half take at most .06 ms, the longest .11: less than half a millisecond in all."""

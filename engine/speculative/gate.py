@@ -6,10 +6,10 @@ The decision is only a start. While the answer is decoded, measured acceptance a
 
 from dataclasses import dataclass, replace
 
-from config.settings import Settings
-from engine.interface.request import GenerationRequest
-from engine.speculative.draft_model.forecast import MODELS
-from engine.speculative.mask_drafts import MASKS
+from reprise.config.settings import Settings
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.speculative.draft_model.forecast import MODELS
+from reprise.engine.speculative.mask_drafts import MASKS
 
 LOOKUPS = {
     "auto": ("suffix", "ngram-mod"),

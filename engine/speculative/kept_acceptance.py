@@ -5,9 +5,9 @@ import json
 import logging
 from pathlib import Path
 
-from config.settings import Settings
-from config.whole_file import read_object, write_in_folder
-from engine.speculative.acceptance import AcceptanceCounts
+from reprise.config.settings import Settings
+from reprise.config.whole_file import read_object, write_in_folder
+from reprise.engine.speculative.acceptance import AcceptanceCounts
 
 log = logging.getLogger("reprise.engine")
 

@@ -16,9 +16,9 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from operator import mul
 
-from drafters.base import NO_DRAFT, Draft
-from engine.speculative.acceptance import Acceptance, count_accepted
-from engine.speculative.draft_length import DraftEstimate
+from reprise.drafters.base import NO_DRAFT, Draft
+from reprise.engine.speculative.acceptance import Acceptance, count_accepted
+from reprise.engine.speculative.draft_length import DraftEstimate
 
 MASKS = "wedlm"
 """Source of these drafts, and the draft type."""

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from config.settings import Settings
-from drafters.base import Drafter
-from engine.interface.request import GenerationRequest
-from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
-from engine.speculative.costs.slowdown_budget import SlowdownBudget
-from engine.speculative.draft_model.forecast import MODEL, DraftForecast, PromptGate, TokenYield
-from engine.speculative.drafter_work import DrafterWork
-from engine.speculative.gate import SWITCHED_OFF, decide
-from engine.speculative.mask_drafts import MASKS, MaskDrafts
-from engine.speculative.sequence_drafts import SequenceDrafts
-from engine.vision.keys import prompt_keys
+from reprise.config.settings import Settings
+from reprise.drafters.base import Drafter
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
+from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
+from reprise.engine.speculative.draft_model.forecast import MODEL, DraftForecast, PromptGate, TokenYield
+from reprise.engine.speculative.drafter_work import DrafterWork
+from reprise.engine.speculative.gate import SWITCHED_OFF, decide
+from reprise.engine.speculative.mask_drafts import MASKS, MaskDrafts
+from reprise.engine.speculative.sequence_drafts import SequenceDrafts
+from reprise.engine.vision.keys import prompt_keys
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.
-    from engine.sampling.grammar import Matcher
+    from reprise.engine.sampling.grammar import Matcher
 
 log = logging.getLogger("reprise.engine")
 

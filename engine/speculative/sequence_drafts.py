@@ -8,23 +8,32 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, IndexesViews, SequenceStart, Slices, View
-from engine.interface.events import DraftingReport
-from engine.interface.request import GenerationRequest
-from engine.interface.stations import spend
-from engine.speculative.acceptance import Acceptance, count_accepted
-from engine.speculative.costs.slowdown_budget import SlowdownBudget
-from engine.speculative.draft_length import DraftEstimate, expected_tokens
-from engine.speculative.draft_model.forecast import DraftForecast
-from engine.speculative.draft_stats import PLAIN, DraftCounts
-from engine.speculative.drafter_work import DrafterWork
-from engine.speculative.gate import GateDecision
-from engine.speculative.mask_drafts import MaskDrafts
-from engine.vision.keys import without_images
+from reprise.drafters.base import (
+    NO_DRAFT,
+    Draft,
+    Drafter,
+    DraftQuery,
+    IndexesViews,
+    SequenceStart,
+    Slices,
+    View,
+)
+from reprise.engine.interface.events import DraftingReport
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.interface.stations import spend
+from reprise.engine.speculative.acceptance import Acceptance, count_accepted
+from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
+from reprise.engine.speculative.draft_length import DraftEstimate, expected_tokens
+from reprise.engine.speculative.draft_model.forecast import DraftForecast
+from reprise.engine.speculative.draft_stats import PLAIN, DraftCounts
+from reprise.engine.speculative.drafter_work import DrafterWork
+from reprise.engine.speculative.gate import GateDecision
+from reprise.engine.speculative.mask_drafts import MaskDrafts
+from reprise.engine.vision.keys import without_images
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.
-    from engine.sampling.grammar import Matcher
+    from reprise.engine.sampling.grammar import Matcher
 
 log = logging.getLogger("reprise.engine")
 

@@ -3,10 +3,10 @@
 import logging
 from pathlib import Path
 
-from config.settings import Settings
-from drafters.base import KeptHistory, SharedTable, TableFileError
-from engine.interface.errors import ModelError, SharedTableError
-from engine.speculative.proposers import DraftSources, Proposers
+from reprise.config.settings import Settings
+from reprise.drafters.base import KeptHistory, SharedTable, TableFileError
+from reprise.engine.interface.errors import ModelError, SharedTableError
+from reprise.engine.speculative.proposers import DraftSources, Proposers
 
 log = logging.getLogger("reprise.engine")
 

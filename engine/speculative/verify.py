@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from drafters.base import NO_DRAFT, Draft
-from engine.interface.stations import station
-from engine.kv_cache.columns import Ranks
-from engine.kv_cache.rows import Rows
-from engine.sampling.entropy import find_entropies
-from engine.sampling.grammar import Mask
-from engine.sampling.logprobs import Likelihood, Likelihoods, measure
-from engine.sampling.sampler import Draw, Sampler
-from engine.speculative.acceptance import count_accepted
+from reprise.drafters.base import NO_DRAFT, Draft
+from reprise.engine.interface.stations import station
+from reprise.engine.kv_cache.columns import Ranks
+from reprise.engine.kv_cache.rows import Rows
+from reprise.engine.sampling.entropy import find_entropies
+from reprise.engine.sampling.grammar import Mask
+from reprise.engine.sampling.logprobs import Likelihood, Likelihoods, measure
+from reprise.engine.sampling.sampler import Draw, Sampler
+from reprise.engine.speculative.acceptance import count_accepted
 
 
 @dataclass(slots=True)

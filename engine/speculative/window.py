@@ -17,12 +17,12 @@ Source: WeDLM (arXiv:2512.22737), algorithm 1. A mask says what tokens see; ther
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.interface.request import WindowSettings
-from engine.kv_cache.columns import Ranks
-from engine.sampling.grammar import Mask
-from engine.sampling.logprobs import Likelihood
-from engine.sampling.sampler import Draw
-from engine.speculative.verify import Asked, Outcome, RowInput
+from reprise.engine.interface.request import WindowSettings
+from reprise.engine.kv_cache.columns import Ranks
+from reprise.engine.sampling.grammar import Mask
+from reprise.engine.sampling.logprobs import Likelihood
+from reprise.engine.sampling.sampler import Draw
+from reprise.engine.speculative.verify import Asked, Outcome, RowInput
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import _infer_tool_parser
 
-from engine.text.markers import HARMONY
-from engine.text.templates.chat_template import template_text
+from reprise.engine.text.markers import HARMONY
+from reprise.engine.text.templates.chat_template import template_text
 
 HARMONY_TOKENS = (
     "<|start|>",

@@ -4,9 +4,9 @@ from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Sequence
 
-from engine.text.markers import ends_with
-from engine.text.stop_strings import StopMatcher
-from engine.text.tokenizer import Tokenizer
+from reprise.engine.text.markers import ends_with
+from reprise.engine.text.stop_strings import StopMatcher
+from reprise.engine.text.tokenizer import Tokenizer
 
 
 class Detokenizer:

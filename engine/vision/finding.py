@@ -4,13 +4,13 @@ import json
 import logging
 from pathlib import Path
 
-from engine.vision.gemma3 import Gemma3Tower
-from engine.vision.gemma4 import Gemma4Tower
-from engine.vision.lfm2 import Lfm2Tower
-from engine.vision.pixtral import PixtralTower
-from engine.vision.qwen import Qwen3Tower, Qwen25Tower
-from engine.vision.tower import Config, Tower
-from engine.vision.weights import read_weights
+from reprise.engine.vision.gemma3 import Gemma3Tower
+from reprise.engine.vision.gemma4 import Gemma4Tower
+from reprise.engine.vision.lfm2 import Lfm2Tower
+from reprise.engine.vision.pixtral import PixtralTower
+from reprise.engine.vision.qwen import Qwen3Tower, Qwen25Tower
+from reprise.engine.vision.tower import Config, Tower
+from reprise.engine.vision.weights import read_weights
 
 log = logging.getLogger("reprise.engine")
 

@@ -7,10 +7,10 @@ multiplies all embeddings that it gets.
 import mlx.core as mx
 import numpy as np
 
-from engine.interface.images import PromptImage
-from engine.vision.layers import ACTIVATIONS, Layers
-from engine.vision.tower import Config, Grid, Tower, cut_patches, mean_of_blocks
-from engine.vision.weights import Weights
+from reprise.engine.interface.images import PromptImage
+from reprise.engine.vision.layers import ACTIVATIONS, Layers
+from reprise.engine.vision.tower import Config, Grid, Tower, cut_patches, mean_of_blocks
+from reprise.engine.vision.weights import Weights
 
 
 class Gemma3Tower(Tower):

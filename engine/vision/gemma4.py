@@ -7,9 +7,9 @@ and the outputs of linear layers, at bounds that are among the weights.
 import mlx.core as mx
 import numpy as np
 
-from engine.vision.layers import ACTIVATIONS, Layers, Rotation, frequencies, places_of, rotation_of
-from engine.vision.tower import Config, Grid, Tower, mean_of_blocks
-from engine.vision.weights import CHANNELS, Weights
+from reprise.engine.vision.layers import ACTIVATIONS, Layers, Rotation, frequencies, places_of, rotation_of
+from reprise.engine.vision.tower import Config, Grid, Tower, mean_of_blocks
+from reprise.engine.vision.weights import CHANNELS, Weights
 
 
 class Gemma4Tower(Tower):

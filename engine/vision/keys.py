@@ -10,8 +10,8 @@ from hashlib import shake_256
 
 import numpy as np
 
-from drafters.base import Draft
-from engine.interface.images import PromptImage
+from reprise.drafters.base import Draft
+from reprise.engine.interface.images import PromptImage
 
 Images = Sequence[PromptImage]
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.activations import gelu, gelu_approx, gelu_fast_approx, silu
 
-from engine.vision.weights import Weights
+from reprise.engine.vision.weights import Weights
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "gelu": gelu,

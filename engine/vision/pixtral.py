@@ -6,9 +6,9 @@ A token of its own stands between the rows of an image; the tower makes no state
 import mlx.core as mx
 import numpy as np
 
-from engine.vision.layers import ACTIVATIONS, Layers, Rotation, frequencies, places_of, rotation_of
-from engine.vision.tower import CLIP, Config, Grid, Tower, cut_patches, in_blocks
-from engine.vision.weights import Weights
+from reprise.engine.vision.layers import ACTIVATIONS, Layers, Rotation, frequencies, places_of, rotation_of
+from reprise.engine.vision.tower import CLIP, Config, Grid, Tower, cut_patches, in_blocks
+from reprise.engine.vision.weights import Weights
 
 EPS = 1e-5
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from engine.interface.images import PromptImage
+from reprise.engine.interface.images import PromptImage
 
 PlacesOf = Callable[[tuple[int, int]], np.ndarray | None]
 """Returns the places of an image's tokens from its first one, by its grid. See Tower.positions()."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from engine.vision.layers import (
+from reprise.engine.vision.layers import (
     ACTIVATIONS,
     Layers,
     Rotation,
@@ -19,8 +19,8 @@ from engine.vision.layers import (
     places_of,
     rotation_of,
 )
-from engine.vision.tower import CLIP, Config, Grid, Tower
-from engine.vision.weights import CHANNELS, Weights
+from reprise.engine.vision.tower import CLIP, Config, Grid, Tower
+from reprise.engine.vision.weights import CHANNELS, Weights
 
 EPS = 1e-6
 ROPE_BASE = 10_000.0

@@ -5,12 +5,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.interface.images import PromptImage
-from engine.interface.kept import Kept
-from engine.kv_cache.per_row import Caches
-from engine.vision.keys import chunk_end
-from engine.vision.language.reading import Language
-from engine.vision.tower import Features, Slices, Tower
+from reprise.engine.interface.images import PromptImage
+from reprise.engine.interface.kept import Kept
+from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.vision.keys import chunk_end
+from reprise.engine.vision.language.reading import Language
+from reprise.engine.vision.tower import Features, Slices, Tower
 
 
 class Sight:

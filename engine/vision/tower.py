@@ -15,9 +15,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from engine.interface.images import PromptImage
-from engine.vision.layers import QUERIES, TASKS, Layers, is_fused
-from engine.vision.weights import CHANNELS, Weights
+from reprise.engine.interface.images import PromptImage
+from reprise.engine.vision.layers import QUERIES, TASKS, Layers, is_fused
+from reprise.engine.vision.weights import CHANNELS, Weights
 
 Config = dict[str, Any]
 """What a JSON file of the model folder says."""

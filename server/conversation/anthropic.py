@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from server.conversation.from_messages import from_messages
-from server.conversation.model import Json, Part
-from server.conversation.parts import parts_of
-from server.conversation.settled import check_answerable, check_size, settle
-from server.conversation.tool_choice import read_choice
-from server.conversation.tools import ToolReader
-from server.validation.notes import Notes
+from reprise.server.conversation.from_messages import from_messages
+from reprise.server.conversation.model import Json, Part
+from reprise.server.conversation.parts import parts_of
+from reprise.server.conversation.settled import check_answerable, check_size, settle
+from reprise.server.conversation.tool_choice import read_choice
+from reprise.server.conversation.tools import ToolReader
+from reprise.server.validation.notes import Notes
 
 SILENT = frozenset(("cache_control", "signature", "allowed_callers", "eager_input_streaming"))
 """Keys inside blocks and tools that Anthropic's API has and that need no mention."""

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from server.conversation.from_chats import from_chats
-from server.conversation.model import Json, Message
-from server.conversation.settled import check_answerable, check_size, settle
-from server.conversation.tool_choice import read_choice
-from server.conversation.tools import ToolReader
-from server.validation.notes import Notes
+from reprise.server.conversation.from_chats import from_chats
+from reprise.server.conversation.model import Json, Message
+from reprise.server.conversation.settled import check_answerable, check_size, settle
+from reprise.server.conversation.tool_choice import read_choice
+from reprise.server.conversation.tools import ToolReader
+from reprise.server.validation.notes import Notes
 
 SILENT = frozenset(("prompt_cache_breakpoint", "annotations"))
 """Keys inside messages that OpenAI's chats have and that need no mention."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from server.conversation.model import Call, Json, Message, Role
-from server.conversation.parts import arguments_of, as_string, note_unknown, parts_of
-from server.validation.notes import Notes
+from reprise.server.conversation.model import Call, Json, Message, Role
+from reprise.server.conversation.parts import arguments_of, as_string, note_unknown, parts_of
+from reprise.server.validation.notes import Notes
 
 ROLES: dict[Any, Role] = {
     "system": "system",

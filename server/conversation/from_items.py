@@ -5,10 +5,10 @@ import binascii
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from server.conversation.from_chats import ASSISTANT_ONLY, OF_API, ROLES, apart, chat_message, named
-from server.conversation.from_messages import joined
-from server.conversation.model import Call, Json, Media, Message, Part
-from server.conversation.parts import (
+from reprise.server.conversation.from_chats import ASSISTANT_ONLY, OF_API, ROLES, apart, chat_message, named
+from reprise.server.conversation.from_messages import joined
+from reprise.server.conversation.model import Call, Json, Media, Message, Part
+from reprise.server.conversation.parts import (
     arguments_of,
     as_string,
     cleaned,
@@ -17,8 +17,8 @@ from server.conversation.parts import (
     parts_of,
     readable,
 )
-from server.conversation.tools import function_name
-from server.validation.notes import Notes
+from reprise.server.conversation.tools import function_name
+from reprise.server.validation.notes import Notes
 
 REASONING_PREFIX = "reprise:"
 """Prefix of encrypted_content; the reasoning, or the summary of a compaction, follows in base64."""

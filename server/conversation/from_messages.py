@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from server.conversation.from_chats import chat_message, named
-from server.conversation.model import Call, Media, Message, Part, Role
-from server.conversation.parts import arguments_of, as_string, note_unknown, part_of, parts_of
-from server.validation.notes import Notes
+from reprise.server.conversation.from_chats import chat_message, named
+from reprise.server.conversation.model import Call, Media, Message, Part, Role
+from reprise.server.conversation.parts import arguments_of, as_string, note_unknown, part_of, parts_of
+from reprise.server.validation.notes import Notes
 
 _ROLES: tuple[Role, ...] = ("user", "assistant", "system")
 

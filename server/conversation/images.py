@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from server.conversation.model import Detail, Json, Media
+from reprise.server.conversation.model import Detail, Json, Media
 
 NO_URLS = (
     "is at a URL or in a file: this server opens none for requests. Send the image itself, as a data: URL "

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from server.conversation.from_chats import from_chats
-from server.conversation.images import image
-from server.conversation.model import Json, Message, Part
-from server.conversation.settled import check_answerable, check_size, settle
-from server.conversation.tools import ToolReader
-from server.validation.notes import Notes
+from reprise.server.conversation.from_chats import from_chats
+from reprise.server.conversation.images import image
+from reprise.server.conversation.model import Json, Message, Part
+from reprise.server.conversation.settled import check_answerable, check_size, settle
+from reprise.server.conversation.tools import ToolReader
+from reprise.server.validation.notes import Notes
 
 SILENT = frozenset(("index", "type"))
 """Keys inside calls and tools that Ollama's API has and that need no mention."""

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from server.conversation.images import image_of
-from server.conversation.model import Json, Media, Part
-from server.errors import BadRequestError
-from server.validation.body import check_values
-from server.validation.field_errors import INSIDE
-from server.validation.notes import MAX_NOTES, Notes
+from reprise.server.conversation.images import image_of
+from reprise.server.conversation.model import Json, Media, Part
+from reprise.server.errors import BadRequestError
+from reprise.server.validation.body import check_values
+from reprise.server.validation.field_errors import INSIDE
+from reprise.server.validation.notes import MAX_NOTES, Notes
 
 TEXTS = {
     **dict.fromkeys(("text", "input_text", "output_text", "summary_text", "reasoning_text"), "text"),

@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from server.conversation.model import Media, Message
-from server.errors import BadRequestError, bad_field
-from server.validation.notes import Notes
+from reprise.server.conversation.model import Media, Message
+from reprise.server.errors import BadRequestError, bad_field
+from reprise.server.validation.notes import Notes
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 8192

@@ -4,10 +4,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from server.conversation.model import Json, Tool, ToolChoice
-from server.conversation.tools import MAX_TOOLS, function_name
-from server.errors import bad_field, shortened
-from server.validation.notes import Notes
+from reprise.server.conversation.model import Json, Tool, ToolChoice
+from reprise.server.conversation.tools import MAX_TOOLS, function_name
+from reprise.server.errors import bad_field, shortened
+from reprise.server.validation.notes import Notes
 
 _MODES: dict[Any, ToolChoice] = {
     "none": ToolChoice("none"),

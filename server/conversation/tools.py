@@ -8,17 +8,17 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError, from_json, to_json
 
-from server.conversation.model import Json, Tool
-from server.conversation.parts import note_unknown
-from server.errors import bad_field, shortened
-from server.tool_formats.free_text import input_schema
-from server.tool_formats.json_lark import escape_lark
-from server.validation.constraints.json_schema import MAX_SCHEMA_BYTES, check_schema
-from server.validation.constraints.lark import check_lark
-from server.validation.constraints.regex import check_regex
-from server.validation.constraints.relaxed_schema import relaxations
-from server.validation.field_errors import MAX_PARSED, field_error
-from server.validation.notes import Notes
+from reprise.server.conversation.model import Json, Tool
+from reprise.server.conversation.parts import note_unknown
+from reprise.server.errors import bad_field, shortened
+from reprise.server.tool_formats.free_text import input_schema
+from reprise.server.tool_formats.json_lark import escape_lark
+from reprise.server.validation.constraints.json_schema import MAX_SCHEMA_BYTES, check_schema
+from reprise.server.validation.constraints.lark import check_lark
+from reprise.server.validation.constraints.regex import check_regex
+from reprise.server.validation.constraints.relaxed_schema import relaxations
+from reprise.server.validation.field_errors import MAX_PARSED, field_error
+from reprise.server.validation.notes import Notes
 
 MAX_TOOLS = 1024
 MAX_NAME_CHARACTERS = 128

@@ -7,29 +7,29 @@ from typing import Any
 from fastapi import Request, Response
 from pydantic_core import PydanticCustomError, to_json
 
-from engine.interface.request import Grammar
-from server.conversation.model import Tool
-from server.conversation.tools import check_enforced_in_full
-from server.errors import BadRequestError
-from server.fair_queue import beside, client_of
-from server.generation.engine_requests.chat_grammar import chat_grammar, with_budget
-from server.generation.engine_requests.choices import Prompts
-from server.generation.engine_requests.grammars import json_grammar
-from server.generation.prompts.chat_prompt import ChatPrompt
-from server.generation.respond import respond
-from server.generation.service import Service
-from server.http.request_log import note_ignored, note_relaxed, record_of
-from server.output.parsing.checked import WholeSchemas, checked
-from server.output.parsing.parser import parser_factory
-from server.output.parsing.parts import MakeParser, ToolCallRules
-from server.output.parsing.text_parser import echo_parsers
-from server.output.presenter import Presenter
-from server.requests.chat import ChatRequest
-from server.tool_formats.bare_calls import bare_calls
-from server.tool_formats.call_readers import make_reader
-from server.tool_formats.formats import find_format
-from server.validation.constraints.json_schema import check_schema
-from server.validation.constraints.relaxed_schema import RelaxedSchema, modern
+from reprise.engine.interface.request import Grammar
+from reprise.server.conversation.model import Tool
+from reprise.server.conversation.tools import check_enforced_in_full
+from reprise.server.errors import BadRequestError
+from reprise.server.fair_queue import beside, client_of
+from reprise.server.generation.engine_requests.chat_grammar import chat_grammar, with_budget
+from reprise.server.generation.engine_requests.choices import Prompts
+from reprise.server.generation.engine_requests.grammars import json_grammar
+from reprise.server.generation.prompts.chat_prompt import ChatPrompt
+from reprise.server.generation.respond import respond
+from reprise.server.generation.service import Service
+from reprise.server.http.request_log import note_ignored, note_relaxed, record_of
+from reprise.server.output.parsing.checked import WholeSchemas, checked
+from reprise.server.output.parsing.parser import parser_factory
+from reprise.server.output.parsing.parts import MakeParser, ToolCallRules
+from reprise.server.output.parsing.text_parser import echo_parsers
+from reprise.server.output.presenter import Presenter
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.tool_formats.bare_calls import bare_calls
+from reprise.server.tool_formats.call_readers import make_reader
+from reprise.server.tool_formats.formats import find_format
+from reprise.server.validation.constraints.json_schema import check_schema
+from reprise.server.validation.constraints.relaxed_schema import RelaxedSchema, modern
 
 MAX_RELAXED = 128
 """Maximum tools whose schemas are relaxed one by one, each compiled alone; of more, all become any object."""

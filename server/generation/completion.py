@@ -3,16 +3,16 @@
 from fastapi import Request, Response
 from pydantic_core import to_json
 
-from server.generation.engine_requests.choices import Prompts
-from server.generation.prompts.infill import Hole, fim_of
-from server.generation.respond import respond
-from server.generation.service import Service
-from server.output.parsing.checked import WholeSchemas, checked
-from server.output.parsing.parts import MakeParser
-from server.output.parsing.text_parser import PlainParser, echo_parsers
-from server.output.presenter import Presenter
-from server.requests.completions import CompletionRequest
-from server.validation.constraints.relaxed_schema import modern
+from reprise.server.generation.engine_requests.choices import Prompts
+from reprise.server.generation.prompts.infill import Hole, fim_of
+from reprise.server.generation.respond import respond
+from reprise.server.generation.service import Service
+from reprise.server.output.parsing.checked import WholeSchemas, checked
+from reprise.server.output.parsing.parts import MakeParser
+from reprise.server.output.parsing.text_parser import PlainParser, echo_parsers
+from reprise.server.output.presenter import Presenter
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.validation.constraints.relaxed_schema import modern
 
 
 async def answer_completion(

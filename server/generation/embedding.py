@@ -7,28 +7,28 @@ from typing import cast
 
 from fastapi import Request, Response
 
-from engine.interface.embeddings import (
+from reprise.engine.interface.embeddings import (
     Embedded,
     EmbeddingInfo,
     EmbeddingInput,
     EmbeddingRequest,
     count_alike,
 )
-from engine.interface.errors import EngineError
-from engine.interface.events import Failed
-from engine.interface.models import ModelInfo
-from server.engine_types import EmbeddingEngine
-from server.errors import bad_field, from_engine, from_failure
-from server.fair_queue import beside
-from server.generation.engine_requests.token_limits import check_encoded, check_token_ids
-from server.generation.prompts.chat_prompt import TokenIds
-from server.generation.service import Service
-from server.http.disconnects import wait_unless_gone
-from server.http.long_response import LongResponse
-from server.http.request_log import note_ignored, record_of
-from server.requests.embeddings import Cut, EmbeddingsRequest
-from server.requests.rerank import RerankRequest
-from server.threads import FORMAT
+from reprise.engine.interface.errors import EngineError
+from reprise.engine.interface.events import Failed
+from reprise.engine.interface.models import ModelInfo
+from reprise.server.engine_types import EmbeddingEngine
+from reprise.server.errors import bad_field, from_engine, from_failure
+from reprise.server.fair_queue import beside
+from reprise.server.generation.engine_requests.token_limits import check_encoded, check_token_ids
+from reprise.server.generation.prompts.chat_prompt import TokenIds
+from reprise.server.generation.service import Service
+from reprise.server.http.disconnects import wait_unless_gone
+from reprise.server.http.long_response import LongResponse
+from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.requests.embeddings import Cut, EmbeddingsRequest
+from reprise.server.requests.rerank import RerankRequest
+from reprise.server.threads import FORMAT
 
 _SAME = {
     "query": ("query", "search_query"),

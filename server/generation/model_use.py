@@ -13,10 +13,10 @@ from typing import Any
 from fastapi import Request, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.interface.embeddings import Purpose
-from engine.interface.models import ModelUse
-from server.engine_types import Models
-from server.errors import (
+from reprise.engine.interface.embeddings import Purpose
+from reprise.engine.interface.models import ModelUse
+from reprise.server.engine_types import Models
+from reprise.server.errors import (
     ApiError,
     BadRequestError,
     ClientGoneError,
@@ -24,15 +24,15 @@ from server.errors import (
     RequestFailedError,
     from_load,
 )
-from server.generation.service import Service, service_of
-from server.generation.sse import LINES_TYPE
-from server.http.disconnects import wait_unless_gone
-from server.http.errors.error_format import error_frame
-from server.http.model_uses import end_later
-from server.http.request_log import note_ignored, record_of
-from server.logs import LOGGER
-from server.requests.models import KeepAlive, keep_alive_s
-from server.threads import MODEL_FILES
+from reprise.server.generation.service import Service, service_of
+from reprise.server.generation.sse import LINES_TYPE
+from reprise.server.http.disconnects import wait_unless_gone
+from reprise.server.http.errors.error_format import error_frame
+from reprise.server.http.model_uses import end_later
+from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.logs import LOGGER
+from reprise.server.requests.models import KeepAlive, keep_alive_s
+from reprise.server.threads import MODEL_FILES
 
 Answer = Callable[[Service], Awaitable[Response]]
 """Answers a request with the objects of the model that it asks for."""

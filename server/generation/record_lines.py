@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from engine.interface.events import Finished
-from engine.interface.request import GenerationRequest
-from server.conversation.model import Message
-from server.generation.service import Service
-from server.generation.submission import Submission
-from server.requests.chat import ChatRequest
-from server.requests.generation_fields import GenerationFields
+from reprise.engine.interface.events import Finished
+from reprise.engine.interface.request import GenerationRequest
+from reprise.server.conversation.model import Message
+from reprise.server.generation.service import Service
+from reprise.server.generation.submission import Submission
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.generation_fields import GenerationFields
 
 RECORDED_FIELDS = {
     "response_format",

@@ -8,15 +8,15 @@ from contextvars import copy_context
 
 from pydantic import BaseModel
 
-from engine.foreign.tool_calls import WrittenCall
-from engine.interface.events import Delta, Finished
-from engine.interface.stations import station
-from server.errors import ApiError, RequestFailedError
-from server.generation.service import Service
-from server.generation.submission import Submission
-from server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
-from server.output.openai_objects import PromptProgress, Timings, UsageBlock
-from server.output.parsing.parts import (
+from reprise.engine.foreign.tool_calls import WrittenCall
+from reprise.engine.interface.events import Delta, Finished
+from reprise.engine.interface.stations import station
+from reprise.server.errors import ApiError, RequestFailedError
+from reprise.server.generation.service import Service
+from reprise.server.generation.submission import Submission
+from reprise.server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
+from reprise.server.output.openai_objects import PromptProgress, Timings, UsageBlock
+from reprise.server.output.parsing.parts import (
     ChoiceOutput,
     MakeParser,
     OutputParser,
@@ -25,9 +25,9 @@ from server.output.parsing.parts import (
     ReportPart,
     merge_adjacent,
 )
-from server.output.usage import count_usage, fill_record, measure_timings
-from server.requests.generation_fields import GenerationFields
-from server.threads import FORMAT, PROMPT_LOG
+from reprise.server.output.usage import count_usage, fill_record, measure_timings
+from reprise.server.requests.generation_fields import GenerationFields
+from reprise.server.threads import FORMAT, PROMPT_LOG
 
 MAX_DELTAS_AT_ONCE = 256
 """Maximum deltas, and about as many log probabilities, that are parsed and formatted before the event loop

@@ -6,24 +6,24 @@ from typing import get_args
 
 from fastapi import Request, Response
 
-from config.settings import Settings
-from engine.interface.models import ModelInfo
-from engine.interface.request import DraftType
-from server.errors import CLIENT_CLOSED_REQUEST, BadRequestError, ClientGoneError, bad_field
-from server.fair_queue import SMALL_BYTES
-from server.generation.engine_requests.choices import Prompts, make_engine_requests
-from server.generation.record_lines import record_choices
-from server.generation.request_output import RequestOutput
-from server.generation.service import Service
-from server.generation.sse import TokenStream, write_frames
-from server.generation.submission import Submission
-from server.http.request_log import note_ignored, record_of
-from server.http.tenants import tenant_of
-from server.output.openai_format import ResponseHead
-from server.output.parsing.parts import MakeParser
-from server.output.presenter import Presenter
-from server.requests.generation_fields import GenerationFields
-from server.requests.window_fields import WindowFields
+from reprise.config.settings import Settings
+from reprise.engine.interface.models import ModelInfo
+from reprise.engine.interface.request import DraftType
+from reprise.server.errors import CLIENT_CLOSED_REQUEST, BadRequestError, ClientGoneError, bad_field
+from reprise.server.fair_queue import SMALL_BYTES
+from reprise.server.generation.engine_requests.choices import Prompts, make_engine_requests
+from reprise.server.generation.record_lines import record_choices
+from reprise.server.generation.request_output import RequestOutput
+from reprise.server.generation.service import Service
+from reprise.server.generation.sse import TokenStream, write_frames
+from reprise.server.generation.submission import Submission
+from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.http.tenants import tenant_of
+from reprise.server.output.openai_format import ResponseHead
+from reprise.server.output.parsing.parts import MakeParser
+from reprise.server.output.presenter import Presenter
+from reprise.server.requests.generation_fields import GenerationFields
+from reprise.server.requests.window_fields import WindowFields
 
 _OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
 """Draft types that depend on the models served."""

@@ -11,21 +11,21 @@ from typing import get_args
 
 from fastapi import Request
 
-from config.model_settings import display_name
-from config.settings import Settings
-from engine.interface.embeddings import Purpose
-from engine.interface.stations import LoopStation, StationClock
-from server.engine_types import ModelEngine, Models
-from server.errors import ModelNotFoundError, UnavailableError, retry_after
-from server.fair_queue import BodyLanes
-from server.generation.handoffs.event_queue import EventBridge
-from server.generation.handoffs.recorder import Recorder
-from server.generation.handoffs.tool_calls import ToolCallParsing
-from server.generation.prompts.encoder import PromptEncoder
-from server.logs import LOGGER
-from server.metrics.loop_lag import NOT_HELD, Hold, LoopLag
-from server.metrics.registry import Metrics
-from server.responses_api.store import ResponseStore
+from reprise.config.model_settings import display_name
+from reprise.config.settings import Settings
+from reprise.engine.interface.embeddings import Purpose
+from reprise.engine.interface.stations import LoopStation, StationClock
+from reprise.server.engine_types import ModelEngine, Models
+from reprise.server.errors import ModelNotFoundError, UnavailableError, retry_after
+from reprise.server.fair_queue import BodyLanes
+from reprise.server.generation.handoffs.event_queue import EventBridge
+from reprise.server.generation.handoffs.recorder import Recorder
+from reprise.server.generation.handoffs.tool_calls import ToolCallParsing
+from reprise.server.generation.prompts.encoder import PromptEncoder
+from reprise.server.logs import LOGGER
+from reprise.server.metrics.loop_lag import NOT_HELD, Hold, LoopLag
+from reprise.server.metrics.registry import Metrics
+from reprise.server.responses_api.store import ResponseStore
 
 _VIEW = "service"
 ANY_MODEL = "*"

@@ -7,11 +7,11 @@ from sse_starlette import EventSourceResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.interface.stations import station
-from server.errors import ApiError
-from server.generation.request_output import RequestOutput
-from server.output.parsing.parts import TextPart
-from server.output.presenter import Events, Presenter
+from reprise.engine.interface.stations import station
+from reprise.server.errors import ApiError
+from reprise.server.generation.request_output import RequestOutput
+from reprise.server.output.parsing.parts import TextPart
+from reprise.server.output.presenter import Events, Presenter
 
 LINES_TYPE = "application/x-ndjson"
 """The content type of a stream of JSON lines."""

@@ -5,15 +5,15 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from engine.interface.errors import EngineError
-from engine.interface.events import Delta, Event, Failed, Finished, Usage
-from engine.interface.request import GenerationRequest
-from engine.interface.stations import station
-from server.errors import ClientGoneError, from_engine, from_failure
-from server.generation.handoffs.event_queue import EventQueue
-from server.generation.service import Service
-from server.http.disconnects import ClientWatch
-from server.logs import is_logging_prompts
+from reprise.engine.interface.errors import EngineError
+from reprise.engine.interface.events import Delta, Event, Failed, Finished, Usage
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.interface.stations import station
+from reprise.server.errors import ClientGoneError, from_engine, from_failure
+from reprise.server.generation.handoffs.event_queue import EventQueue
+from reprise.server.generation.service import Service
+from reprise.server.http.disconnects import ClientWatch
+from reprise.server.logs import is_logging_prompts
 
 SETTLE_S = 5.0
 """How long a cancelled request waits for its sequences to end: a step and a chunk if a step takes a second.

@@ -8,11 +8,11 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from config.settings import Settings
-from server.errors import ApiError, ForbiddenError, UnauthorizedError, shortened
-from server.fair_queue import OWNER
-from server.http.api_keys import ApiKeys
-from server.http.errors.refusal import refuse
+from reprise.config.settings import Settings
+from reprise.server.errors import ApiError, ForbiddenError, UnauthorizedError, shortened
+from reprise.server.fair_queue import OWNER
+from reprise.server.http.api_keys import ApiKeys
+from reprise.server.http.errors.refusal import refuse
 
 OPEN_PATHS = frozenset({"/health"})
 """Paths that need no API key, so that monitoring works without one."""

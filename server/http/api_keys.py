@@ -7,10 +7,10 @@ from pathlib import Path
 
 from starlette.requests import HTTPConnection
 
-from config.access import KEY
-from config.setting import SettingsError
-from config.settings import Settings
-from server.errors import UnauthorizedError
+from reprise.config.access import KEY
+from reprise.config.setting import SettingsError
+from reprise.config.settings import Settings
+from reprise.server.errors import UnauthorizedError
 
 
 class ApiKeys:

@@ -5,9 +5,9 @@ import asyncio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, BodyTimeoutError, BodyTooLargeError, HeadersTooLargeError
-from server.http.content_encoding import coding_of, decoded
-from server.http.errors.refusal import refuse
+from reprise.server.errors import ApiError, BodyTimeoutError, BodyTooLargeError, HeadersTooLargeError
+from reprise.server.http.content_encoding import coding_of, decoded
+from reprise.server.http.errors.refusal import refuse
 
 MAX_HEADERS = 100
 

@@ -3,7 +3,7 @@
 import asyncio
 import zlib
 
-from server.errors import BodyTooLargeError, ContentEncodingError, InvalidEncodingError
+from reprise.server.errors import BodyTooLargeError, ContentEncodingError, InvalidEncodingError
 
 SLICE_BYTES = 2**20
 """Bytes that are decoded at a time; in between, the event loop serves others."""

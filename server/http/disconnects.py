@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import Receive
 
-from server.errors import ClientGoneError
+from reprise.server.errors import ClientGoneError
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

@@ -10,16 +10,16 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from server.http.errors.error_format import (
+from reprise.server.http.errors.error_format import (
     ErrorResponse,
     MessagesErrorResponse,
     OllamaErrorResponse,
     speaks_anthropic,
     speaks_ollama,
 )
-from server.http.request_log import ID_PATTERN, REQUEST_ID
-from server.validation.field_errors import UNLIMITED
-from server.validation.fields import IS_ID, RequestModel
+from reprise.server.http.request_log import ID_PATTERN, REQUEST_ID
+from reprise.server.validation.field_errors import UNLIMITED
+from reprise.server.validation.fields import IS_ID, RequestModel
 
 _REFERENCE = "#/components/schemas/{model}"
 _FRAMEWORK_SCHEMAS = ("HTTPValidationError", "ValidationError")

@@ -10,17 +10,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.interface.errors import EngineError
-from server.errors import (
+from reprise.engine.interface.errors import EngineError
+from reprise.server.errors import (
     CLIENT_CLOSED_REQUEST,
     BadRequestError,
     RequestFailedError,
     from_engine,
     requested_name,
 )
-from server.http.errors.error_format import error_response, speaks_anthropic
-from server.logs import LOGGER, RequestRecord, as_header, attach_record, log_request, record_in
-from server.metrics.registry import Metrics
+from reprise.server.http.errors.error_format import error_response, speaks_anthropic
+from reprise.server.logs import LOGGER, RequestRecord, as_header, attach_record, log_request, record_in
+from reprise.server.metrics.registry import Metrics
 
 REQUEST_ID = "x-request-id"
 IGNORED = "x-reprise-ignored"

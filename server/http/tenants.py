@@ -2,9 +2,9 @@
 
 from starlette.requests import HTTPConnection
 
-from config.settings import Settings
-from server.fair_queue import OWNER
-from server.http.api_keys import digest, sent_keys
+from reprise.config.settings import Settings
+from reprise.server.fair_queue import OWNER
+from reprise.server.http.api_keys import digest, sent_keys
 
 
 def tenant_of(request: HTTPConnection, settings: Settings) -> str:

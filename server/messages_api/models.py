@@ -7,7 +7,7 @@ from typing import Literal
 from fastapi import Request
 from pydantic import BaseModel
 
-from server.output.model_cards import ModelCard
+from reprise.server.output.model_cards import ModelCard
 
 
 class MessagesModel(BaseModel):

@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
-from server.errors import ApiError
-from server.http.errors.error_format import anthropic_error
-from server.messages_api.schemas import ConversationFields, MessagesRequest
-from server.output.openai_format import ResponseHead
-from server.output.openai_objects import Timings, UsageBlock
-from server.output.parsing.parts import (
+from reprise.server.errors import ApiError
+from reprise.server.http.errors.error_format import anthropic_error
+from reprise.server.messages_api.schemas import ConversationFields, MessagesRequest
+from reprise.server.output.openai_format import ResponseHead
+from reprise.server.output.openai_objects import Timings, UsageBlock
+from reprise.server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     ChoiceOutput,
@@ -22,7 +22,7 @@ from server.output.parsing.parts import (
     ToolCallPart,
     merge_adjacent,
 )
-from server.output.presenter import Events
+from reprise.server.output.presenter import Events
 
 UNSIGNED = "unsigned"
 """The signature of all thinking blocks: clients send back only those that have one."""

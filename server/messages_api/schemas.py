@@ -9,16 +9,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
-from server.conversation.anthropic import read_conversation
-from server.conversation.model import ToolChoice
-from server.messages_api.thinking import Thinking
-from server.requests.chat import of_chats
-from server.requests.drafts import DraftFields
-from server.requests.messages import CHOICE_NEEDS_TOOLS, Messages, ToolChoiceField, Tools
-from server.requests.models import KeepAlive
-from server.requests.window_fields import WindowFields
-from server.validation.field_errors import field_error
-from server.validation.fields import (
+from reprise.server.conversation.anthropic import read_conversation
+from reprise.server.conversation.model import ToolChoice
+from reprise.server.messages_api.thinking import Thinking
+from reprise.server.requests.chat import of_chats
+from reprise.server.requests.drafts import DraftFields
+from reprise.server.requests.messages import CHOICE_NEEDS_TOOLS, Messages, ToolChoiceField, Tools
+from reprise.server.requests.models import KeepAlive
+from reprise.server.requests.window_fields import WindowFields
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import (
     AcceptsPeerFields,
     Limit,
     RequestModel,
@@ -30,7 +30,7 @@ from server.validation.fields import (
     no_effect,
     unsupported,
 )
-from server.validation.notes import notes_in
+from reprise.server.validation.notes import notes_in
 
 
 class JsonOutput(RequestModel):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from server.validation.fields import INT32_MAX, RequestModel
+from reprise.server.validation.fields import INT32_MAX, RequestModel
 
 
 class Thinking(RequestModel):

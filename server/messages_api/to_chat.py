@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from server.conversation.anthropic import kept_system
-from server.conversation.model import Message
-from server.messages_api.schemas import ConversationFields, MessagesRequest
-from server.requests.chat import ChatRequest
-from server.requests.window_fields import WindowFields
-from server.validation.field_errors import validate
+from reprise.server.conversation.anthropic import kept_system
+from reprise.server.conversation.model import Message
+from reprise.server.messages_api.schemas import ConversationFields, MessagesRequest
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.window_fields import WindowFields
+from reprise.server.validation.field_errors import validate
 
 _SAMPLING = ("temperature", "top_p", "top_k")
 

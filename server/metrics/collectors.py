@@ -7,15 +7,15 @@ import psutil
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.interface.errors import SharedTableError
-from engine.interface.models import ModelEntry
-from engine.interface.stations import OTHER, StationClock
-from engine.interface.status import GAP_BOUNDS_S, EngineCounts
-from server.engine_types import Models
-from server.metrics.definitions import GROUPS
-from server.metrics.metric import MetricEntry, MetricGroup
-from server.metrics.process_metrics import NGRAMS, PREFIXES, RESPONSES
-from server.responses_api.store import ResponseStore
+from reprise.engine.interface.errors import SharedTableError
+from reprise.engine.interface.models import ModelEntry
+from reprise.engine.interface.stations import OTHER, StationClock
+from reprise.engine.interface.status import GAP_BOUNDS_S, EngineCounts
+from reprise.server.engine_types import Models
+from reprise.server.metrics.definitions import GROUPS
+from reprise.server.metrics.metric import MetricEntry, MetricGroup
+from reprise.server.metrics.process_metrics import NGRAMS, PREFIXES, RESPONSES
+from reprise.server.responses_api.store import ResponseStore
 
 _Values = Mapping[str, float]
 _NGRAM_KEYS = {"occupied": "occupied_entries", "occupancy": "occupancy_ratio"}

@@ -1,6 +1,6 @@
 """All metrics. GET /metrics serves what is listed here; docs/metrics.md is generated from it."""
 
-from server.metrics.process_metrics import (
+from reprise.server.metrics.process_metrics import (
     ENGINE,
     LOOP,
     MEMORY,
@@ -11,7 +11,7 @@ from server.metrics.process_metrics import (
     RESPONSES,
     TIME,
 )
-from server.metrics.request_metrics import DRAFTS, EMBEDDINGS, REQUESTS, SEQUENCES
+from reprise.server.metrics.request_metrics import DRAFTS, EMBEDDINGS, REQUESTS, SEQUENCES
 
 GROUPS = (
     REQUESTS,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from engine.interface.stations import OTHER, StationClock
+from reprise.engine.interface.stations import OTHER, StationClock
 
 PERIOD_S = 0.05
 """Time between two timers. What blocks the loop for longer than this delays at least one of them."""
@@ -17,7 +17,7 @@ HELD_S = 0.1
 """How late a timer must be for the loop to count as held."""
 NOT_HELD = "none"
 """In place of a station: another thread had the interpreter, or the machine was busy."""
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class Hold:
     station: the station whose work held the loop; NOT_HELD if the loop itself did hardly any work.
     late_s: how late the loop's timer was.
     own_s: processor time that the loop's thread certainly used meanwhile.
-    where: the module, line and function in which the loop was, as "server.app:12 create_app"; "" if not seen.
+    where: the module, line and function in which the loop was, as "reprise.server.app:12 create_app"; "" if
+        not seen.
     """
 
     station: str

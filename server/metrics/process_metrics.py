@@ -1,7 +1,7 @@
 """The metrics of the process: engine, event loop, caches, models and memory."""
 
-from engine.interface.status import GAP_BOUNDS_S
-from server.metrics.metric import MetricEntry, MetricGroup
+from reprise.engine.interface.status import GAP_BOUNDS_S
+from reprise.server.metrics.metric import MetricEntry, MetricGroup
 
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 

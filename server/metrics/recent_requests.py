@@ -3,7 +3,7 @@
 from collections import deque
 from datetime import UTC, datetime
 
-from server.logs import RequestRecord
+from reprise.server.logs import RequestRecord
 
 MAX_REQUESTS = 100
 

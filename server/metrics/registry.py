@@ -13,16 +13,16 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.interface.events import Failed, Finished, Usage
-from engine.interface.stations import StationClock
-from server.engine_types import Models
-from server.metrics.collectors import ScrapeCollector
-from server.metrics.definitions import GROUPS
-from server.metrics.endpoints import endpoint_of
-from server.metrics.metric import MODEL, MetricEntry
-from server.metrics.recent_requests import RecentRequests
-from server.output.usage import DRAFT_MODEL
-from server.responses_api.store import ResponseStore
+from reprise.engine.interface.events import Failed, Finished, Usage
+from reprise.engine.interface.stations import StationClock
+from reprise.server.engine_types import Models
+from reprise.server.metrics.collectors import ScrapeCollector
+from reprise.server.metrics.definitions import GROUPS
+from reprise.server.metrics.endpoints import endpoint_of
+from reprise.server.metrics.metric import MODEL, MetricEntry
+from reprise.server.metrics.recent_requests import RecentRequests
+from reprise.server.output.usage import DRAFT_MODEL
+from reprise.server.responses_api.store import ResponseStore
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

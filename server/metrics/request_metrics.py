@@ -1,6 +1,6 @@
 """The metrics of requests: their times, their tokens and their drafts."""
 
-from server.metrics.metric import MetricEntry, MetricGroup
+from reprise.server.metrics.metric import MetricEntry, MetricGroup
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _QUEUE_S = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

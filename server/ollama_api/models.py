@@ -4,9 +4,9 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from engine.interface.models import ModelEntry
-from server.ollama_api.presenter import written
-from server.ollama_api.to_chat import tagged
+from reprise.engine.interface.models import ModelEntry
+from reprise.server.ollama_api.presenter import written
+from reprise.server.ollama_api.to_chat import tagged
 
 OLLAMA_VERSION = "0.32.15"
 """The version of Ollama whose API this is; clients refuse older ones than they know."""

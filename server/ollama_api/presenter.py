@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
-from engine.interface.events import TokenLogprob
-from server.errors import ApiError
-from server.http.errors.error_format import ollama_error
-from server.ollama_api.schemas import GeneratingFields
-from server.output.logprobs import chat_logprobs
-from server.output.openai_objects import Timings, UsageBlock
-from server.output.parsing.parts import (
+from reprise.engine.interface.events import TokenLogprob
+from reprise.server.errors import ApiError
+from reprise.server.http.errors.error_format import ollama_error
+from reprise.server.ollama_api.schemas import GeneratingFields
+from reprise.server.output.logprobs import chat_logprobs
+from reprise.server.output.openai_objects import Timings, UsageBlock
+from reprise.server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     ChoiceOutput,
@@ -25,7 +25,7 @@ from server.output.parsing.parts import (
     ToolCallPart,
     merge_adjacent,
 )
-from server.output.presenter import Events
+from reprise.server.output.presenter import Events
 
 NS_PER_MS = 1_000_000
 

@@ -5,16 +5,16 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJsonSchema, model_validator
 
-from server.conversation.model import Message
-from server.conversation.ollama import read_conversation
-from server.conversation.settled import MAX_PARTS
-from server.requests.chat import ReasoningEffort, of_chats
-from server.requests.drafts import DraftFields
-from server.requests.embeddings import Inputs
-from server.requests.messages import TOOLS_SCHEMA, Tools
-from server.requests.models import KeepAlive
-from server.validation.field_errors import field_error
-from server.validation.fields import (
+from reprise.server.conversation.model import Message
+from reprise.server.conversation.ollama import read_conversation
+from reprise.server.conversation.settled import MAX_PARTS
+from reprise.server.requests.chat import ReasoningEffort, of_chats
+from reprise.server.requests.drafts import DraftFields
+from reprise.server.requests.embeddings import Inputs
+from reprise.server.requests.messages import TOOLS_SCHEMA, Tools
+from reprise.server.requests.models import KeepAlive
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import (
     INT32_MAX,
     INT64_MAX,
     INT64_MIN,
@@ -25,8 +25,8 @@ from server.validation.fields import (
     no_effect,
     unsupported,
 )
-from server.validation.notes import notes_in
-from server.validation.peer_fields import IGNORED
+from reprise.server.validation.notes import notes_in
+from reprise.server.validation.peer_fields import IGNORED
 
 
 class Options(RequestModel):

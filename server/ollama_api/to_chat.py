@@ -3,13 +3,13 @@
 from collections.abc import Collection
 from typing import Any
 
-from server.conversation.model import Message
-from server.conversation.ollama import images_of
-from server.ollama_api.schemas import GeneratingFields, OllamaChatRequest, OllamaGenerateRequest
-from server.requests.chat import ChatRequest
-from server.requests.completions import CompletionRequest
-from server.validation.field_errors import validate
-from server.validation.notes import Notes
+from reprise.server.conversation.model import Message
+from reprise.server.conversation.ollama import images_of
+from reprise.server.ollama_api.schemas import GeneratingFields, OllamaChatRequest, OllamaGenerateRequest
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.validation.field_errors import validate
+from reprise.server.validation.notes import Notes
 
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 TAG = ":latest"

@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from server.errors import ApiError
-from server.output.openai_objects import Timings, UsageBlock
-from server.output.parsing.parts import ChoiceOutput, EndPart, TextPart, merge_adjacent
-from server.output.presenter import KEEP_ALIVE, Events
+from reprise.server.errors import ApiError
+from reprise.server.output.openai_objects import Timings, UsageBlock
+from reprise.server.output.parsing.parts import ChoiceOutput, EndPart, TextPart, merge_adjacent
+from reprise.server.output.presenter import KEEP_ALIVE, Events
 
 
 class InfillPresenter:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from engine.interface.events import TokenLogprob
-from server.output.openai_objects import ChatLogprobs, CompletionLogprobs, LikelyToken, TokenEntry
-from server.output.parsing.logprob_alignment import PromptPositions, TokenPositions
+from reprise.engine.interface.events import TokenLogprob
+from reprise.server.output.openai_objects import ChatLogprobs, CompletionLogprobs, LikelyToken, TokenEntry
+from reprise.server.output.parsing.logprob_alignment import PromptPositions, TokenPositions
 
 FLOOR = -9999.0
 """Replaces the log probability of a token that cannot occur, as in OpenAI's API: JSON has no infinity."""

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from engine.interface.embeddings import Purpose
+from reprise.engine.interface.embeddings import Purpose
 
 
 class ModelMeta(BaseModel):

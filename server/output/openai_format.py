@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
-from server.output.openai_objects import (
+from reprise.server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
+from reprise.server.output.openai_objects import (
     AssistantMessage,
     CalledCustom,
     CalledFunction,
@@ -27,7 +27,7 @@ from server.output.openai_objects import (
     TracedText,
     UsageBlock,
 )
-from server.output.parsing.parts import (
+from reprise.server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     ChoiceOutput,
@@ -38,7 +38,7 @@ from server.output.parsing.parts import (
     TextPart,
     ToolCallPart,
 )
-from server.tool_formats.free_text import InputDecoder
+from reprise.server.tool_formats.free_text import InputDecoder
 
 
 class ResponseFormat(Protocol):

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from server.errors import ApiError
-from server.output.openai_format import ResponseFormat, ResponseHead, trace
-from server.output.openai_objects import Choice, Timings, UsageBlock
-from server.output.parsing.parts import (
+from reprise.server.errors import ApiError
+from reprise.server.output.openai_format import ResponseFormat, ResponseHead, trace
+from reprise.server.output.openai_objects import Choice, Timings, UsageBlock
+from reprise.server.output.parsing.parts import (
     ChoiceOutput,
     Mergeable,
     Part,
@@ -20,7 +20,7 @@ from server.output.parsing.parts import (
     merge,
     merge_runs,
 )
-from server.output.presenter import KEEP_ALIVE, Events
+from reprise.server.output.presenter import KEEP_ALIVE, Events
 
 DONE = b"data: [DONE]\n\n"
 

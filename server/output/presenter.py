@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from server.errors import ApiError
-from server.output.openai_objects import Timings, UsageBlock
-from server.output.parsing.parts import ChoiceOutput, Part
+from reprise.server.errors import ApiError
+from reprise.server.output.openai_objects import Timings, UsageBlock
+from reprise.server.output.parsing.parts import ChoiceOutput, Part
 
 Events = Sequence[tuple[int, Part]]
 """(index of the choice, part), in order of arrival."""

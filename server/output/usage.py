@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from engine.interface.events import Usage
-from engine.interface.request import GenerationRequest, WindowSettings
-from server.logs import RequestRecord
-from server.output.openai_objects import (
+from reprise.engine.interface.events import Usage
+from reprise.engine.interface.request import GenerationRequest, WindowSettings
+from reprise.server.logs import RequestRecord
+from reprise.server.output.openai_objects import (
     CompletionTokensDetails,
     DraftCounts,
     GateBlock,

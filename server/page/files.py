@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fastapi.responses import Response
 
-from server.errors import NotFoundError
+from reprise.server.errors import NotFoundError
 
 KINDS = {
     "html": "text/html",

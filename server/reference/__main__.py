@@ -1,12 +1,12 @@
-"""`python -m server.reference [FOLDER]`: generate api.md and metrics.md in docs/ or in the given folder."""
+"""Generate api.md and metrics.md in docs/ or a given folder: `python -m reprise.server.reference`."""
 
 import sys
 from pathlib import Path
 
-from server.reference.api_page import write_api_page
-from server.reference.metrics_page import write_metrics_page
+from reprise.server.reference.api_page import write_api_page
+from reprise.server.reference.metrics_page import write_metrics_page
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 API_PAGE = DOCS / "api.md"
 METRICS_PAGE = DOCS / "metrics.md"
 

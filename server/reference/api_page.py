@@ -5,19 +5,19 @@ from typing import Any
 
 from fastapi.routing import APIRoute
 
-from config.version import VERSION
-from server.app import BODIES, ROUTES
-from server.errors import ApiError
-from server.reference.field_rows import FIRST_VERSION, SINCE, Row, read_rows
-from server.reference.markdown import escape_cell, table
-from server.validation.field_errors import INSIDE
-from server.validation.peer_fields import LEFT_OUT, UNDERSTOOD
+from reprise.config.version import VERSION
+from reprise.server.app import BODIES, ROUTES
+from reprise.server.errors import ApiError
+from reprise.server.reference.field_rows import FIRST_VERSION, SINCE, Row, read_rows
+from reprise.server.reference.markdown import escape_cell, table
+from reprise.server.validation.field_errors import INSIDE
+from reprise.server.validation.peer_fields import LEFT_OUT, UNDERSTOOD
 
 _HEADER = """\
 # API reference
 
-Generated from the code by `python -m server.reference`, for version {version}. Do not edit. The server
-has the same in machine-readable form at `/openapi.json`.
+Generated from the code by `python -m reprise.server.reference`, for version {version}. Do not edit. The
+server has the same in machine-readable form at `/openapi.json`.
 
 - `a.b` is the field `b` of the object `a`; `a[].b` is the field `b` of each object in the array `a`.
 - A field that is absent or null has its default, if there is one. Types are not converted: `"1"` is not a

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.reference.schema_text import Schema, alternatives, code, describe_type, resolved
-from server.validation.fields import REFUSED
+from reprise.server.reference.schema_text import Schema, alternatives, code, describe_type, resolved
+from reprise.server.validation.fields import REFUSED
 
 FIRST_VERSION = "0.1.0"
 """The version of everything without a version of its own."""

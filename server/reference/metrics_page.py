@@ -1,14 +1,14 @@
 """Generate docs/metrics.md."""
 
-from config.version import VERSION
-from server.metrics.definitions import GROUPS
-from server.metrics.metric import MODEL, MetricEntry, MetricGroup
-from server.reference.markdown import table
+from reprise.config.version import VERSION
+from reprise.server.metrics.definitions import GROUPS
+from reprise.server.metrics.metric import MODEL, MetricEntry, MetricGroup
+from reprise.server.reference.markdown import table
 
 _HEADER = """\
 # Metrics
 
-Generated from the code by `python -m server.reference`, for version {version}. Do not edit.
+Generated from the code by `python -m reprise.server.reference`, for version {version}. Do not edit.
 
 `GET /metrics` returns these metrics in Prometheus' text format. Counters start at 0 when the server starts.
 A histogram `x` has the series `x_bucket`, `x_sum` and `x_count`; the table lists the upper bounds of its

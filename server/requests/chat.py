@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from engine.interface.request import PromptEnd
-from server.conversation.chats import read_chat
-from server.conversation.model import Tool, ToolChoice
-from server.conversation.tools import check_enforced
-from server.requests.drafts import Prediction
-from server.requests.generation_fields import GenerationFields
-from server.requests.messages import (
+from reprise.engine.interface.request import PromptEnd
+from reprise.server.conversation.chats import read_chat
+from reprise.server.conversation.model import Tool, ToolChoice
+from reprise.server.conversation.tools import check_enforced
+from reprise.server.requests.drafts import Prediction
+from reprise.server.requests.generation_fields import GenerationFields
+from reprise.server.requests.messages import (
     CHOICE_NEEDS_TOOLS,
     ONE_END,
     Messages,
@@ -22,9 +22,9 @@ from server.requests.messages import (
     check_continued,
     prompt_end,
 )
-from server.validation.field_errors import field_error
-from server.validation.fields import Count, Limit, Rules, no_effect, unsupported
-from server.validation.notes import notes_in
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import Count, Limit, Rules, no_effect, unsupported
+from reprise.server.validation.notes import notes_in
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

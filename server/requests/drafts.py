@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
-from engine.interface.request import DraftChoice, DraftType
-from server.conversation.parts import parts_of
-from server.validation.field_errors import field_error
-from server.validation.fields import RequestModel
-from server.validation.notes import notes_in
+from reprise.engine.interface.request import DraftChoice, DraftType
+from reprise.server.conversation.parts import parts_of
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import RequestModel
+from reprise.server.validation.notes import notes_in
 
 MAX_DRAFT_TOKENS = 255
 

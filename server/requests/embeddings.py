@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from server.requests.models import KeepAlive
-from server.validation.field_errors import field_error
-from server.validation.fields import INT32_MAX, AcceptsPeerFields
+from reprise.server.requests.models import KeepAlive
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import INT32_MAX, AcceptsPeerFields
 
 MAX_INPUTS = 2048
 MAX_INSTRUCTION_CHARACTERS = 10_000

@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from server.requests.drafts import DraftFields
-from server.requests.models import KeepAlive
-from server.requests.structured_output import StructuredFields
-from server.requests.window_fields import WindowFields
-from server.validation.field_errors import field_error
-from server.validation.fields import (
+from reprise.server.requests.drafts import DraftFields
+from reprise.server.requests.models import KeepAlive
+from reprise.server.requests.structured_output import StructuredFields
+from reprise.server.requests.window_fields import WindowFields
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import (
     INT32_MAX,
     INT64_MAX,
     INT64_MIN,
@@ -27,7 +27,7 @@ from server.validation.fields import (
     TopP,
     no_effect,
 )
-from server.validation.notes import notes_in
+from reprise.server.validation.notes import notes_in
 
 
 class StreamOptions(RequestModel):

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from server.requests.completions import CompletionRequest
-from server.validation.field_errors import field_error
-from server.validation.fields import RequestModel, unsupported
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import RequestModel, unsupported
 
 MAX_EXTRA = 1024
 

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, InstanceOf, WithJsonSchema
 
-from engine.interface.request import PromptEnd
-from server.conversation.model import Message, Tool, ToolChoice
-from server.conversation.tools import MAX_TOOLS
-from server.validation.field_errors import field_error
-from server.validation.fields import neutral
+from reprise.engine.interface.request import PromptEnd
+from reprise.server.conversation.model import Message, Tool, ToolChoice
+from reprise.server.conversation.tools import MAX_TOOLS
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import neutral
 
 RESERVED_TEMPLATE_KEYS = frozenset(
     {

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from server.errors import bad_field, shortened
-from server.validation.fields import RequestModel
+from reprise.server.errors import bad_field, shortened
+from reprise.server.validation.fields import RequestModel
 
 KeepAlive = Annotated[
     float | str | None,

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from server.requests.embeddings import MAX_INSTRUCTION_CHARACTERS, Truncate
-from server.requests.models import KeepAlive
-from server.validation.field_errors import field_error
-from server.validation.fields import INT32_MAX, AcceptsPeerFields
+from reprise.server.requests.embeddings import MAX_INSTRUCTION_CHARACTERS, Truncate
+from reprise.server.requests.models import KeepAlive
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import INT32_MAX, AcceptsPeerFields
 
 MAX_DOCUMENTS = 2048
 

@@ -7,15 +7,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic_core import from_json, to_json
 
-from engine.interface.request import Grammar
-from server.validation.constraints.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
-from server.validation.constraints.lark import check_lark
-from server.validation.constraints.regex import check_regex
-from server.validation.constraints.relaxed_schema import relaxations
-from server.validation.field_errors import field_error
-from server.validation.fields import AcceptsPeerFields, RequestModel, Rules, single
-from server.validation.notes import notes_in
-from server.validation.unions import tagged_union
+from reprise.engine.interface.request import Grammar
+from reprise.server.validation.constraints.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
+from reprise.server.validation.constraints.lark import check_lark
+from reprise.server.validation.constraints.regex import check_regex
+from reprise.server.validation.constraints.relaxed_schema import relaxations
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import AcceptsPeerFields, RequestModel, Rules, single
+from reprise.server.validation.notes import notes_in
+from reprise.server.validation.unions import tagged_union
 
 MAX_CHOICES = 1000
 MAX_CHOICES_CHARACTERS = 32_768

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from server.conversation.chats import read_chat
-from server.requests.messages import ONE_END, Messages, TemplateArguments, Tools
-from server.validation.field_errors import field_error
-from server.validation.fields import RequestModel, Rules, TokenId, neutral, unsupported
-from server.validation.notes import notes_in
+from reprise.server.conversation.chats import read_chat
+from reprise.server.requests.messages import ONE_END, Messages, TemplateArguments, Tools
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import RequestModel, Rules, TokenId, neutral, unsupported
+from reprise.server.validation.notes import notes_in
 
 _TEXT_FIELDS = ("content", "prompt", "messages")
 _FIXED = {"phrase": "is not supported; leave it out", "description": "Left out: only the default."}

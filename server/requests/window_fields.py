@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from server.validation.fields import Count, RequestModel
+from reprise.server.validation.fields import Count, RequestModel
 
 Threshold = Annotated[float, Field(ge=0)] | Literal["none"]
 

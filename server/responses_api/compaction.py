@@ -6,16 +6,16 @@ from typing import Any
 from pydantic import Field
 from pydantic_core import to_json
 
-from server.conversation.from_items import as_listed, encode_reasoning, kind_of
-from server.errors import ContextLengthError, RequestFailedError
-from server.output.openai_format import ResponseHead
-from server.output.openai_objects import Timings, UsageBlock
-from server.output.parsing.parts import ChoiceOutput
-from server.responses_api.ids import item_id, response_id
-from server.responses_api.presenter import ResponsePresenter, usage_json
-from server.responses_api.schemas import Input, ResponsesRequest
-from server.validation.field_errors import validate
-from server.validation.fields import AcceptsPeerFields, no_effect, unsupported
+from reprise.server.conversation.from_items import as_listed, encode_reasoning, kind_of
+from reprise.server.errors import ContextLengthError, RequestFailedError
+from reprise.server.output.openai_format import ResponseHead
+from reprise.server.output.openai_objects import Timings, UsageBlock
+from reprise.server.output.parsing.parts import ChoiceOutput
+from reprise.server.responses_api.ids import item_id, response_id
+from reprise.server.responses_api.presenter import ResponsePresenter, usage_json
+from reprise.server.responses_api.schemas import Input, ResponsesRequest
+from reprise.server.validation.field_errors import validate
+from reprise.server.validation.fields import AcceptsPeerFields, no_effect, unsupported
 
 SHARE_OF_CONTEXT = 8
 """A summary takes at most one part in so many of the context."""

@@ -1,6 +1,6 @@
 """Make the ids of responses and of the items in their input and output."""
 
-from server.output.openai_format import ResponseHead
+from reprise.server.output.openai_format import ResponseHead
 
 _PREFIX = "resp_"
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from engine.interface.events import TokenLogprob
-from server.conversation.from_items import encode_reasoning
-from server.conversation.model import Tool
-from server.output.logprobs import chat_logprobs
-from server.output.openai_format import ResponseHead
-from server.output.parsing.parts import (
+from reprise.engine.interface.events import TokenLogprob
+from reprise.server.conversation.from_items import encode_reasoning
+from reprise.server.conversation.model import Tool
+from reprise.server.output.logprobs import chat_logprobs
+from reprise.server.output.openai_format import ResponseHead
+from reprise.server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     EndPart,
@@ -17,8 +17,8 @@ from server.output.parsing.parts import (
     TextPart,
     ToolCallPart,
 )
-from server.responses_api.ids import item_id
-from server.tool_formats.free_text import InputDecoder
+from reprise.server.responses_api.ids import item_id
+from reprise.server.tool_formats.free_text import InputDecoder
 
 Json = dict[str, Any]
 

@@ -6,15 +6,22 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from server.conversation.model import Tool
-from server.errors import ApiError, ContextLengthError
-from server.output.openai_format import ResponseHead
-from server.output.openai_objects import Timings, UsageBlock
-from server.output.parsing.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, merge_adjacent
-from server.output.presenter import Events
-from server.responses_api.ids import response_id
-from server.responses_api.output_items import Json, OutputItems
-from server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
+from reprise.server.conversation.model import Tool
+from reprise.server.errors import ApiError, ContextLengthError
+from reprise.server.output.openai_format import ResponseHead
+from reprise.server.output.openai_objects import Timings, UsageBlock
+from reprise.server.output.parsing.parts import (
+    ChoiceOutput,
+    EndPart,
+    Part,
+    ReasoningPart,
+    TextPart,
+    merge_adjacent,
+)
+from reprise.server.output.presenter import Events
+from reprise.server.responses_api.ids import response_id
+from reprise.server.responses_api.output_items import Json, OutputItems
+from reprise.server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 
 _NOT_REPEATED: Json = {
     "instructions": None,

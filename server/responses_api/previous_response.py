@@ -6,15 +6,15 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from server.conversation.from_items import as_listed, kind_of
-from server.errors import BadRequestError, NotFoundError
-from server.output.openai_format import ResponseHead
-from server.requests.chat import ChatRequest
-from server.responses_api.ids import item_id
-from server.responses_api.schemas import ResponsesRequest
-from server.responses_api.store import ResponseStore, Turn
-from server.responses_api.to_chat import PREVIOUS, ChatConversion
-from server.validation.notes import Notes
+from reprise.server.conversation.from_items import as_listed, kind_of
+from reprise.server.errors import BadRequestError, NotFoundError
+from reprise.server.output.openai_format import ResponseHead
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.responses_api.ids import item_id
+from reprise.server.responses_api.schemas import ResponsesRequest
+from reprise.server.responses_api.store import ResponseStore, Turn
+from reprise.server.responses_api.to_chat import PREVIOUS, ChatConversion
+from reprise.server.validation.notes import Notes
 
 MAX_NAMED = 16_384
 """Maximum stored items that one request continues or refers to."""

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import to_json
 
-from server.validation.field_errors import field_error
-from server.validation.fields import RequestModel, no_effect
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import RequestModel, no_effect
 
 MAX_LISTED = 100
 MAX_POSITION = 999_999_999

@@ -5,14 +5,14 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from engine.interface.events import TokenLogprob
-from server.conversation.model import Tool
-from server.output.openai_format import ResponseHead
-from server.output.parsing.parts import EndPart, Part, ReasoningPart, TextPart, ToolCallPart
-from server.responses_api.ids import head_id
-from server.responses_api.output_items import Json, OutputItems
-from server.responses_api.presenter import frame
-from server.responses_api.store import StoredResponse
+from reprise.engine.interface.events import TokenLogprob
+from reprise.server.conversation.model import Tool
+from reprise.server.output.openai_format import ResponseHead
+from reprise.server.output.parsing.parts import EndPart, Part, ReasoningPart, TextPart, ToolCallPart
+from reprise.server.responses_api.ids import head_id
+from reprise.server.responses_api.output_items import Json, OutputItems
+from reprise.server.responses_api.presenter import frame
+from reprise.server.responses_api.store import StoredResponse
 
 _NOT_BEFORE_THE_END = ("timings", "schema_valid")
 

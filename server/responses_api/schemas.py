@@ -13,14 +13,14 @@ from pydantic import (
     model_validator,
 )
 
-from server.conversation.settled import check_size
-from server.requests.chat import ChatRequest, ReasoningEffort
-from server.requests.messages import CHOICE_NEEDS_TOOLS, TOOL_CHOICE_SCHEMA, TOOLS_SCHEMA
-from server.requests.models import KeepAlive
-from server.requests.structured_output import ANY_TEXT, GUIDED, JsonObjectFormat, at_most_one
-from server.requests.structured_output import TextFormat as PlainText
-from server.validation.field_errors import field_error
-from server.validation.fields import (
+from reprise.server.conversation.settled import check_size
+from reprise.server.requests.chat import ChatRequest, ReasoningEffort
+from reprise.server.requests.messages import CHOICE_NEEDS_TOOLS, TOOL_CHOICE_SCHEMA, TOOLS_SCHEMA
+from reprise.server.requests.models import KeepAlive
+from reprise.server.requests.structured_output import ANY_TEXT, GUIDED, JsonObjectFormat, at_most_one
+from reprise.server.requests.structured_output import TextFormat as PlainText
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.fields import (
     AcceptsPeerFields,
     Count,
     RequestModel,
@@ -30,8 +30,8 @@ from server.validation.fields import (
     no_effect,
     unsupported,
 )
-from server.validation.notes import notes_in
-from server.validation.unions import tagged_union
+from reprise.server.validation.notes import notes_in
+from reprise.server.validation.unions import tagged_union
 
 MAX_TOP_LOGPROBS = 20
 MAX_ITEMS = 8192

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from server.errors import NotFoundError, shortened
+from reprise.server.errors import NotFoundError, shortened
 
 MAX_RESPONSES = 10_000
 OVERHEAD_BYTES = 1024

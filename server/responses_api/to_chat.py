@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from server.conversation.from_items import SILENT, from_items
-from server.conversation.model import Message, Tool
-from server.conversation.settled import check_answerable, settle
-from server.conversation.tool_choice import read_choice
-from server.conversation.tools import ToolReader
-from server.errors import BadRequestError, requested_name
-from server.requests.chat import ChatRequest
-from server.responses_api.schemas import CHAT_FIELDS, JsonSchemaFormat, ResponsesRequest
-from server.responses_api.store import Turn
-from server.validation.field_errors import validate_known
-from server.validation.notes import Notes
+from reprise.server.conversation.from_items import SILENT, from_items
+from reprise.server.conversation.model import Message, Tool
+from reprise.server.conversation.settled import check_answerable, settle
+from reprise.server.conversation.tool_choice import read_choice
+from reprise.server.conversation.tools import ToolReader
+from reprise.server.errors import BadRequestError, requested_name
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.responses_api.schemas import CHAT_FIELDS, JsonSchemaFormat, ResponsesRequest
+from reprise.server.responses_api.store import Turn
+from reprise.server.validation.field_errors import validate_known
+from reprise.server.validation.notes import Notes
 
 PREVIOUS = "previous_response_id"
 

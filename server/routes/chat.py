@@ -2,15 +2,15 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.generation.chat import answer_chat
-from server.generation.model_use import serve_body
-from server.generation.respond import response_head
-from server.generation.service import Service
-from server.http.openapi import body_schema
-from server.output.openai_format import ChatFormat
-from server.output.openai_presenter import OpenAIPresenter
-from server.requests.chat import ChatRequest
-from server.validation.body import read_body
+from reprise.server.generation.chat import answer_chat
+from reprise.server.generation.model_use import serve_body
+from reprise.server.generation.respond import response_head
+from reprise.server.generation.service import Service
+from reprise.server.http.openapi import body_schema
+from reprise.server.output.openai_format import ChatFormat
+from reprise.server.output.openai_presenter import OpenAIPresenter
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.validation.body import read_body
 
 router = APIRouter()
 

@@ -2,15 +2,15 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.generation.completion import answer_completion
-from server.generation.model_use import serve_body
-from server.generation.respond import response_head
-from server.generation.service import Service
-from server.http.openapi import body_schema
-from server.output.openai_format import CompletionFormat
-from server.output.openai_presenter import OpenAIPresenter
-from server.requests.completions import CompletionRequest
-from server.validation.body import read_body
+from reprise.server.generation.completion import answer_completion
+from reprise.server.generation.model_use import serve_body
+from reprise.server.generation.respond import response_head
+from reprise.server.generation.service import Service
+from reprise.server.http.openapi import body_schema
+from reprise.server.output.openai_format import CompletionFormat
+from reprise.server.output.openai_presenter import OpenAIPresenter
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.validation.body import read_body
 
 router = APIRouter()
 

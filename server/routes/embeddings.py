@@ -4,13 +4,13 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from server.generation.embedding import answer, encode_inputs
-from server.generation.model_use import serve_body
-from server.generation.service import Service
-from server.http.openapi import body_schema
-from server.output.vectors import write_embeddings
-from server.requests.embeddings import EmbeddingsRequest
-from server.validation.body import read_body
+from reprise.server.generation.embedding import answer, encode_inputs
+from reprise.server.generation.model_use import serve_body
+from reprise.server.generation.service import Service
+from reprise.server.http.openapi import body_schema
+from reprise.server.output.vectors import write_embeddings
+from reprise.server.requests.embeddings import EmbeddingsRequest
+from reprise.server.validation.body import read_body
 
 router = APIRouter()
 

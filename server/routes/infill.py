@@ -2,16 +2,16 @@
 
 from fastapi import APIRouter, Request, Response
 
-from server.generation.engine_requests.choices import Prompts
-from server.generation.model_use import serve_body
-from server.generation.prompts.infill import Hole, fim_of
-from server.generation.respond import respond, response_head
-from server.generation.service import Service
-from server.http.openapi import body_schema
-from server.output.infill_presenter import InfillPresenter
-from server.output.parsing.text_parser import PlainParser
-from server.requests.infill import InfillRequest
-from server.validation.body import read_body
+from reprise.server.generation.engine_requests.choices import Prompts
+from reprise.server.generation.model_use import serve_body
+from reprise.server.generation.prompts.infill import Hole, fim_of
+from reprise.server.generation.respond import respond, response_head
+from reprise.server.generation.service import Service
+from reprise.server.http.openapi import body_schema
+from reprise.server.output.infill_presenter import InfillPresenter
+from reprise.server.output.parsing.text_parser import PlainParser
+from reprise.server.requests.infill import InfillRequest
+from reprise.server.validation.body import read_body
 
 router = APIRouter()
 

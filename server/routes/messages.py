@@ -6,22 +6,22 @@ from typing import TypeVar
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.conversation.anthropic import kept_system
-from server.fair_queue import beside
-from server.generation.chat import answer_chat, check_tools
-from server.generation.model_use import serve_body
-from server.generation.respond import response_head
-from server.generation.service import Service
-from server.http.openapi import body_schema
-from server.http.request_log import note_ignored, record_of
-from server.messages_api.presenter import MessagePresenter
-from server.messages_api.schemas import ConversationFields, CountTokensRequest, MessagesRequest
-from server.messages_api.to_chat import (
+from reprise.server.conversation.anthropic import kept_system
+from reprise.server.fair_queue import beside
+from reprise.server.generation.chat import answer_chat, check_tools
+from reprise.server.generation.model_use import serve_body
+from reprise.server.generation.respond import response_head
+from reprise.server.generation.service import Service
+from reprise.server.http.openapi import body_schema
+from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.messages_api.presenter import MessagePresenter
+from reprise.server.messages_api.schemas import ConversationFields, CountTokensRequest, MessagesRequest
+from reprise.server.messages_api.to_chat import (
     to_chat_request,
     to_prompt_request,
 )
-from server.requests.chat import ChatRequest
-from server.validation.body import read_body
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.validation.body import read_body
 
 router = APIRouter()
 BodyT = TypeVar("BodyT", bound=ConversationFields)

@@ -9,21 +9,21 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic_core import to_json
 
-from config.version import VERSION
-from server.errors import ApiError, BadRequestError, ClientGoneError, NotImplementedHereError
-from server.fair_queue import beside
-from server.generation.chat import answer_chat
-from server.generation.completion import answer_completion
-from server.generation.embedding import answer, encode_inputs
-from server.generation.model_use import Answer, serve_model
-from server.generation.service import Service, service_of
-from server.generation.sse import TokenStream
-from server.http.errors.error_format import ollama_error
-from server.http.openapi import body_schema
-from server.http.request_log import note_ignored
-from server.ollama_api.models import OLLAMA_VERSION, described_model, listed_model, running_model
-from server.ollama_api.presenter import LinePresenter
-from server.ollama_api.schemas import (
+from reprise.config.version import VERSION
+from reprise.server.errors import ApiError, BadRequestError, ClientGoneError, NotImplementedHereError
+from reprise.server.fair_queue import beside
+from reprise.server.generation.chat import answer_chat
+from reprise.server.generation.completion import answer_completion
+from reprise.server.generation.embedding import answer, encode_inputs
+from reprise.server.generation.model_use import Answer, serve_model
+from reprise.server.generation.service import Service, service_of
+from reprise.server.generation.sse import TokenStream
+from reprise.server.http.errors.error_format import ollama_error
+from reprise.server.http.openapi import body_schema
+from reprise.server.http.request_log import note_ignored
+from reprise.server.ollama_api.models import OLLAMA_VERSION, described_model, listed_model, running_model
+from reprise.server.ollama_api.presenter import LinePresenter
+from reprise.server.ollama_api.schemas import (
     GeneratingFields,
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -32,19 +32,19 @@ from server.ollama_api.schemas import (
     OllamaModelRequest,
     OllamaPullRequest,
 )
-from server.ollama_api.to_chat import (
+from reprise.server.ollama_api.to_chat import (
     TAG,
     prompt_to_chat,
     to_chat_request,
     to_completion,
     untagged,
 )
-from server.output.vectors import write_numbers
-from server.requests.chat import ChatRequest
-from server.requests.completions import CompletionRequest
-from server.requests.embeddings import EmbeddingsRequest
-from server.requests.models import KeepAlive, keep_alive_s
-from server.routes.operation.models import (
+from reprise.server.output.vectors import write_numbers
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.requests.embeddings import EmbeddingsRequest
+from reprise.server.requests.models import KeepAlive, keep_alive_s
+from reprise.server.routes.operation.models import (
     PullState,
     begin_pull,
     find_entry,
@@ -52,8 +52,8 @@ from server.routes.operation.models import (
     named_entries,
     unload,
 )
-from server.validation.body import read_body
-from server.validation.notes import Notes
+from reprise.server.validation.body import read_body
+from reprise.server.validation.notes import Notes
 
 router = APIRouter()
 

@@ -4,14 +4,14 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from server.generation.embedding import answer, encode_pairs
-from server.generation.model_use import serve_body
-from server.generation.service import Service
-from server.http.openapi import body_schema
-from server.http.request_log import record_of
-from server.output.vectors import write_ranking
-from server.requests.rerank import RerankRequest
-from server.validation.body import read_body
+from reprise.server.generation.embedding import answer, encode_pairs
+from reprise.server.generation.model_use import serve_body
+from reprise.server.generation.service import Service
+from reprise.server.http.openapi import body_schema
+from reprise.server.http.request_log import record_of
+from reprise.server.output.vectors import write_ranking
+from reprise.server.requests.rerank import RerankRequest
+from reprise.server.validation.body import read_body
 
 router = APIRouter()
 

@@ -6,30 +6,30 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from server.errors import ContextLengthError
-from server.fair_queue import beside
-from server.generation.chat import answer_chat, check_tools
-from server.generation.engine_requests.token_limits import check_ids
-from server.generation.model_use import serve_body, serve_model
-from server.generation.respond import response_head
-from server.generation.service import Service, service_of
-from server.generation.sse import known_stream
-from server.http.openapi import body_schema, query_schema
-from server.http.request_log import note_ignored, record_of
-from server.http.tenants import key_digest
-from server.output.openai_format import ResponseHead
-from server.requests.chat import ChatRequest
-from server.responses_api.compaction import CompactionPresenter, CompactRequest
-from server.responses_api.presenter import ResponsePresenter
-from server.responses_api.previous_response import StoredInput, convert, find_named
-from server.responses_api.queries import GetQuery, ListQuery, page
-from server.responses_api.replay import replay
-from server.responses_api.schemas import ResponsesRequest
-from server.responses_api.store import stored_response
-from server.responses_api.to_chat import ChatConversion
-from server.threads import FORMAT
-from server.validation.body import read_body, read_query
-from server.validation.notes import Notes
+from reprise.server.errors import ContextLengthError
+from reprise.server.fair_queue import beside
+from reprise.server.generation.chat import answer_chat, check_tools
+from reprise.server.generation.engine_requests.token_limits import check_ids
+from reprise.server.generation.model_use import serve_body, serve_model
+from reprise.server.generation.respond import response_head
+from reprise.server.generation.service import Service, service_of
+from reprise.server.generation.sse import known_stream
+from reprise.server.http.openapi import body_schema, query_schema
+from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.http.tenants import key_digest
+from reprise.server.output.openai_format import ResponseHead
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.responses_api.compaction import CompactionPresenter, CompactRequest
+from reprise.server.responses_api.presenter import ResponsePresenter
+from reprise.server.responses_api.previous_response import StoredInput, convert, find_named
+from reprise.server.responses_api.queries import GetQuery, ListQuery, page
+from reprise.server.responses_api.replay import replay
+from reprise.server.responses_api.schemas import ResponsesRequest
+from reprise.server.responses_api.store import stored_response
+from reprise.server.responses_api.to_chat import ChatConversion
+from reprise.server.threads import FORMAT
+from reprise.server.validation.body import read_body, read_query
+from reprise.server.validation.notes import Notes
 
 router = APIRouter()
 MAX_REPEATED_BYTES = 2**20

@@ -8,16 +8,16 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic_core import to_json
 
-from server.fair_queue import beside
-from server.generation.chat import check_tools
-from server.generation.model_use import serve_body, serve_model
-from server.generation.prompts.chat_prompt import TokenIds
-from server.generation.service import Service
-from server.http.openapi import body_schema
-from server.requests.chat import ChatRequest
-from server.requests.tokens import DetokenizeRequest, TokenizeRequest
-from server.validation.body import read_body
-from server.validation.field_errors import validate
+from reprise.server.fair_queue import beside
+from reprise.server.generation.chat import check_tools
+from reprise.server.generation.model_use import serve_body, serve_model
+from reprise.server.generation.prompts.chat_prompt import TokenIds
+from reprise.server.generation.service import Service
+from reprise.server.http.openapi import body_schema
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.tokens import DetokenizeRequest, TokenizeRequest
+from reprise.server.validation.body import read_body
+from reprise.server.validation.field_errors import validate
 
 router = APIRouter()
 TOKENS_AT_ONCE = 4096

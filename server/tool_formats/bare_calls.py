@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from engine.text.markers import Markers
-from server.tool_formats.partial_text import count_partial_marker
+from reprise.engine.text.markers import Markers
+from reprise.server.tool_formats.partial_text import count_partial_marker
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from server.tool_formats.formats import CallFormat, JsonFormat, ListedFormat, TaggedFormat
-from server.tool_formats.partial_text import count_partial_marker, find_first_marker
-from server.tool_formats.reader import Reader, Schemas, escaped, is_object
-from server.tool_formats.values import (
+from reprise.server.tool_formats.formats import CallFormat, JsonFormat, ListedFormat, TaggedFormat
+from reprise.server.tool_formats.partial_text import count_partial_marker, find_first_marker
+from reprise.server.tool_formats.reader import Reader, Schemas, escaped, is_object
+from reprise.server.tool_formats.values import (
     GUESSED,
     NOT_STRING,
     STRING,

@@ -9,7 +9,7 @@ of a value's JSON type.
 import re
 from dataclasses import dataclass, replace
 
-from engine.text.markers import Markers
+from reprise.engine.text.markers import Markers
 
 BREAK, DIGITS, IS_TEXT = "\N{SYMBOL FOR NEWLINE}", "\N{NUMERO SIGN}", "\N{DOUBLE QUESTION MARK}"
 TYPE = "\N{DOUBLE EXCLAMATION MARK}"

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from engine.text.markers import Marker, Markers
-from server.tool_formats.formats import (
+from reprise.engine.text.markers import Marker, Markers
+from reprise.server.tool_formats.formats import (
     BREAK,
     DIGITS,
     IS_TEXT,
@@ -21,11 +21,11 @@ from server.tool_formats.formats import (
     ListedFormat,
     TaggedFormat,
 )
-from server.tool_formats.json_lark import escape_lark
-from server.tool_formats.lark_parts import ANY_TEXT, json_rule, lark_rule, text_patterns
-from server.tool_formats.literals import Literals
-from server.tool_formats.values import ALL_TYPES, STRING, escape_entities, find_types
-from server.validation.constraints.json_schema_nodes import constrains_besides, list_of
+from reprise.server.tool_formats.json_lark import escape_lark
+from reprise.server.tool_formats.lark_parts import ANY_TEXT, json_rule, lark_rule, text_patterns
+from reprise.server.tool_formats.literals import Literals
+from reprise.server.tool_formats.values import ALL_TYPES, STRING, escape_entities, find_types
+from reprise.server.validation.constraints.json_schema_nodes import constrains_besides, list_of
 
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _STRING_WORDS = ("type", "enum", "const", "pattern", "minLength", "maxLength")

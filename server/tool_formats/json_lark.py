@@ -8,7 +8,7 @@ text, one character at a time: a longer lexeme could not give way where a backsl
 import json
 import re
 
-from server.validation.constraints.regex import end_of_atom
+from reprise.server.validation.constraints.regex import end_of_atom
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\b": "\\b", "\f": "\\f"}
 _PLAIN = r'[^"\\\x00-\x1f]'

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from server.tool_formats.formats import ListedFormat
-from server.tool_formats.json_lark import escape_lark
-from server.tool_formats.lark_parts import json_rule, lark_rule, text_patterns
-from server.tool_formats.values import find_types
-from server.validation.constraints.json_schema_nodes import constrains_besides, list_of, target_of
+from reprise.server.tool_formats.formats import ListedFormat
+from reprise.server.tool_formats.json_lark import escape_lark
+from reprise.server.tool_formats.lark_parts import json_rule, lark_rule, text_patterns
+from reprise.server.tool_formats.values import find_types
+from reprise.server.validation.constraints.json_schema_nodes import constrains_besides, list_of, target_of
 
 _NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _TEXT_WORDS = ("pattern", "minLength", "maxLength")

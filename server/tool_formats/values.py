@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from server.tool_formats.formats import ListedFormat
-from server.validation.constraints.json_schema_nodes import list_of, target_of
+from reprise.server.tool_formats.formats import ListedFormat
+from reprise.server.validation.constraints.json_schema_nodes import list_of, target_of
 
 STRING = frozenset({"string"})
 GUESSED = frozenset({"string", "object", "array"})

@@ -10,16 +10,16 @@ from fastapi import Request
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from engine.interface.stations import station
-from server.errors import BadRequestError, ContentTypeError
-from server.fair_queue import beside
-from server.logs import is_logging_prompts, log_prompt, record_in
-from server.threads import PROMPT_LOG
-from server.validation.field_errors import validate, validate_known
-from server.validation.fields import MAX_FIELDS, AcceptsPeerFields
-from server.validation.large_json import FRAGMENT_BYTES, FragmentParser, Outline
-from server.validation.notes import Notes
-from server.validation.peer_fields import translate_fields
+from reprise.engine.interface.stations import station
+from reprise.server.errors import BadRequestError, ContentTypeError
+from reprise.server.fair_queue import beside
+from reprise.server.logs import is_logging_prompts, log_prompt, record_in
+from reprise.server.threads import PROMPT_LOG
+from reprise.server.validation.field_errors import validate, validate_known
+from reprise.server.validation.fields import MAX_FIELDS, AcceptsPeerFields
+from reprise.server.validation.large_json import FRAGMENT_BYTES, FragmentParser, Outline
+from reprise.server.validation.notes import Notes
+from reprise.server.validation.peer_fields import translate_fields
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

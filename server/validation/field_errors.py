@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
-from server.errors import BadRequestError, bad_field, shortened
-from server.validation.notes import Notes
+from reprise.server.errors import BadRequestError, bad_field, shortened
+from reprise.server.validation.notes import Notes
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from server.validation.field_errors import field_error
-from server.validation.notes import notes_in
+from reprise.server.validation.field_errors import field_error
+from reprise.server.validation.notes import notes_in
 
 MAX_FIELDS = 1000
 """Maximum members of a body, and of each object in it whose members are fields."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from server.errors import BadRequestError, shortened
+from reprise.server.errors import BadRequestError, shortened
 
 MAX_NOTES = 1000
 """Maximum notes of a request that are kept."""

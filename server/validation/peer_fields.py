@@ -9,7 +9,7 @@ from typing import Any
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from server.errors import bad_field
+from reprise.server.errors import bad_field
 
 Json = dict[str, Any]
 

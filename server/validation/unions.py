@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from server.errors import shortened
-from server.validation.field_errors import field_error
+from reprise.server.errors import shortened
+from reprise.server.validation.field_errors import field_error
 
 
 def tagged_union(kinds: Mapping[str, type[BaseModel]]) -> Callable[[object], Any]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from server.views.arguments import ArgumentForm
+from reprise.server.views.arguments import ArgumentForm
 
 Json = dict[str, Any]
 Form = tuple[tuple[str, ...], tuple[int | None, ...]]

@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from engine.interface.kept import Kept
-from engine.interface.request import Frame, SignedLines, View
-from server.engine_types import ModelEngine
-from server.tool_formats.harmony_prompt import to_harmony_messages
-from server.views.arguments import AS_IT_IS, AS_JSON, ArgumentForm, probe_arguments
-from server.views.forms import (
+from reprise.engine.interface.kept import Kept
+from reprise.engine.interface.request import Frame, SignedLines, View
+from reprise.server.engine_types import ModelEngine
+from reprise.server.tool_formats.harmony_prompt import to_harmony_messages
+from reprise.server.views.arguments import AS_IT_IS, AS_JSON, ArgumentForm, probe_arguments
+from reprise.server.views.forms import (
     HARMONY_REASONING,
     Form,
     block_forms,
@@ -25,8 +25,8 @@ from server.views.forms import (
     patch_forms,
     rendered_call,
 )
-from server.views.shapes import read_shapes
-from server.views.texts import Wanted, spoken_patches, texts_of
+from reprise.server.views.shapes import read_shapes
+from reprise.server.views.texts import Wanted, spoken_patches, texts_of
 
 MAX_TOKENS = 1 << 17
 """Maximum tokens of the views of one request. Those of the newest texts come first."""

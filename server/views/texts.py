@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.views.arguments import AS_IT_IS, ArgumentForm
-from server.views.shapes import Shown
+from reprise.server.views.arguments import AS_IT_IS, ArgumentForm
+from reprise.server.views.shapes import Shown
 
 MIN_CHARACTERS = 40
 """Shorter texts have no views, nor have those of one line."""

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine.model.loading import load_tokenizer
+from reprise.engine.model.loading import load_tokenizer
 
 TEMPLATE = (
     "{% for message in messages %}"

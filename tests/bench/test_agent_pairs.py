@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from bench.replay.pairs import token_pairs
-from bench.workloads import make_chats, read_prompts
-from bench.workloads.agents import FORMS, NUMBERS, Change, agent_chats, call_text
-from cli.main import main
-from config.model_settings import BUNDLED_MODEL
-from engine.model.loading import load_tokenizer
+from reprise.bench.replay.pairs import token_pairs
+from reprise.bench.workloads import make_chats, read_prompts
+from reprise.bench.workloads.agents import FORMS, NUMBERS, Change, agent_chats, call_text
+from reprise.cli.main import main
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.model.loading import load_tokenizer
 
 BEFORE = "".join(f"line_{at} = {at}\n" for at in range(30))
 AFTER = BEFORE.replace("line_3 = 3\n", 'line_3 = "three"\n').replace("line_20 = 20\n", "")

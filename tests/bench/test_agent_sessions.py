@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from bench.replay.pairs import token_pairs
-from bench.replay.sessions import read_session
-from cli.main import main
-from config.model_settings import BUNDLED_MODEL
-from engine.model.loading import load_tokenizer
+from reprise.bench.replay.pairs import token_pairs
+from reprise.bench.replay.sessions import read_session
+from reprise.cli.main import main
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.model.loading import load_tokenizer
 
 READ = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"file_path": "a.py"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "     1→one = 1\n     2→two = 2"}

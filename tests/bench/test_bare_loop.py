@@ -5,7 +5,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm import load
 
-from bench.serving.bare_loop import generate, load_model
+from reprise.bench.serving.bare_loop import generate, load_model
 
 PROMPT = [5, 9, 200, 31, 7]
 

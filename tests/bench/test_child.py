@@ -8,11 +8,11 @@ from multiprocessing import active_children
 
 import pytest
 
-from bench.errors import BenchError
-from bench.serving.bare_loop import start_loop
-from bench.serving.servers import is_ready, run_server
-from bench.workloads import Turn
-from engine.model.loading import load_tokenizer
+from reprise.bench.errors import BenchError
+from reprise.bench.serving.bare_loop import start_loop
+from reprise.bench.serving.servers import is_ready, run_server
+from reprise.bench.workloads import Turn
+from reprise.engine.model.loading import load_tokenizer
 
 STUB = """
 import http.server, sys

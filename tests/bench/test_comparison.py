@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from bench.serving import traffic
-from bench.serving.run_serve import MIXED, batches_of, dealt
-from bench.serving.traffic import Answer, figures_of
-from bench.workloads import Chat, Turn, read_prompts
-from bench.workloads.chats import user
+from reprise.bench.serving import traffic
+from reprise.bench.serving.run_serve import MIXED, batches_of, dealt
+from reprise.bench.serving.traffic import Answer, figures_of
+from reprise.bench.workloads import Chat, Turn, read_prompts
+from reprise.bench.workloads.chats import user
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve, built_in, find_curve
+from reprise.bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve, built_in, find_curve
 
 
 def test_costs_are_straight_between_points_and_follow_the_overall_slope_beyond() -> None:

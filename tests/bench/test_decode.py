@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench.decode.answering import row_of as turn_row_of
-from bench.decode.answering import token_texts
-from bench.decode.rows import COLUMNS, divergences, rows_of
-from bench.experiment import Row, parity
-from bench.local_engine import LocalEngine
-from bench.tables import print_rows, write_csv
-from cli.main import main
-from config.model_settings import BUNDLED_MODEL
-from engine.interface.events import DraftingReport, Finished, Usage
-from engine.interface.request import GenerationRequest
+from reprise.bench.decode.answering import row_of as turn_row_of
+from reprise.bench.decode.answering import token_texts
+from reprise.bench.decode.rows import COLUMNS, divergences, rows_of
+from reprise.bench.experiment import Row, parity
+from reprise.bench.local_engine import LocalEngine
+from reprise.bench.tables import print_rows, write_csv
+from reprise.cli.main import main
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.interface.events import DraftingReport, Finished, Usage
+from reprise.engine.interface.request import GenerationRequest
 
 PROMISED = """
 workload draft_type num_draft_tokens prompt_tokens turn streams tokens decode_tps plain_tps prefill_tps

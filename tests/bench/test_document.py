@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import document
-from engine.speculative.costs.step_costs import StepCosts
+from reprise.bench import document
+from reprise.engine.speculative.costs.step_costs import StepCosts
 
 
 def test_a_document_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from bench.workloads import make_chats
-from bench.workloads.chats import render, render_turn
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from drafters.assembly import make_drafters
-from drafters.repetition import score_in_slices
-from engine.interface.request import GenerationRequest, Sampling
-from engine.model.loading import load_tokenizer
-from engine.speculative import shared_table
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.planning.planner import Planner
-from engine.speculative.proposers import DraftSources, Proposers
+from reprise.bench.workloads import make_chats
+from reprise.bench.workloads.chats import render, render_turn
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.drafters.assembly import make_drafters
+from reprise.drafters.repetition import score_in_slices
+from reprise.engine.interface.request import GenerationRequest, Sampling
+from reprise.engine.model.loading import load_tokenizer
+from reprise.engine.speculative import shared_table
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.proposers import DraftSources, Proposers
 from tests.engine.speculative.planning.simulated_rows import Device, Spent
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)

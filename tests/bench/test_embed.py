@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from cli.main import main
+from reprise.cli.main import main
 
 LIBRARY = """
 import numpy as np

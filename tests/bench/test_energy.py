@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import energy
-from bench.energy import EnergyMeter, read_powermetrics, read_rapl
+from reprise.bench import energy
+from reprise.bench.energy import EnergyMeter, read_powermetrics, read_rapl
 
 PRINTED = """\
 Machine model: Mac16,8

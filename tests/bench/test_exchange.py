@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.serving.client import Stream
+from reprise.bench.serving.client import Stream
 
 TEXTS = [
     b'data: {"choices": [{"delta": {"content": "%s"}}]}' % one for one in (b"one", "\N{SNOWMAN} two".encode())

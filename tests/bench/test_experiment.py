@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bench.errors import ArgumentsError
-from bench.experiment import Experiment, Row, measured
+from reprise.bench.errors import ArgumentsError
+from reprise.bench.experiment import Experiment, Row, measured
 
 CASES = {"a": 1, "b": 2}
 

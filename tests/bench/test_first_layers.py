@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm import load
 
-from config.model_settings import BUNDLED_MODEL
+from reprise.config.model_settings import BUNDLED_MODEL
 
 ROOT = Path(__file__).parents[2]
 

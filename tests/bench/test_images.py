@@ -7,7 +7,7 @@ from collections import Counter
 
 from PIL import Image
 
-from cli.main import main
+from reprise.cli.main import main
 
 
 def bench(file, *given):

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from bench.serving.client import Server
-from bench.workloads import Turn
+from reprise.bench.serving.client import Server
+from reprise.bench.workloads import Turn
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from bench.page import page, write_page
-from cli.main import main
+from reprise.bench.page import page, write_page
+from reprise.cli.main import main
 from tests.bench.documents.made_up import made_up
 
 HOSTILE = (

@@ -5,7 +5,7 @@ from math import isnan
 import pytest
 from chromium import open_tab, settle
 
-from bench.page import write_page
+from reprise.bench.page import write_page
 from tests.bench.documents.made_up import made_up
 
 SECTIONS = [

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.workloads import Turn, read_prompts
-from cli.main import main
+from reprise.bench.workloads import Turn, read_prompts
+from reprise.cli.main import main
 
 WHO = {
     f"GIT_{role}_{what}": "t@example.com" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.experiment import first_difference, parity, total_parity
+from reprise.bench.experiment import first_difference, parity, total_parity
 
 
 @pytest.mark.parametrize(

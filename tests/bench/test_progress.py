@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from bench.outputs import LINE_EVERY_S, Work
+from reprise.bench.outputs import LINE_EVERY_S, Work
 from tests.clock import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    monkeypatch.setattr("bench.outputs.monotonic", clock)
+    monkeypatch.setattr("reprise.bench.outputs.monotonic", clock)
     return clock
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bench.replay.pairs import token_pairs
-from bench.workloads import Turn, read_prompts
-from config.model_settings import BUNDLED_MODEL
-from engine.model.loading import load_tokenizer
+from reprise.bench.replay.pairs import token_pairs
+from reprise.bench.workloads import Turn, read_prompts
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.model.loading import load_tokenizer
 
 HELLO = {"role": "user", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}

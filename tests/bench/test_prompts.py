@@ -2,8 +2,8 @@ from itertools import islice
 
 import pytest
 
-from bench.errors import BenchError
-from bench.serving.run_serve import random_turns
+from reprise.bench.errors import BenchError
+from reprise.bench.serving.run_serve import random_turns
 
 MOST_TOKENS_OF_A_WORD = 14
 """The test's tokenizer knows few words."""

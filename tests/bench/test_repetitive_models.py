@@ -7,10 +7,10 @@ import pytest
 from mlx_lm import load
 from mlx_lm.generate import generate_step
 
-from bench.architectures.tiny_models import make_repetitive, write_random_model
-from bench.serving.run_serve import random_turns
-from bench.workloads.chats import render_turn
-from engine.model.loading import load_tokenizer
+from reprise.bench.architectures.tiny_models import make_repetitive, write_random_model
+from reprise.bench.serving.run_serve import random_turns
+from reprise.bench.workloads.chats import render_turn
+from reprise.engine.model.loading import load_tokenizer
 
 FAMILIES = [
     "lfm2",

@@ -12,11 +12,11 @@ from zlib import crc32
 
 import pytest
 
-from bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
-from bench.experiment import Row
-from bench.replay.file_edits import KINDS, edit, edit_cases, trap_cases
-from bench.replay.pairs import TokenPair
-from bench.replay.policies import (
+from reprise.bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
+from reprise.bench.experiment import Row
+from reprise.bench.replay.file_edits import KINDS, edit, edit_cases, trap_cases
+from reprise.bench.replay.pairs import TokenPair
+from reprise.bench.replay.policies import (
     COMPARED,
     RULES,
     FixedPlayer,
@@ -24,10 +24,10 @@ from bench.replay.policies import (
     Setup,
     figures,
 )  # fmt: skip
-from bench.replay.run_replay import replay
-from cli.main import main as run_reprise
-from config.settings import Settings
-from drafters.base import NO_DRAFT
+from reprise.bench.replay.run_replay import replay
+from reprise.cli.main import main as run_reprise
+from reprise.config.settings import Settings
+from reprise.drafters.base import NO_DRAFT
 from tests.drafters.fakes import Oracle
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from bench import sampling
-from cli.main import main
+from reprise.bench import sampling
+from reprise.cli.main import main
 
 
 @pytest.fixture

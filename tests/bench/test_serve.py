@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from bench.serving.servers import LOOP
-from cli.main import main
+from reprise.bench.serving.servers import LOOP
+from reprise.cli.main import main
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_each_server_gets_its_own_key(bench, server, other_server, full_answer, 
 
 def test_the_tables_lose_no_figure_on_a_narrow_terminal(bench, server, full_answer, monkeypatch, capsys):
     server.play(*full_answer)
-    monkeypatch.setattr("bench.serving.run_serve._WIDTH", 80)
+    monkeypatch.setattr("reprise.bench.serving.run_serve._WIDTH", 80)
     assert bench("--server", f"it={server.url}", "--concurrency", "1", "--rounds", "1") == 0
     out = capsys.readouterr().out
     assert "…" not in out

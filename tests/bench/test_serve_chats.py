@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cli.main import main
+from reprise.cli.main import main
 
 
 def test_servers_and_mlx_lms_own_loops_are_compared_in_one_run(

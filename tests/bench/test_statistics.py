@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.statistics import compare, divide_tokens, loops, percentile, percentiles, ratio
+from reprise.bench.statistics import compare, divide_tokens, loops, percentile, percentiles, ratio
 
 
 def once(values):

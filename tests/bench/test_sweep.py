@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.cost_curves import FLAT, M4_PRO
-from bench.outputs import Work
-from bench.page import page
-from bench.replay.file_edits import AGAIN, NEW, SHARES, make_traffic
-from bench.replay.pairs import TokenPair
-from bench.replay.policies import Setup
-from bench.sweep.points import (
+from reprise.bench.cost_curves import FLAT, M4_PRO
+from reprise.bench.outputs import Work
+from reprise.bench.page import page
+from reprise.bench.replay.file_edits import AGAIN, NEW, SHARES, make_traffic
+from reprise.bench.replay.pairs import TokenPair
+from reprise.bench.replay.policies import Setup
+from reprise.bench.sweep.points import (
     DRAFT_TYPES,
     best_of,
     default_point,
@@ -24,8 +24,8 @@ from bench.sweep.points import (
     replay,
     settings_of,
 )  # fmt: skip
-from cli.main import main
-from config.settings import Settings
+from reprise.cli.main import main
+from reprise.config.settings import Settings
 
 ROOT = Path(__file__).parent.parent.parent
 SETUP = Setup(Settings(ngram_table_entries=1 << 16), M4_PRO)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.decode.run_translation import pairs_of
-from cli.main import main
+from reprise.bench.decode.run_translation import pairs_of
+from reprise.cli.main import main
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

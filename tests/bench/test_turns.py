@@ -2,7 +2,7 @@
 
 import json
 
-from cli.main import main
+from reprise.cli.main import main
 
 
 def test_later_turns_find_what_earlier_ones_computed(tmp_path):

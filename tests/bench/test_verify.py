@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.decode.answering import Answering, Arm, Case
-from bench.experiment import Row
-from cli.main import main
-from engine.speculative.costs import exact_widths
+from reprise.bench.decode.answering import Answering, Arm, Case
+from reprise.bench.experiment import Row
+from reprise.cli.main import main
+from reprise.engine.speculative.costs import exact_widths
 
 
 def rows_of(file: Path, *given: str) -> list[Row]:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.decode.answering import Answering, Arm, Case
-from bench.decode.run_verify import is_chance, judge
-from bench.experiment import Row
-from cli.main import main
-from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
+from reprise.bench.decode.answering import Answering, Arm, Case
+from reprise.bench.decode.run_verify import is_chance, judge
+from reprise.bench.experiment import Row
+from reprise.cli.main import main
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 
 STEP_S = 0.01
 PLAIN = [1.0, 1.02, 1.01, 0.99, 1.0, 1.0]

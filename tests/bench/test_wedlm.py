@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from bench.cost_curves import M4_PRO
-from cli.main import main
+from reprise.bench.cost_curves import M4_PRO
+from reprise.cli.main import main
 
 
 def test_every_way_to_draft_and_to_stream_is_a_row(wedlm_folder, tmp_path):

@@ -10,10 +10,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bench import lexicon
-from bench.workloads import VERSION, WORKLOADS, Chat, lengths_of, make_chats, words
-from engine.model.loading import load_tokenizer
-from server.requests.chat import ChatRequest
+from reprise.bench import lexicon
+from reprise.bench.workloads import VERSION, WORKLOADS, Chat, lengths_of, make_chats, words
+from reprise.engine.model.loading import load_tokenizer
+from reprise.server.requests.chat import ChatRequest
 
 BUNDLED = Path(__file__).parents[2] / "demo_model"
 CONTEXT = 65_536

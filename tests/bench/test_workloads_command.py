@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.replay.pairs import token_pairs
-from bench.workloads import read_prompts
-from cli.main import main
-from config.model_settings import BUNDLED_MODEL
-from engine.model.loading import load_tokenizer
+from reprise.bench.replay.pairs import token_pairs
+from reprise.bench.workloads import read_prompts
+from reprise.cli.main import main
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.model.loading import load_tokenizer
 
 
 def test_the_table_tells_how_long_chats_are(capsys: pytest.CaptureFixture[str]) -> None:

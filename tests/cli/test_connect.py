@@ -10,9 +10,9 @@ from threading import Thread
 import pytest
 import yaml
 
-from cli.main import main
-from config.agents.known import AGENTS
-from config.agents.toml_text import TomlTextError, set_keys
+from reprise.cli.main import main
+from reprise.config.agents.known import AGENTS
+from reprise.config.agents.toml_text import TomlTextError, set_keys
 
 CARD = {"id": "qwen/coder", "owned_by": "reprise", "context_length": 40_000, "tools": True}
 FILES = {

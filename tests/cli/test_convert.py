@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
-from cli.arguments import FailedError
-from cli.main import main
-from cli.models.converted import with_converted
-from config.settings import Settings
-from engine.model.convert import kept
-from engine.model.convert.conversion import convert
-from engine.model.convert.options import ConvertError, Options
-from engine.model.convert.sources import PACKAGED, Packaged
+from reprise.cli.arguments import FailedError
+from reprise.cli.main import main
+from reprise.cli.models.converted import with_converted
+from reprise.config.settings import Settings
+from reprise.engine.model.convert import kept
+from reprise.engine.model.convert.conversion import convert
+from reprise.engine.model.convert.options import ConvertError, Options
+from reprise.engine.model.convert.sources import PACKAGED, Packaged
 from tests.engine.model.convert.gguf_files import write_gguf
 from tests.engine.model.fake_hub import MODEL, serve, use
 from tests.engine.model_folders import write_adapter, write_model

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from cli.checks import machine, report
-from cli.checks import trial as trials
-from cli.checks.check import Check
-from cli.checks.costs import MAX_MODELS, check_costs
-from cli.checks.proposals import PROPOSALS, check_proposal, propose
-from cli.checks.trial import TICK_S, Answer, Device, TrialError, find_device, say, trial
-from cli.doctor import check_answer, check_device
-from cli.main import main
-from config.settings import Settings
+from reprise.cli.checks import machine, report
+from reprise.cli.checks import trial as trials
+from reprise.cli.checks.check import Check
+from reprise.cli.checks.costs import MAX_MODELS, check_costs
+from reprise.cli.checks.proposals import PROPOSALS, check_proposal, propose
+from reprise.cli.checks.trial import TICK_S, Answer, Device, TrialError, find_device, say, trial
+from reprise.cli.doctor import check_answer, check_device
+from reprise.cli.main import main
+from reprise.config.settings import Settings
 
 GIB = 1 << 30
 ANSWER = Answer(
@@ -168,7 +168,7 @@ def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
 def test_what_the_trial_raises_does_not_bring_mlx_into_the_process_that_waits() -> None:
     """With it, that process aborted at its exit, most times."""
     code = (
-        "import sys; from cli.checks.trial import TrialError, inspect, trial\n"
+        "import sys; from reprise.cli.checks.trial import TrialError, inspect, trial\n"
         "with trial() as process:\n"
         "    try: process.call(inspect, '/no/model')\n"
         "    except TrialError as told: print(told, 'mlx' in sys.modules)"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from homebrew_formula import render
 
-from config.version import DISTRIBUTION, VERSION
+from reprise.config.version import DISTRIBUTION, VERSION
 
 
 def formula(folder: Path) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.architectures.tiny_models import write_random_model
-from cli.main import main
+from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.cli.main import main
 from tests.engine.embedding.encoder_folders import write_encoder, write_modules
 from tests.engine.model.fake_hub import MODEL, FakeHub, serve, use
 

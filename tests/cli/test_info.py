@@ -8,11 +8,11 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from bench.architectures.tiny_models import make_model, tiny_config, write_random_model
-from cli.main import main
-from config.model_settings import BUNDLED_MODEL
-from engine.kv_cache.per_row import arrays_of, leaves, make_caches
-from engine.model.loading import load_model
+from reprise.bench.architectures.tiny_models import make_model, tiny_config, write_random_model
+from reprise.cli.main import main
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.kv_cache.per_row import arrays_of, leaves, make_caches
+from reprise.engine.model.loading import load_model
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import dflash_config
 from tests.engine.speculative.heads.test_loading import config_of

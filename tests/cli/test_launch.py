@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.arguments import UsageError
-from cli.launch import host_file
-from cli.main import main
+from reprise.cli.arguments import UsageError
+from reprise.cli.launch import host_file
+from reprise.cli.main import main
 
 
 def test_a_host_file_is_made_of_names_and_addresses() -> None:

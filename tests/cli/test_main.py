@@ -6,10 +6,10 @@ import tomllib
 
 import pytest
 
-from cli.bench import COMMANDS as BENCHMARKS
-from cli.main import main
-from config.groups import TUNING
-from config.settings import SETTINGS, Settings
+from reprise.cli.bench import COMMANDS as BENCHMARKS
+from reprise.cli.main import main
+from reprise.config.groups import TUNING
+from reprise.config.settings import SETTINGS, Settings
 
 COMMANDS = [
     "serve", "run", "ps", "load", "unload", "pull", "list", "rm", "convert", "info", "connect", "config",
@@ -144,9 +144,9 @@ extras = ("polars", "jinja2", "vl_convert", "PIL")
 sys.modules |= dict.fromkeys(extras)
 found = util.find_spec
 util.find_spec = lambda name: None if name in extras else found(name)
-import cli.bench
-from cli.main import main
-for name in cli.bench.COMMANDS:
+import reprise.cli.bench
+from reprise.cli.main import main
+for name in reprise.cli.bench.COMMANDS:
     try:
         main(["bench", name, "--help"])
     except SystemExit as left:
@@ -175,7 +175,7 @@ def test_help_of_every_command_is_printed(command, capsys):
 def test_help_loads_neither_server_nor_mlx():
     program = """
 import sys
-from cli.main import main
+from reprise.cli.main import main
 try:
     main(["serve", "--help"])
 finally:
@@ -187,7 +187,7 @@ finally:
 
 def test_nothing_large_is_loaded_before_the_port_is_bound() -> None:
     code = (
-        "import sys, server.run, engine.speculative.proposers, drafters.assembly\n"
+        "import sys, reprise.server.run, reprise.engine.speculative.proposers, reprise.drafters.assembly\n"
         "print([name for name in ('mlx', 'mlx_lm', 'transformers') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"

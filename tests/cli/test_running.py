@@ -10,13 +10,13 @@ from threading import Thread
 import pytest
 from rich.console import Console
 
-from cli.arguments import UsageError
-from cli.main import main
-from cli.running import chat, ps
-from cli.running.screen import AnswerScreen, describe_timings, finished_blocks
-from cli.running.server import Server
-from cli.running.started import started
-from config.model_settings import BUNDLED_MODEL
+from reprise.cli.arguments import UsageError
+from reprise.cli.main import main
+from reprise.cli.running import chat, ps
+from reprise.cli.running.screen import AnswerScreen, describe_timings, finished_blocks
+from reprise.cli.running.server import Server
+from reprise.cli.running.started import started
+from reprise.config.model_settings import BUNDLED_MODEL
 
 ANSWER = "I am the Reprise demo model, a very small model."
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
-from cli.models.choice import with_found
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from engine.models.catalogue import choose_first
+from reprise.cli.main import main
+from reprise.cli.models.choice import with_found
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.engine.models.catalogue import choose_first
 
 GGUF = "{models}/files/a.gguf"
 
@@ -119,7 +119,7 @@ class Terminal(io.StringIO):
             print(text.strip(), sorted(large & set(sys.modules)))
             sys.exit(0)
 sys.stderr = Terminal()
-from cli.main import main
+from reprise.cli.main import main
 main(["serve", "--port", "0"])
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

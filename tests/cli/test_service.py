@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cli import service
-from cli.main import main
-from cli.services.launchd import LABEL, Launchd
-from cli.services.systemd import UNIT, Systemd
-from server.run import LAST_WRITES_S, STUCK_S
+from reprise.cli import service
+from reprise.cli.main import main
+from reprise.cli.services.launchd import LABEL, Launchd
+from reprise.cli.services.systemd import UNIT, Systemd
+from reprise.server.run import LAST_WRITES_S, STUCK_S
 
 ARGUMENTS = ["--model", "/models/a b", "--served-model-name", 'x"$%y', "--drain-s", "40"]
 

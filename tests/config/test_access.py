@@ -2,9 +2,9 @@
 
 import pytest
 
-from config.setting import SettingsError
-from config.settings import SETTINGS, Settings
-from config.sources import resolve
+from reprise.config.setting import SettingsError
+from reprise.config.settings import SETTINGS, Settings
+from reprise.config.sources import resolve
 
 KEY = "a-secret-key"
 

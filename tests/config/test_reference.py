@@ -5,13 +5,15 @@ from itertools import chain
 
 import pytest
 
-from config.groups import GROUPS
-from config.reference import PAGE, write_settings
-from config.settings import SETTINGS
+from reprise.config.groups import GROUPS
+from reprise.config.reference import PAGE, write_settings
+from reprise.config.settings import SETTINGS
 
 
 def test_the_page_is_what_the_code_says():
-    assert PAGE.read_text(encoding="utf-8") == write_settings(), "run .venv/bin/python -m config.reference"
+    assert PAGE.read_text(encoding="utf-8") == write_settings(), (
+        "run .venv/bin/python -m reprise.config.reference"
+    )
 
 
 def test_every_setting_is_in_one_group_in_the_order_of_declaration():

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from config.setting import SettingsError
-from config.settings import SETTINGS, Settings
+from reprise.config.setting import SettingsError
+from reprise.config.settings import SETTINGS, Settings
 
 
 @pytest.mark.parametrize("name", SETTINGS)

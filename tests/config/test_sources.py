@@ -3,11 +3,11 @@ from itertools import product
 
 import pytest
 
-from cli.config import as_toml
-from config.per_model import settings_of
-from config.setting import SettingsError
-from config.settings import SETTINGS, Settings, default_calibration_file
-from config.sources import Origin, resolve
+from reprise.cli.config import as_toml
+from reprise.config.per_model import settings_of
+from reprise.config.setting import SettingsError
+from reprise.config.settings import SETTINGS, Settings, default_calibration_file
+from reprise.config.sources import Origin, resolve
 
 
 @pytest.fixture

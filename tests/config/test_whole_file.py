@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from config.whole_file import (
+from reprise.config.whole_file import (
     UNFINISHED_S,
     read_object,
     remove_oldest,

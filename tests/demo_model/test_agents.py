@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.local_engine import LocalEngine, equal_costs
-from bench.workloads.chats import Turn, user
-from config.settings import Settings
-from drafters.base import NO_DRAFT, Draft, DraftQuery
-from drafters.suffix import NUM_CLASSES, RESTORED, VIEW, SuffixDrafter
-from engine.interface.request import DraftChoice, DraftType, GenerationRequest, SignedLines
+from reprise.bench.local_engine import LocalEngine, equal_costs
+from reprise.bench.workloads.chats import Turn, user
+from reprise.config.settings import Settings
+from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery
+from reprise.drafters.suffix import NUM_CLASSES, RESTORED, VIEW, SuffixDrafter
+from reprise.engine.interface.request import DraftChoice, DraftType, GenerationRequest, SignedLines
 
 MAX_TOKENS = 40
 CODE = "".join(f"def area_{name}(width, height):\n    return width * height\n\n\n" for name in "abcd")

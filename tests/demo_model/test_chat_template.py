@@ -8,9 +8,9 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 
-from config.model_settings import BUNDLED_MODEL
-from demo_model.training.corpus import FAMILIES, Source, conversations, held_out
-from demo_model.training.corpus.rendering import render
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.demo_model.training.corpus import FAMILIES, Source, conversations, held_out
+from reprise.demo_model.training.corpus.rendering import render
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ import logging
 
 import pytest
 
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from engine.kv_cache.rows import Sharing
-from engine.memory.making import make_memory_budget
-from engine.model.loading import make_loader
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.engine.kv_cache.rows import Sharing
+from reprise.engine.memory.making import make_memory_budget
+from reprise.engine.model.loading import make_loader
 
 AGENT_TOKENS = 36_305
 """Tokens of Claude Code's first prompt, in the bundled model's vocabulary."""

@@ -10,13 +10,13 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx_lm.models.llama import ModelArgs, TransformerBlock
 
-from bench.local_engine import LocalEngine
-from bench.workloads import make_chats
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from demo_model.training.corpus import held_out
-from engine.interface.request import DraftChoice, DraftType
-from engine.speculative.costs.step_costs import StepCosts
+from reprise.bench.local_engine import LocalEngine
+from reprise.bench.workloads import make_chats
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.demo_model.training.corpus import held_out
+from reprise.engine.interface.request import DraftChoice, DraftType
+from reprise.engine.speculative.costs.step_costs import StepCosts
 
 FOLDERS = {"mtp": BUNDLED_MODEL / "mtp", "dflash": BUNDLED_MODEL / "dflash"}
 MOST_BYTES = 4_000_000

@@ -6,12 +6,12 @@ import mlx.core as mx
 import mlx_lm
 from mlx_lm.utils import load_tokenizer
 
-from bench.local_engine import LocalEngine
-from bench.workloads import make_chats
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from engine.interface.request import DraftChoice, DraftType
-from engine.speculative.costs.step_costs import StepCosts
+from reprise.bench.local_engine import LocalEngine
+from reprise.bench.workloads import make_chats
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.engine.interface.request import DraftChoice, DraftType
+from reprise.engine.speculative.costs.step_costs import StepCosts
 
 WEDLM = BUNDLED_MODEL / "wedlm"
 KINDS: tuple[DraftType, DraftType] = ("none", "wedlm")

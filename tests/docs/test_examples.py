@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.running.server import DEFAULT_URL, Server
-from cli.running.started import started
+from reprise.cli.running.server import DEFAULT_URL, Server
+from reprise.cli.running.started import started
 
 ROOT = Path(__file__).parents[2]
 FENCED = r"^```{}\n(.*?)^```"

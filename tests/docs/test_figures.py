@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from bench.errors import BenchError
-from bench.figures import run_all
-from bench.figures.catalog import FIGURES, RUNS
-from bench.figures.run_all import (
+from reprise.bench.errors import BenchError
+from reprise.bench.figures import run_all
+from reprise.bench.figures.catalog import FIGURES, RUNS
+from reprise.bench.figures.run_all import (
     PAGES,
     PUBLISHED,
     ROOT,
@@ -19,7 +19,7 @@ from bench.figures.run_all import (
     read_entries,
     table_of,
 )
-from cli.main import main
+from reprise.cli.main import main
 
 COMMAND = re.compile(r"(?:reprise|`)\s?bench\s\w+|python -m bench\.\w+")
 FIGURE = re.compile(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cli.checks.proposals import PROPOSALS
+from reprise.cli.checks.proposals import PROPOSALS
 from scripts.models_page import GIB, MODELS, PAGE, describe
 
 ROWS = {

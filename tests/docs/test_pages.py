@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
+from reprise.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".", "docs", "demo_model", "drafters", "engine", "engine/*")

@@ -7,7 +7,7 @@ the test if the tokens are not those of the answer, and `note_verified` if the c
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
+from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 
 Answers = Mapping[tuple[int, ...], Sequence[int]]
 """Prompt -> the whole answer to it."""

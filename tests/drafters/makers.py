@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from drafters.base import Drafter
-from drafters.ngram_mod.drafter import NgramModDrafter
-from drafters.ngram_mod.tables import NgramModTables
-from drafters.prediction import PredictionDrafter
-from drafters.suffix import SuffixDrafter
+from reprise.drafters.base import Drafter
+from reprise.drafters.ngram_mod.drafter import NgramModDrafter
+from reprise.drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.prediction import PredictionDrafter
+from reprise.drafters.suffix import SuffixDrafter
 
 MakeDrafter = Callable[[], Drafter]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, finish
+from reprise.drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, finish
 from tests.drafters.makers import DRAFTERS, SHARING
 
 drafters = pytest.mark.parametrize("name", DRAFTERS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafters.base import Drafter, DraftQuery, SequenceStart
+from reprise.drafters.base import Drafter, DraftQuery, SequenceStart
 from tests.drafters.fakes import Coin, Liar, Oracle
 
 ANSWER = [n % 256 for n in range(0, 30_000, 7)]

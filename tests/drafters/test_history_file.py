@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafters.base import DraftQuery, SequenceStart, TableFileError, finish
-from drafters.checked_file import owner_of
-from drafters.copies.history_file import HistoryFile
-from drafters.suffix import FINISHED, NUM_CLASSES, RESTORED, SuffixDrafter
+from reprise.drafters.base import DraftQuery, SequenceStart, TableFileError, finish
+from reprise.drafters.checked_file import owner_of
+from reprise.drafters.copies.history_file import HistoryFile
+from reprise.drafters.suffix import FINISHED, NUM_CLASSES, RESTORED, SuffixDrafter
 
 TEXT = list(range(100, 160))
 LATER = TEXT[:20]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import SLICE_TOKENS, DraftQuery, SequenceStart, SignedLines, finish
-from drafters.copies.hunks import Hunks
-from drafters.suffix import LINE, NUM_CLASSES, SuffixDrafter
+from reprise.drafters.base import SLICE_TOKENS, DraftQuery, SequenceStart, SignedLines, finish
+from reprise.drafters.copies.hunks import Hunks
+from reprise.drafters.suffix import LINE, NUM_CLASSES, SuffixDrafter
 from tests.drafters.test_contract import checked_step
 
 KEEP, REMOVE, ADD, HUNK = 1, 2, 3, 4

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import DraftQuery, SequenceStart, SharedTable, TableFileError, finish
-from drafters.ngram_mod import tables
-from drafters.ngram_mod.drafter import FIRST_COOLDOWN, LOW_STREAK, NgramModDrafter
-from drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.base import DraftQuery, SequenceStart, SharedTable, TableFileError, finish
+from reprise.drafters.ngram_mod import tables
+from reprise.drafters.ngram_mod.drafter import FIRST_COOLDOWN, LOW_STREAK, NgramModDrafter
+from reprise.drafters.ngram_mod.tables import NgramModTables
 
 TEXT = random.Random(3).sample(range(50_000), 300)
 

@@ -7,14 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-from config.whole_file import UNFINISHED_S, unfinished_path
-from drafters.ngram_mod.tables import NgramModTables
+from reprise.config.whole_file import UNFINISHED_S, unfinished_path
+from reprise.drafters.ngram_mod.tables import NgramModTables
 
 NUM_KILLS = 8
 SAVING = """
 import sys
 from pathlib import Path
-from drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.ngram_mod.tables import NgramModTables
 tables = NgramModTables("v", n=2, size=1 << 18, file=Path(sys.argv[1]))
 if tables.file.exists():
     tables.load()

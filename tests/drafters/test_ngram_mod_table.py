@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import finish
-from drafters.ngram_mod.table import DEFAULT_SIZE, MULTIPLIER, NgramModCounts, NgramModTable
+from reprise.drafters.base import finish
+from reprise.drafters.ngram_mod.table import DEFAULT_SIZE, MULTIPLIER, NgramModCounts, NgramModTable
 
 texts = st.lists(st.integers(0, 5), max_size=60)
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import SLICE_TOKENS, finish
-from drafters.copies.growing_text import GrowingText
-from drafters.copies.occurrences import (
+from reprise.drafters.base import SLICE_TOKENS, finish
+from reprise.drafters.copies.growing_text import GrowingText
+from reprise.drafters.copies.occurrences import (
     LONGEST,
     MAX_MATCH_TOKENS,
     NGRAM_SIZES,

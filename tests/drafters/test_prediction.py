@@ -3,8 +3,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import NO_DRAFT, Drafter, DraftQuery, SequenceStart, finish
-from drafters.prediction import PredictionDrafter
+from reprise.drafters.base import NO_DRAFT, Drafter, DraftQuery, SequenceStart, finish
+from reprise.drafters.prediction import PredictionDrafter
 
 EXPECTED = list(range(100, 160))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.repetition import repetition_score
+from reprise.drafters.repetition import repetition_score
 
 
 def count(prompt: list[int]) -> float:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import (
+from reprise.drafters.base import (
     NO_DRAFT,
     SLICE_TOKENS,
     Draft,
@@ -20,10 +20,10 @@ from drafters.base import (
     SharedTable,
     finish,
 )
-from drafters.copies import growing_text, history
-from drafters.ngram_mod import drafter as ngram_mod
-from drafters.repetition import repetition_score, score_in_slices
-from drafters.suffix import SuffixDrafter
+from reprise.drafters.copies import growing_text, history
+from reprise.drafters.ngram_mod import drafter as ngram_mod
+from reprise.drafters.repetition import repetition_score, score_in_slices
+from reprise.drafters.suffix import SuffixDrafter
 from tests.drafters.makers import DRAFTERS, SHARING
 
 drafters = pytest.mark.parametrize("name", DRAFTERS)
@@ -205,7 +205,7 @@ def test_a_text_whose_learning_was_dropped_does_not_run_into_the_next() -> None:
 def test_a_score_computed_in_slices_equals_one_computed_at_once(prompt: list[int], num_tokens: int) -> None:
     score = repetition_score(prompt)
     with pytest.MonkeyPatch.context() as patch:
-        module = sys.modules["drafters.repetition"]
+        module = sys.modules["reprise.drafters.repetition"]
         patch.setattr(module, "SLICE_TOKENS", num_tokens)
         patch.setattr(module, "RANGE_KEYS", num_tokens)
         assert repetition_score(prompt) == score

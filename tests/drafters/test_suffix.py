@@ -4,10 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import NO_DRAFT, Drafter, DraftQuery, SequenceStart, SharedTable, TableFileError, finish
-from drafters.copies.growing_text import GrowingText
-from drafters.copies.history import History
-from drafters.suffix import DISPUTED, FINISHED, MATCH, NUM_CLASSES, SuffixDrafter
+from reprise.drafters.base import (
+    NO_DRAFT,
+    Drafter,
+    DraftQuery,
+    SequenceStart,
+    SharedTable,
+    TableFileError,
+    finish,
+)
+from reprise.drafters.copies.growing_text import GrowingText
+from reprise.drafters.copies.history import History
+from reprise.drafters.suffix import DISPUTED, FINISHED, MATCH, NUM_CLASSES, SuffixDrafter
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 

@@ -8,12 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.base import SLICE_TOKENS, Draft, DraftQuery, Frame, IndexesViews, SequenceStart, View, finish
-from drafters.copies import shelf as shelf_module
-from drafters.copies.forms import Forms
-from drafters.copies.occurrences import TailHashes
-from drafters.copies.shelf import MAX_TOKENS, Shelf
-from drafters.suffix import FORM, NUM_CLASSES, SUCCESSOR, VIEW, SuffixDrafter
+from reprise.drafters.base import (
+    SLICE_TOKENS,
+    Draft,
+    DraftQuery,
+    Frame,
+    IndexesViews,
+    SequenceStart,
+    View,
+    finish,
+)
+from reprise.drafters.copies import shelf as shelf_module
+from reprise.drafters.copies.forms import Forms
+from reprise.drafters.copies.occurrences import TailHashes
+from reprise.drafters.copies.shelf import MAX_TOKENS, Shelf
+from reprise.drafters.suffix import FORM, NUM_CLASSES, SUCCESSOR, VIEW, SuffixDrafter
 from tests.drafters.makers import DRAFTERS
 from tests.drafters.test_contract import checked_step, few_ids, some_text, texts
 

@@ -17,7 +17,7 @@ from tests.holds import note_holds
 
 STARTED_WITHIN_S, LAST_LINES_WITHIN_S = 240, 10
 RECORDED = "recorded.jsonl"
-FROM_CHECKOUT = (sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())")
+FROM_CHECKOUT = (sys.executable, "-c", "import sys; from reprise.cli.main import main; sys.exit(main())")
 CONTEXT_TOKENS = 8192
 """Less than the bundled model takes, so that an answer without an end does not run for minutes."""
 

@@ -8,8 +8,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from bench.architectures.seeing_model import FIRST_ID, WRITTEN, write_tokenizer
-from engine.model import lfm2_vl
+from reprise.bench.architectures.seeing_model import FIRST_ID, WRITTEN, write_tokenizer
+from reprise.engine.model import lfm2_vl
 from tests.engine.vision.tiny_towers import (
     FAMILIES,
     GEMMA4_TEXT,

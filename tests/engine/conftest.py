@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from config.settings import Settings
-from engine.engine import Engine
-from engine.generating.setup import flat_costs
-from engine.model.loading import Load
-from engine.models.making import FindHead, Makers
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.proposers import MakeSources
+from reprise.config.settings import Settings
+from reprise.engine.engine import Engine
+from reprise.engine.generating.setup import flat_costs
+from reprise.engine.model.loading import Load
+from reprise.engine.models.making import FindHead, Makers
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.proposers import MakeSources
 from tests.engine.support import make_loaded
 
 StartEngine = Callable[..., Engine]

@@ -4,15 +4,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from config.settings import Settings
-from engine.batch.sequence import Sequence
-from engine.generating.setup import flat_costs, make_worker
-from engine.interface.request import GenerationRequest
-from engine.model.loading import LoadedModel
-from engine.models.making import FindHead, Makers
-from engine.sampling.grammar import Grammars
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.proposers import MakeSources
+from reprise.config.settings import Settings
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.generating.setup import flat_costs, make_worker
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.model.loading import LoadedModel
+from reprise.engine.models.making import FindHead, Makers
+from reprise.engine.sampling.grammar import Grammars
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.proposers import MakeSources
 from tests.engine.support import Answer, make_loaded, oracle
 
 MAX_STEPS = 20_000

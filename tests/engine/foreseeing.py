@@ -5,9 +5,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.model.loading import LoadedModel
-from engine.speculative.mask_drafts import MAX_MASKS
-from engine.speculative.proposers import DraftSources
+from reprise.engine.model.loading import LoadedModel
+from reprise.engine.speculative.mask_drafts import MAX_MASKS
+from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.support import VOCAB_SIZE, make_loaded
 

@@ -10,10 +10,10 @@ import mlx_lm
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
-from config.model_settings import BUNDLED_MODEL
-from engine.interface.request import GenerationRequest
-from engine.model.load_options import LoadOptions
-from engine.model.loading import LoadedModel, load_model
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.model.load_options import LoadOptions
+from reprise.engine.model.loading import LoadedModel, load_model
 from tests.engine.support import config_of, make_model, oracle
 
 

@@ -15,16 +15,16 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_tokenizer
 
-from bench.architectures import tiny_models
-from bench.architectures.tiny_models import tiny_config
-from config.model_settings import BUNDLED_MODEL
-from engine.engine import Engine
-from engine.interface.events import Delta, Event, Failed, Finished
-from engine.interface.request import GenerationRequest, Sampling
-from engine.model.findings import Findings
-from engine.model.loading import LoadedModel, describe
-from engine.sampling.sampler import noise_key
-from engine.text.tokenizer import Tokenizer
+from reprise.bench.architectures import tiny_models
+from reprise.bench.architectures.tiny_models import tiny_config
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.engine import Engine
+from reprise.engine.interface.events import Delta, Event, Failed, Finished
+from reprise.engine.interface.request import GenerationRequest, Sampling
+from reprise.engine.model.findings import Findings
+from reprise.engine.model.loading import LoadedModel, describe
+from reprise.engine.sampling.sampler import noise_key
+from reprise.engine.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 4096
 NAMES = (

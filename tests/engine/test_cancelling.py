@@ -8,10 +8,10 @@ import weakref
 import mlx.core as mx
 import pytest
 
-from drafters.base import Draft, DraftQuery, SequenceStart
-from engine.engine import Engine
-from engine.interface.events import Event, Failed
-from engine.speculative.proposers import DraftSources
+from reprise.drafters.base import Draft, DraftQuery, SequenceStart
+from reprise.engine.engine import Engine
+from reprise.engine.interface.events import Event, Failed
+from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import loaded_once

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from engine.interface.events import Delta
-from engine.interface.request import GenerationRequest, Grammar
-from engine.sampling.grammar import Grammars
-from engine.speculative.proposers import DraftSources
+from reprise.engine.interface.events import Delta
+from reprise.engine.interface.request import GenerationRequest, Grammar
+from reprise.engine.sampling.grammar import Grammars
+from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.support import ask, make_loaded, make_tokenizer, oracle, prompt_of, request

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from mlx_lm import stream_generate
 
-from engine.kv_cache import rows
+from reprise.engine.kv_cache import rows
 from tests.combinations import spread
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, ask, make_loaded, oracle, prompt_of, request

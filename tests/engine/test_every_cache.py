@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from drafters.base import NO_DRAFT, Draft, DraftQuery
-from engine.interface.events import Finished
-from engine.interface.request import GenerationRequest, Grammar, ThinkingBudget
-from engine.memory.budget import MemoryBudget
-from engine.model.load_options import LoadOptions
-from engine.model.loading import LoadedModel, load_model
-from engine.models.making import FindHead
-from engine.speculative.proposers import DraftSources
-from engine.vision.keys import prompt_keys
+from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery
+from reprise.engine.interface.events import Finished
+from reprise.engine.interface.request import GenerationRequest, Grammar, ThinkingBudget
+from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.model.load_options import LoadOptions
+from reprise.engine.model.loading import LoadedModel, load_model
+from reprise.engine.models.making import FindHead
+from reprise.engine.speculative.proposers import DraftSources
+from reprise.engine.vision.keys import prompt_keys
 from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once

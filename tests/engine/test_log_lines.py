@@ -36,7 +36,7 @@ def test_a_prompt_that_is_read_for_long_and_only_that(start_engine, caplog, monk
     caplog.set_level("INFO", "reprise.engine")
     engine = start_engine(prefill_chunk_tokens=8)
     ask(engine, request(prompt_of(40), name="quick")).finished()
-    monkeypatch.setattr("engine.batch.sequence.LOG_PROMPT_EVERY_S", 0.0)
+    monkeypatch.setattr("reprise.engine.batch.sequence.LOG_PROMPT_EVERY_S", 0.0)
     ask(engine, request([1, *prompt_of(39)], name="order-66")).finished()
     lines = [line for line in _lines(caplog) if "reading the prompt" in line]
     assert all("order-66" in line for line in lines)

@@ -3,14 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
-from config.settings import Settings
-from engine.loop import Loop
-from engine.models.catalogue import Catalogue
-from engine.models.known import KnownModels
-from engine.models.loads import GivenModel
-from engine.models.messages import Call, Inbox
-from engine.models.model_engine import ModelEngine
-from engine.models.served import ServedModel
+from reprise.config.settings import Settings
+from reprise.engine.loop import Loop
+from reprise.engine.models.catalogue import Catalogue
+from reprise.engine.models.known import KnownModels
+from reprise.engine.models.loads import GivenModel
+from reprise.engine.models.messages import Call, Inbox
+from reprise.engine.models.model_engine import ModelEngine
+from reprise.engine.models.served import ServedModel
 
 
 class ScriptedWake:

@@ -18,12 +18,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.batch.device import Device
-from engine.interface.events import Failed, Finished
-from engine.interface.request import GenerationRequest
-from engine.kv_cache.rows import make_caches
-from engine.kv_cache.slices import cut_slice, take_state
-from engine.speculative.proposers import DraftSources
+from reprise.engine.batch.device import Device
+from reprise.engine.interface.events import Failed, Finished
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.kv_cache.rows import make_caches
+from reprise.engine.kv_cache.slices import cut_slice, take_state
+from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import prompt_of, request

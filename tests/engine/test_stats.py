@@ -2,9 +2,9 @@
 
 import time
 
-from engine.interface.status import GAP_BOUNDS_S
-from engine.speculative.proposers import DraftSources
-from server.metrics.process_metrics import PREFIXES
+from reprise.engine.interface.status import GAP_BOUNDS_S
+from reprise.engine.speculative.proposers import DraftSources
+from reprise.server.metrics.process_metrics import PREFIXES
 from tests.drafters.fakes import scored
 from tests.engine.faults.test_faults import POISON, Poisoned
 from tests.engine.support import Answer, ask, make_loaded, prompt_of, request

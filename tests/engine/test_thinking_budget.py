@@ -2,9 +2,9 @@
 
 import pytest
 
-from drafters.suffix import SuffixDrafter
-from engine.interface.request import GenerationRequest, Grammar, Sampling, ThinkingBudget
-from engine.speculative.proposers import DraftSources
+from reprise.drafters.suffix import SuffixDrafter
+from reprise.engine.interface.request import GenerationRequest, Grammar, Sampling, ThinkingBudget
+from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 

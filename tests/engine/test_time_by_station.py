@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.suffix import SuffixDrafter
-from engine.generating.worker import Worker
-from engine.interface.request import DraftChoice, Grammar
-from engine.interface.stations import OTHER, EngineStation, StationClock, spend, station
-from engine.speculative.proposers import DraftSources
+from reprise.drafters.suffix import SuffixDrafter
+from reprise.engine.generating.worker import Worker
+from reprise.engine.interface.request import DraftChoice, Grammar
+from reprise.engine.interface.stations import OTHER, EngineStation, StationClock, spend, station
+from reprise.engine.speculative.proposers import DraftSources
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import ask, prompt_of, request
 

@@ -11,13 +11,13 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from bench.architectures import tiny_models
-from bench.architectures.tiny_models import tiny_config
-from config.model_settings import BUNDLED_MODEL
-from engine.interface.request import GenerationRequest, WindowSettings
-from engine.model import wedlm
-from engine.model.loading import LoadedModel, describe
-from engine.sampling.sampler import noise_key
+from reprise.bench.architectures import tiny_models
+from reprise.bench.architectures.tiny_models import tiny_config
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.interface.request import GenerationRequest, WindowSettings
+from reprise.engine.model import wedlm
+from reprise.engine.model.loading import LoadedModel, describe
+from reprise.engine.sampling.sampler import noise_key
 from tests.engine.support import SIZES, VOCAB_SIZE, make_tokenizer, request
 
 MASK = 4000

@@ -16,7 +16,7 @@ from zipfile import ZipFile
 
 import pytest
 
-import engine.model.convert as convert_package
+import reprise.engine.model.convert as convert_package
 
 CONVERTER = Path(convert_package.__file__).parent
 CACHE = Path.home() / ".cache" / "reprise-tests"
@@ -79,8 +79,8 @@ def gguf_of(model: Packaged) -> Path:
 def make(model: Packaged, folder: Path) -> None:
     """Write a model's folder in bfloat16, whole or not at all."""
     # Every run imports this module, and only the first on a machine converts.
-    from engine.model.convert.conversion import convert
-    from engine.model.convert.options import Options
+    from reprise.engine.model.convert.conversion import convert
+    from reprise.engine.model.convert.options import Options
 
     options = Options(dtype="bfloat16", dequantize=True)
     convert(str(gguf_of(model)), folder, options, lambda _done, _total: None)

@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass
 
-from bench.workloads.chats import render, user
-from engine.interface.request import Grammar
-from engine.text.tokenizer import Tokenizer
+from reprise.bench.workloads.chats import render, user
+from reprise.engine.interface.request import Grammar
+from reprise.engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from functools import cache
 import pytest
 from mlx_lm import load, stream_generate
 
-from bench.local_engine import LocalEngine
-from bench.workloads.chats import render
-from config.settings import Settings
-from engine.generating.setup import flat_costs
-from engine.interface.events import Finished
-from engine.interface.request import DraftChoice
+from reprise.bench.local_engine import LocalEngine
+from reprise.bench.workloads.chats import render
+from reprise.config.settings import Settings
+from reprise.engine.generating.setup import flat_costs
+from reprise.engine.interface.events import Finished
+from reprise.engine.interface.request import DraftChoice
 from tests.engine.support import request
 from tests.real_weights.packages import FETCHED_WITHIN_S
 

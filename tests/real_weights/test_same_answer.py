@@ -16,14 +16,14 @@ from llguidance.hf import from_tokenizer
 from mlx_lm import load, stream_generate
 from mlx_lm.models.cache import make_prompt_cache
 
-from bench.local_engine import LocalEngine
-from config.settings import Settings
-from engine.generating.setup import flat_costs
-from engine.interface.events import Finished
-from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
-from engine.kv_cache.prefix_cache.disk import MIN_SAVED_TOKENS
-from engine.sampling.grammar import JSON_STYLE
-from engine.sampling.sampler import noise_key
+from reprise.bench.local_engine import LocalEngine
+from reprise.config.settings import Settings
+from reprise.engine.generating.setup import flat_costs
+from reprise.engine.interface.events import Finished
+from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
+from reprise.engine.kv_cache.prefix_cache.disk import MIN_SAVED_TOKENS
+from reprise.engine.sampling.grammar import JSON_STYLE
+from reprise.engine.sampling.sampler import noise_key
 from tests.engine.support import request
 from tests.real_weights.packages import FETCHED_WITHIN_S, GEMMA3, SMOLLM2, Packaged
 from tests.real_weights.prompts import PROMPTS

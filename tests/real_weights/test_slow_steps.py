@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.workloads.chats import render
-from config.settings import Settings
-from drafters.assembly import make_drafters
-from drafters.repetition import score_in_slices
-from engine.engine import Engine
-from engine.interface.events import Finished
-from engine.interface.request import DraftChoice
-from engine.models.making import Makers
-from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
-from engine.speculative.proposers import DraftSources
+from reprise.bench.workloads.chats import render
+from reprise.config.settings import Settings
+from reprise.drafters.assembly import make_drafters
+from reprise.drafters.repetition import score_in_slices
+from reprise.engine.engine import Engine
+from reprise.engine.interface.events import Finished
+from reprise.engine.interface.request import DraftChoice
+from reprise.engine.models.making import Makers
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
+from reprise.engine.speculative.proposers import DraftSources
 from tests.engine.support import ask, request, wait_until
 from tests.real_weights.packages import FETCHED_WITHIN_S
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from config.settings import Settings
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
 from tests.server.fake_engine import FakeEngine
 from tests.server.served import served
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from engine.foreign.child_script import read_calls
-from engine.foreign.tool_calls import WrittenCall
-from engine.interface.errors import RETRY_AFTER_S, EngineError, GrammarError, SharedTableError
-from engine.interface.events import (
+from reprise.engine.foreign.child_script import read_calls
+from reprise.engine.foreign.tool_calls import WrittenCall
+from reprise.engine.interface.errors import RETRY_AFTER_S, EngineError, GrammarError, SharedTableError
+from reprise.engine.interface.events import (
     Delta,
     DraftingReport,
     Event,
@@ -27,14 +27,14 @@ from engine.interface.events import (
     TokenLogprob,
     Usage,
 )
-from engine.interface.image_marks import mark
-from engine.interface.images import ImageProcessor, VisionInfo
-from engine.interface.models import ModelInfo
-from engine.interface.one_model import OneModel
-from engine.interface.request import GenerationRequest, Grammar, PromptEnd
-from engine.interface.status import EngineCounts, EngineStatus
-from engine.text.fim import FimTokens
-from engine.text.markers import Marker, Markers
+from reprise.engine.interface.image_marks import mark
+from reprise.engine.interface.images import ImageProcessor, VisionInfo
+from reprise.engine.interface.models import ModelInfo
+from reprise.engine.interface.one_model import OneModel
+from reprise.engine.interface.request import GenerationRequest, Grammar, PromptEnd
+from reprise.engine.interface.status import EngineCounts, EngineStatus
+from reprise.engine.text.fim import FimTokens
+from reprise.engine.text.markers import Marker, Markers
 
 PROBE_ID = "probeid01"
 VOCAB_SIZE = 256

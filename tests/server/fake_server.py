@@ -2,10 +2,10 @@
 
 import sys
 
-from config.settings import SETTINGS, Settings
-from server.http.connections.listener import ListenError, bind_address
-from server.logs import configure_logs
-from server.run import exposure_error, serve
+from reprise.config.settings import SETTINGS, Settings
+from reprise.server.http.connections.listener import ListenError, bind_address
+from reprise.server.logs import configure_logs
+from reprise.server.run import exposure_error, serve
 from tests.server.fake_engine import SCRIPTS, FakeEngine
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import httpx
 
-from config.settings import Settings
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
 from tests.server.fake_engine import FakeEngine
 from tests.server.served import served
 from tests.server.waits import measured_waits

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from server.http.connections.connection import uvicorn_config
-from server.http.connections.listener import bind_address, url_of
+from reprise.server.http.connections.connection import uvicorn_config
+from reprise.server.http.connections.listener import bind_address, url_of
 
 
 class _Announcing(uvicorn.Server):

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from config.settings import Settings
-from engine.interface.models import ModelEntry
-from engine.text.markers import Markers
-from server.banner import (
+from reprise.config.settings import Settings
+from reprise.engine.interface.models import ModelEntry
+from reprise.engine.text.markers import Markers
+from reprise.server.banner import (
     LoadingBar,
     Pace,
     Served,

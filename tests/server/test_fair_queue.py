@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from engine.interface.wanted import check_wanted
-from server.fair_queue import Lane
+from reprise.engine.interface.wanted import check_wanted
+from reprise.server.fair_queue import Lane
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from config.settings import Settings
-from engine.interface.events import DraftingReport, Usage
-from engine.interface.request import GenerationRequest, Sampling
-from server.app import create_app
-from server.logs import RequestRecord, configure_logs
-from server.metrics import loop_lag
-from server.output.usage import fill_record
+from reprise.config.settings import Settings
+from reprise.engine.interface.events import DraftingReport, Usage
+from reprise.engine.interface.request import GenerationRequest, Sampling
+from reprise.server.app import create_app
+from reprise.server.logs import RequestRecord, configure_logs
+from reprise.server.metrics import loop_lag
+from reprise.server.output.usage import fill_record
 from tests.server import fake_engine
 
 SECRET = "my secret"

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from config.settings import Settings
-from server.app import create_app
-from server.http.connections.connection import MAX_PIPELINED, MAX_SMALL_CHUNKS
-from server.metrics.loop_lag import NOT_HELD
-from server.validation.fields import MAX_FIELDS
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
+from reprise.server.http.connections.connection import MAX_PIPELINED, MAX_SMALL_CHUNKS
+from reprise.server.metrics.loop_lag import NOT_HELD
+from reprise.server.validation.fields import MAX_FIELDS
 from tests.server.openai_shapes import assert_error
 from tests.server.served import served
 

@@ -14,10 +14,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import httpx
 import pytest
 
-from config.settings import Settings
-from server.http.connections.listener import ListenError, bind_address
-from server.http.connections.taken_port import explain
-from server.run import run
+from reprise.config.settings import Settings
+from reprise.server.http.connections.listener import ListenError, bind_address
+from reprise.server.http.connections.taken_port import explain
+from reprise.server.run import run
 from tests.holds import note_holds
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
@@ -113,7 +113,7 @@ def test_a_port_that_reprise_has_is_said_to_be_its(start):
 
 
 def test_a_port_in_use_is_one_line_with_the_way_out_and_status_1(monkeypatch, capsys):
-    monkeypatch.setattr("server.run.configure_logs", lambda *_, **__: None)
+    monkeypatch.setattr("reprise.server.run.configure_logs", lambda *_, **__: None)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
@@ -134,7 +134,7 @@ def test_a_port_that_another_program_has_is_said_to_be_its():
 
 
 def test_a_start_that_fails_leaves_the_garbage_collector_on(monkeypatch):
-    monkeypatch.setattr("server.run.configure_logs", lambda *_, **__: None)
+    monkeypatch.setattr("reprise.server.run.configure_logs", lambda *_, **__: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert run(Settings(port=taken.getsockname()[1])) == 1
     assert gc.isenabled()

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Callable, Iterator
 
-from demo_model.training.corpus import code, passages, records, talk, tools
-from demo_model.training.corpus.conversation import Conversation, Source
+from reprise.demo_model.training.corpus import code, passages, records, talk, tools
+from reprise.demo_model.training.corpus.conversation import Conversation, Source
 
 Make = Callable[[Source], Conversation]
 

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from demo_model.training.corpus.conversation import Conversation, Source
+from reprise.demo_model.training.corpus.conversation import Conversation, Source
 
 RENAME = [
     "Put {new} in place of {old}.",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from demo_model.training.corpus.lexicon import Words
+from reprise.demo_model.training.corpus.lexicon import Words
 
 ORDERS = set(
     "Rename Change Replace Use Call Set Make Update Add Give Document Write Fix Quote Find Repeat Copy Tell "

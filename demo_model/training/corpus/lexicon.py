@@ -6,7 +6,7 @@ random, so there is nothing to memorize: a model that does well has learned to c
 
 import random
 
-from bench.lexicon import ADJECTIVES, COINED, FIELDS, IDENTIFIER_WORDS, NAMES, NOUNS, VERBS
+from reprise.bench.lexicon import ADJECTIVES, COINED, FIELDS, IDENTIFIER_WORDS, NAMES, NOUNS, VERBS
 
 __all__ = ["ADJECTIVES", "COINED", "FIELDS", "IDENTIFIER_WORDS", "NAMES", "NOUNS", "VERBS", "Words"]
 

@@ -7,9 +7,9 @@ same throughout a conversation.
 import random
 import re
 
-from demo_model.training.corpus.lexicon import ADJECTIVES, COINED, NAMES, NOUNS
+from reprise.demo_model.training.corpus.lexicon import ADJECTIVES, COINED, NAMES, NOUNS
 
-from bench.lexicon import POLISH_ADJECTIVES, POLISH_NAMES, POLISH_NOUNS  # isort: skip
+from reprise.bench.lexicon import POLISH_ADJECTIVES, POLISH_NAMES, POLISH_NOUNS  # isort: skip
 
 __all__ = ["POLISH_ADJECTIVES", "POLISH_NAMES", "POLISH_NOUNS", "in_polish"]
 

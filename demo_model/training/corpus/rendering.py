@@ -2,7 +2,7 @@
 
 import json
 
-from demo_model.training.corpus.conversation import Conversation
+from reprise.demo_model.training.corpus.conversation import Conversation
 
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 TOOLS_INTRODUCTION = "You can call these tools:"

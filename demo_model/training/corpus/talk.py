@@ -1,6 +1,6 @@
 """Samples of greetings, questions about the model, and refusals of what a small model cannot do."""
 
-from demo_model.training.corpus.conversation import Conversation, Source
+from reprise.demo_model.training.corpus.conversation import Conversation, Source
 
 HELLO = [
     "Hello", "Hi", "Hello!", "Hi!", "Good morning", "Good morning!", "Hey", "Hey there", "Hi there",

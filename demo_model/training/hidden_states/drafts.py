@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from tokenizers import Tokenizer
 
-from demo_model.training.corpus import FAMILIES, held_out
-from demo_model.training.corpus.rendering import render
-from demo_model.training.hidden_states import heads
-from demo_model.training.hidden_states.heads import Batch, Head
-from demo_model.training.hidden_states.states import Answered, answered, load_target
-from demo_model.training.llama import Model
-from demo_model.training.samples import Sample, encode
-from demo_model.training.sizes import ROOT
-from demo_model.training.wedlm import spans
+from reprise.demo_model.training.corpus import FAMILIES, held_out
+from reprise.demo_model.training.corpus.rendering import render
+from reprise.demo_model.training.hidden_states import heads
+from reprise.demo_model.training.hidden_states.heads import Batch, Head
+from reprise.demo_model.training.hidden_states.states import Answered, answered, load_target
+from reprise.demo_model.training.llama import Model
+from reprise.demo_model.training.samples import Sample, encode
+from reprise.demo_model.training.sizes import ROOT
+from reprise.demo_model.training.wedlm import spans
 
 WIDTHS = {"mtp": heads.NUM_RECURSIONS, "dflash": heads.BLOCK_SIZE - 1}
 # An answer ends behind this many tokens that are others than the right answer's.

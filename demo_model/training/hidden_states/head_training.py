@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from demo_model.training.hidden_states.heads import (
+from reprise.demo_model.training.hidden_states.heads import (
     BLOCK_SIZE,
     DFLASH_CONFIG,
     MTP_CONFIG,
@@ -21,10 +21,10 @@ from demo_model.training.hidden_states.heads import (
     load_target,
     make_head,
 )
-from demo_model.training.hidden_states.states import Answered, load, write
-from demo_model.training.llama import Model, save_whole
-from demo_model.training.muon import Muon, descend
-from demo_model.training.samples import grouped
+from reprise.demo_model.training.hidden_states.states import Answered, load, write
+from reprise.demo_model.training.llama import Model, save_whole
+from reprise.demo_model.training.muon import Muon, descend
+from reprise.demo_model.training.samples import grouped
 
 # The weight of each further token of an MTP draft relative to the one before it.
 RECURSION_DECAY = 0.6

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from demo_model.training.hidden_states.states import KEPT_LAYERS, Answered
-from demo_model.training.llama import Block, Model, load_weights, rotate
-from demo_model.training.sizes import CONFIG, ROOT
+from reprise.demo_model.training.hidden_states.states import KEPT_LAYERS, Answered
+from reprise.demo_model.training.llama import Block, Model, load_weights, rotate
+from reprise.demo_model.training.sizes import CONFIG, ROOT
 
 NUM_RECURSIONS = 3
 BLOCK_SIZE = 8

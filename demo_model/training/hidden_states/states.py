@@ -15,11 +15,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from demo_model.training.corpus import FAMILIES, Source, conversations
-from demo_model.training.corpus.rendering import render
-from demo_model.training.llama import Model, load_weights
-from demo_model.training.samples import Sample, collate, encode, grouped, targets
-from demo_model.training.sizes import ROOT
+from reprise.demo_model.training.corpus import FAMILIES, Source, conversations
+from reprise.demo_model.training.corpus.rendering import render
+from reprise.demo_model.training.llama import Model, load_weights
+from reprise.demo_model.training.samples import Sample, collate, encode, grouped, targets
+from reprise.demo_model.training.sizes import ROOT
 
 # Layers of the target whose outputs are kept, counted from 0. The last one's gives the state after the norm.
 KEPT_LAYERS = (1, 2, 3, 4, 5)

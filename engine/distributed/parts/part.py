@@ -9,17 +9,17 @@ from typing import Any
 
 import mlx.core as mx
 
-from config.settings import Settings
-from engine.distributed.parts.part_files import PartFiles
-from engine.distributed.parts.shard import Shard
-from engine.distributed.parts.splitting import split_model
-from engine.distributed.ranks.facts import read_split_layers
-from engine.distributed.ranks.place import Place
-from engine.interface.errors import ModelError
-from engine.kv_cache.per_row import is_recurrent, leaves, make_caches
-from engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
-from engine.memory.machine import usable_bytes
-from engine.model.loading import LoadedModel, Progress, make_loader
+from reprise.config.settings import Settings
+from reprise.engine.distributed.parts.part_files import PartFiles
+from reprise.engine.distributed.parts.shard import Shard
+from reprise.engine.distributed.parts.splitting import split_model
+from reprise.engine.distributed.ranks.facts import read_split_layers
+from reprise.engine.distributed.ranks.place import Place
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
+from reprise.engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
+from reprise.engine.memory.machine import usable_bytes
+from reprise.engine.model.loading import LoadedModel, Progress, make_loader
 
 
 @dataclass(frozen=True)

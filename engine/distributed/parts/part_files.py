@@ -11,11 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from config.whole_file import remove_unfinished
-from engine.kv_cache.prefix_cache import disk_file
-from engine.kv_cache.prefix_cache.disk import join_contents
-from engine.kv_cache.prefix_cache.disk_file import NAME_PATTERN, SUFFIX, Contents, Header, PrefixFileError
-from engine.kv_cache.slices import KVSlice, State
+from reprise.config.whole_file import remove_unfinished
+from reprise.engine.kv_cache.prefix_cache import disk_file
+from reprise.engine.kv_cache.prefix_cache.disk import join_contents
+from reprise.engine.kv_cache.prefix_cache.disk_file import (
+    NAME_PATTERN,
+    SUFFIX,
+    Contents,
+    Header,
+    PrefixFileError,
+)
+from reprise.engine.kv_cache.slices import KVSlice, State
 
 log = logging.getLogger("reprise.engine")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.distributed.parts.part_files import PartFiles
+from reprise.engine.distributed.parts.part_files import PartFiles
 
 EXCHANGES = ("all_gather", "all_sum", "recv", "recv_like", "send")
 

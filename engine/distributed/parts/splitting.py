@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from engine.interface.errors import ModelError
+from reprise.engine.interface.errors import ModelError
 
 Split = Literal["pipeline", "tensor"]
 

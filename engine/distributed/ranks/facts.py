@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from config.settings import Settings
-from config.version import VERSION
-from engine.interface.errors import ModelError
-from engine.model.files.model_folder import describe_folder
-from engine.model.loading import check_adapter
+from reprise.config.settings import Settings
+from reprise.config.version import VERSION
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.files.model_folder import describe_folder
+from reprise.engine.model.loading import check_adapter
 
 COMPARED = ("split", "split_layers", "kv_bits", "max_context_tokens", "trust_remote_code")
 """Settings that must be equal. The others matter on rank 0 only."""

@@ -12,10 +12,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from engine.distributed.ranks.channel import Channel
-from engine.distributed.ranks.facts import Facts, compare
-from engine.distributed.ranks.place import Place
-from engine.interface.errors import ModelError
+from reprise.engine.distributed.ranks.channel import Channel
+from reprise.engine.distributed.ranks.facts import Facts, compare
+from reprise.engine.distributed.ranks.place import Place
+from reprise.engine.interface.errors import ModelError
 
 log = logging.getLogger("reprise.engine")
 

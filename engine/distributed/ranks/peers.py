@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.distributed.ranks.channel import Channel
-from engine.distributed.ranks.errors import RanksLostError
-from engine.distributed.ranks.place import Place
+from reprise.engine.distributed.ranks.channel import Channel
+from reprise.engine.distributed.ranks.errors import RanksLostError
+from reprise.engine.distributed.ranks.place import Place
 
 BEAT_S = 0.5
 """Seconds between two signs of life, in both directions."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.interface.errors import ModelError
+from reprise.engine.interface.errors import ModelError
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from config.whole_file import remove_unfinished, unfinished_path
-from engine.kv_cache.prefix_cache import disk_file
-from engine.kv_cache.prefix_cache.disk_file import (
+from reprise.config.whole_file import remove_unfinished, unfinished_path
+from reprise.engine.kv_cache.prefix_cache import disk_file
+from reprise.engine.kv_cache.prefix_cache.disk_file import (
     NAME_PATTERN,
     SUFFIX,
     Array,
@@ -29,8 +29,8 @@ from engine.kv_cache.prefix_cache.disk_file import (
     Header,
     PrefixFileError,
 )
-from engine.kv_cache.prefix_cache.trie import CutSlice, Tokens
-from engine.kv_cache.slices import KVSlice, State, num_bytes
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, Tokens
+from reprise.engine.kv_cache.slices import KVSlice, State, num_bytes
 
 log = logging.getLogger("reprise.engine")
 

@@ -14,8 +14,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from config.whole_file import write_whole
-from engine.kv_cache.slices import KVSlice, State
+from reprise.config.whole_file import write_whole
+from reprise.engine.kv_cache.slices import KVSlice, State
 
 FORMAT = "reprise prefix 1"
 SUFFIX = ".prefix"

@@ -13,8 +13,16 @@ from heapq import heapify, heappop, heappush
 import mlx.core as mx
 import numpy as np
 
-from engine.kv_cache.per_row import Caches
-from engine.kv_cache.slices import KVSlice, State, leading, num_bytes, rebuild, split_slice, start_copies
+from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.kv_cache.slices import (
+    KVSlice,
+    State,
+    leading,
+    num_bytes,
+    rebuild,
+    split_slice,
+    start_copies,
+)
 
 MAX_ARRAYS = 100_000
 """Maximum arrays to keep. Metal allows about 499,000 buffers at a time, and the rows need some of them."""

@@ -13,9 +13,9 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import CacheList
 
-from engine.kv_cache.buffers import GroupedKVCache
-from engine.kv_cache.groups import Groups, PerGroup
-from engine.kv_cache.per_row import leaves
+from reprise.engine.kv_cache.buffers import GroupedKVCache
+from reprise.engine.kv_cache.groups import Groups, PerGroup
+from reprise.engine.kv_cache.per_row import leaves
 
 
 def attention_classes(model: Any) -> set[Any]:

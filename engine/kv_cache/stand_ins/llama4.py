@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import llama4
 
-from engine.kv_cache.buffers import RaggedChunkedKVCache
+from reprise.engine.kv_cache.buffers import RaggedChunkedKVCache
 
 
 class _AtZero:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import mlx_lm.utils
 
-from engine.model.convert import gguf_folder, mlx_folder
-from engine.model.convert.gguf_file import GgufFile, first_line, read_gguf
-from engine.model.convert.options import ConvertError, Options, Report
-from engine.model.convert.sources import is_path
-from engine.model.hub.hub_cache import HubError
-from engine.model.hub.hub_download import RESERVED_BYTES, pull
+from reprise.engine.model.convert import gguf_folder, mlx_folder
+from reprise.engine.model.convert.gguf_file import GgufFile, first_line, read_gguf
+from reprise.engine.model.convert.options import ConvertError, Options, Report
+from reprise.engine.model.convert.sources import is_path
+from reprise.engine.model.hub.hub_cache import HubError
+from reprise.engine.model.hub.hub_download import RESERVED_BYTES, pull
 
 
 def convert(source: str, folder: Path, options: Options, report: Report) -> None:

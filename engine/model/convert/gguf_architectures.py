@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gguf.quants import dequantize
 
-from engine.model.convert.gguf_file import GgufFile
+from reprise.engine.model.convert.gguf_file import GgufFile
 
 _NAMES = {
     "token_embd": "model.embed_tokens",

@@ -9,8 +9,8 @@ from typing import Any
 
 from gguf import GGUFReader, ReaderTensor
 
-from engine.model.convert.options import ConvertError
-from engine.model.convert.sources import is_gguf
+from reprise.engine.model.convert.options import ConvertError
+from reprise.engine.model.convert.sources import is_gguf
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _DIGEST = re.compile("sha256-([0-9a-f]{64})")

@@ -7,17 +7,17 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.model.convert.gguf_architectures import make_config
-from engine.model.convert.gguf_file import GgufFile
-from engine.model.convert.gguf_tokenizer import find_token_ids, make_tokenizer, make_tokenizer_config
-from engine.model.convert.gguf_weights import (
+from reprise.engine.model.convert.gguf_architectures import make_config
+from reprise.engine.model.convert.gguf_file import GgufFile
+from reprise.engine.model.convert.gguf_tokenizer import find_token_ids, make_tokenizer, make_tokenizer_config
+from reprise.engine.model.convert.gguf_weights import (
     Weight,
     convert_weight,
     find_dtype,
     plan_weights,
     quantization_of,
 )
-from engine.model.convert.options import DType, Options, Report
+from reprise.engine.model.convert.options import DType, Options, Report
 
 SHARD_BYTES = 4 << 30
 """Bytes of weights that are in memory at a time, and in one file."""

@@ -9,8 +9,8 @@ from typing import Any
 from gguf.constants import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from engine.model.convert.gguf_file import GgufFile, first_line
-from engine.model.convert.options import ConvertError
+from reprise.engine.model.convert.gguf_file import GgufFile, first_line
+from reprise.engine.model.convert.options import ConvertError
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

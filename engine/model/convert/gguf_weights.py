@@ -14,9 +14,9 @@ from gguf import ReaderTensor
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 
-from engine.model.convert.gguf_architectures import ROPE_FREQUENCIES, find_architecture
-from engine.model.convert.gguf_file import GgufFile
-from engine.model.convert.options import DType, Options
+from reprise.engine.model.convert.gguf_architectures import ROPE_FREQUENCIES, find_architecture
+from reprise.engine.model.convert.gguf_file import GgufFile
+from reprise.engine.model.convert.options import DType, Options
 
 KEPT_GROUP_SIZE = 32
 KEPT_BITS = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}

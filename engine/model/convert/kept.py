@@ -15,11 +15,11 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from engine.model.convert.conversion import convert
-from engine.model.convert.gguf_file import check_digest
-from engine.model.convert.options import ConvertError, Options, Report
-from engine.model.convert.sources import Packaged, find_packaged
-from engine.model.hub.hub_download import RESERVED_BYTES
+from reprise.engine.model.convert.conversion import convert
+from reprise.engine.model.convert.gguf_file import check_digest
+from reprise.engine.model.convert.options import ConvertError, Options, Report
+from reprise.engine.model.convert.sources import Packaged, find_packaged
+from reprise.engine.model.hub.hub_download import RESERVED_BYTES
 
 FORMAT = 1
 """Counts changes of the conversion after which models are converted again."""

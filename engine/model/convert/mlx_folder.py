@@ -10,8 +10,8 @@ import mlx_lm
 from mlx.utils import tree_map_with_path, tree_unflatten
 from mlx_lm.utils import dequantize_model, quantize_model, save
 
-from engine.model.convert.gguf_file import first_line
-from engine.model.convert.options import ConvertError, Options
+from reprise.engine.model.convert.gguf_file import first_line
+from reprise.engine.model.convert.options import ConvertError, Options
 
 
 def write_folder(source: Path, folder: Path, options: Options) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.interface.models import AnswerLimits, SamplingDefaults
+from reprise.engine.interface.models import AnswerLimits, SamplingDefaults
 
 log = logging.getLogger("reprise.engine")
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from engine.foreign.image_sizes import (
+from reprise.engine.foreign.image_sizes import (
     GEMMA4_TOKENS,
     MAX_ASPECT,
     find_size,
@@ -17,8 +17,8 @@ from engine.foreign.image_sizes import (
     num_tile_tokens,
     num_tokens,
 )
-from engine.interface.images import Cut, ImageProcessor, Tiles, VisionInfo
-from engine.vision.finding import tower_type
+from reprise.engine.interface.images import Cut, ImageProcessor, Tiles, VisionInfo
+from reprise.engine.vision.finding import tower_type
 
 CUTS: dict[str, Cut] = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl"), "qwen"),

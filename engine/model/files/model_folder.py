@@ -14,16 +14,16 @@ from typing import Any
 
 import mlx_lm.utils
 
-from engine.interface.embeddings import EmbeddingInfo, Purpose
-from engine.interface.errors import ModelError
-from engine.interface.images import VisionInfo
-from engine.model.files.context_length import find_context_tokens
-from engine.model.files.image_processor import read_vision
-from engine.model.files.purpose import ENCODERS, find_purpose
-from engine.model.files.recipe import find_vectors
-from engine.model.files.safetensors_file import read_header
-from engine.vision.finding import TOWERS, tower_type
-from engine.vision.weights import is_of_tower
+from reprise.engine.interface.embeddings import EmbeddingInfo, Purpose
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.images import VisionInfo
+from reprise.engine.model.files.context_length import find_context_tokens
+from reprise.engine.model.files.image_processor import read_vision
+from reprise.engine.model.files.purpose import ENCODERS, find_purpose
+from reprise.engine.model.files.recipe import find_vectors
+from reprise.engine.model.files.safetensors_file import read_header
+from reprise.engine.vision.finding import TOWERS, tower_type
+from reprise.engine.vision.weights import is_of_tower
 
 INDEX = "model.safetensors.index.json"
 """File that names the shards of a model."""

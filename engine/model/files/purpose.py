@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from engine.interface.embeddings import Purpose
+from reprise.engine.interface.embeddings import Purpose
 
 ROBERTAS = frozenset({"roberta", "xlm-roberta", "camembert"})
 """Model types whose positions follow that of the padding token."""

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.interface.embeddings import Dense, EmbeddingInfo, Pooling, Recipe
-from engine.interface.errors import ModelError
-from engine.model.files.context_length import find_context_tokens
-from engine.model.files.purpose import ENCODERS, GEMMA, LOGIT_SCORE, MODULES, ROBERTAS
+from reprise.engine.interface.embeddings import Dense, EmbeddingInfo, Pooling, Recipe
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.files.context_length import find_context_tokens
+from reprise.engine.model.files.purpose import ENCODERS, GEMMA, LOGIT_SCORE, MODULES, ROBERTAS
 
 _OLD_POOLINGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",

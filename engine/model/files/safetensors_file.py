@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from engine.interface.errors import ModelError
+from reprise.engine.interface.errors import ModelError
 
 MAX_HEADER_BYTES = 100 * 2**20
 """Maximum length of a header, as in the safetensors library."""

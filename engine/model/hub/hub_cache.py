@@ -17,7 +17,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
-from engine.model.files.model_folder import ModelFolder, describe_folder
+from reprise.engine.model.files.model_folder import ModelFolder, describe_folder
 
 HubFault = Literal["name", "unknown", "gated", "offline", "space", "busy", "kind", "failed"]
 

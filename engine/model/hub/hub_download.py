@@ -34,8 +34,8 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
     filter_repo_objects,
 )
 
-from engine.model.files.model_folder import ModelFolder
-from engine.model.hub.hub_cache import NEEDED_FILES, HubCache, HubError
+from reprise.engine.model.files.model_folder import ModelFolder
+from reprise.engine.model.hub.hub_cache import NEEDED_FILES, HubCache, HubError
 
 ReportBytes = Callable[[int, int], None]
 """Called from several threads, one at a time, with the bytes that are there and the bytes of the whole model.

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from engine.interface.embeddings import Embedded
-from engine.interface.errors import RETRY_AFTER_S, EngineError
-from engine.interface.events import Failed, Finished
-from engine.interface.status import EngineStatus
-from engine.models.intake.queue_limit import Queue
+from reprise.engine.interface.embeddings import Embedded
+from reprise.engine.interface.errors import RETRY_AFTER_S, EngineError
+from reprise.engine.interface.events import Failed, Finished
+from reprise.engine.interface.status import EngineStatus
+from reprise.engine.models.intake.queue_limit import Queue
 
 log = logging.getLogger("reprise.engine")
 

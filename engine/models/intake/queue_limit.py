@@ -1,7 +1,7 @@
 """Refuse a request when the queue is full, and say when to come back."""
 
-from engine.interface.errors import EngineError
-from engine.models.intake.retry_after import AnswerTimes
+from reprise.engine.interface.errors import EngineError
+from reprise.engine.models.intake.retry_after import AnswerTimes
 
 
 class Queue:

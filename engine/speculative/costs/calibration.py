@@ -14,13 +14,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from config.settings import Settings
-from config.whole_file import read_object, write_in_folder
-from engine.interface.models import ModelInfo
-from engine.kv_cache.rows import Rows, Sharing, cache_arrays, make_caches, make_rows
-from engine.model.loading import LoadedModel, Progress
-from engine.speculative.costs.cost_table import CostTable, Measurement, Shape, without_guesses
-from engine.speculative.costs.step_costs import StepCosts
+from reprise.config.settings import Settings
+from reprise.config.whole_file import read_object, write_in_folder
+from reprise.engine.interface.models import ModelInfo
+from reprise.engine.kv_cache.rows import Rows, Sharing, cache_arrays, make_caches, make_rows
+from reprise.engine.model.loading import LoadedModel, Progress
+from reprise.engine.speculative.costs.cost_table import CostTable, Measurement, Shape, without_guesses
+from reprise.engine.speculative.costs.step_costs import StepCosts
 
 log = logging.getLogger("reprise.engine")
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from engine.interface.request import GenerationRequest
+from reprise.engine.interface.request import GenerationRequest
 
 FIRST_CONTEXT_TOKENS = 128
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.kv_cache.rows import Rows, Sharing, evaluate, make_caches, make_rows
-from engine.kv_cache.slices import KVSlice, State, cut_slice, rebuild, take_state
-from engine.model.loading import Progress
+from reprise.engine.kv_cache.rows import Rows, Sharing, evaluate, make_caches, make_rows
+from reprise.engine.kv_cache.slices import KVSlice, State, cut_slice, rebuild, take_state
+from reprise.engine.model.loading import Progress
 
 LENGTHS = (21, 70, 200)
 """Tokens in the probed rows."""

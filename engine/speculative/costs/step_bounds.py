@@ -3,7 +3,7 @@
 import math
 from collections import deque
 
-from engine.speculative.costs.conditions import USUAL, Conditions
+from reprise.engine.speculative.costs.conditions import USUAL, Conditions
 
 RECENT_STEPS = 4
 """Observed verification steps of a shape that bound its cost from above."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeVar
 
-from engine.speculative.costs.conditions import USUAL, Conditions
-from engine.speculative.costs.cost_table import CostTable, Measurement, Shape, Table
-from engine.speculative.costs.effects import CONFIRMED, Effect, Noise
-from engine.speculative.costs.step_bounds import StepBounds
-from engine.speculative.costs.step_price import StepPrice
-from engine.speculative.costs.trials import Trials
+from reprise.engine.speculative.costs.conditions import USUAL, Conditions
+from reprise.engine.speculative.costs.cost_table import CostTable, Measurement, Shape, Table
+from reprise.engine.speculative.costs.effects import CONFIRMED, Effect, Noise
+from reprise.engine.speculative.costs.step_bounds import StepBounds
+from reprise.engine.speculative.costs.step_price import StepPrice
+from reprise.engine.speculative.costs.trials import Trials
 
 K = TypeVar("K")
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.speculative.costs.cost_table import Shape
+from reprise.engine.speculative.costs.cost_table import Shape
 
 MEASURED_PATIENCE = 128
 """Chances that a width of measured cost lets pass before it is tried."""

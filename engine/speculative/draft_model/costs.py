@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.speculative.costs.conditions import USUAL, Conditions
-from engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.costs.conditions import USUAL, Conditions
+from reprise.engine.speculative.costs.step_costs import StepCosts
 
 DECAY = 0.95
 """Factor on the weight of an observed step at each later step."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.kv_cache.per_row import Caches
-from engine.kv_cache.rows import evaluate
-from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
-from engine.speculative.translation.translator import Translator
+from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.kv_cache.rows import evaluate
+from reprise.engine.kv_cache.sliding_window import ROLLBACK_TOKENS
+from reprise.engine.speculative.translation.translator import Translator
 
 MAX_IDS_PER_TOKEN = 2
 """Maximum ids of the draft model per target token, for which memory is reserved.

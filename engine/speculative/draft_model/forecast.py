@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from drafters.base import Draft
-from engine.speculative.acceptance import Acceptance
-from engine.speculative.draft_length import DraftEstimate, steady
-from engine.speculative.draft_model.costs import DraftWork
+from reprise.drafters.base import Draft
+from reprise.engine.speculative.acceptance import Acceptance
+from reprise.engine.speculative.draft_length import DraftEstimate, steady
+from reprise.engine.speculative.draft_model.costs import DraftWork
 
 MODEL = "draft-model"
 MODELS = (MODEL, "mtp", "dflash")

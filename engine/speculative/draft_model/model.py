@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from engine.interface.errors import ModelError
-from engine.kv_cache.per_row import is_recurrent, leaves
-from engine.kv_cache.per_row import make_caches as make_row_caches
-from engine.kv_cache.rows import make_rows
-from engine.kv_cache.sliding_window import ROLLBACK_TOKENS
-from engine.model.loading import LoadedModel
-from engine.sampling.sampler import Sampler
-from engine.speculative.acceptance import count_accepted
-from engine.speculative.draft_model.costs import DraftWork
-from engine.speculative.draft_model.draft_prefill import DraftPrefill, GiveUp
-from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.draft_model.sampling import make_draft_sampling
-from engine.speculative.translation.translation import Translation
-from engine.speculative.verify import RowInput
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.kv_cache.per_row import is_recurrent, leaves
+from reprise.engine.kv_cache.per_row import make_caches as make_row_caches
+from reprise.engine.kv_cache.rows import make_rows
+from reprise.engine.kv_cache.sliding_window import ROLLBACK_TOKENS
+from reprise.engine.model.loading import LoadedModel
+from reprise.engine.sampling.sampler import Sampler
+from reprise.engine.speculative.acceptance import count_accepted
+from reprise.engine.speculative.draft_model.costs import DraftWork
+from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefill, GiveUp
+from reprise.engine.speculative.draft_model.prefixes import DraftPrefixes
+from reprise.engine.speculative.draft_model.sampling import make_draft_sampling
+from reprise.engine.speculative.translation.translation import Translation
+from reprise.engine.speculative.verify import RowInput
 
 MAX_BACKLOG_TOKENS = 64
 """Maximum settled ids to feed a row in a step. A row that lacks more catches up over several steps."""

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from engine.kv_cache.per_row import make_caches
-from engine.kv_cache.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
-from engine.kv_cache.rows import Rows
-from engine.kv_cache.slices import State, cut_slice, has_state, take_state
-from engine.speculative.draft_model.draft_prefill import DraftPrefill, TextPrefill
+from reprise.engine.kv_cache.per_row import make_caches
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
+from reprise.engine.kv_cache.rows import Rows
+from reprise.engine.kv_cache.slices import State, cut_slice, has_state, take_state
+from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefill, TextPrefill
 
 log = logging.getLogger("reprise.engine")
 

@@ -10,11 +10,11 @@ from typing import Protocol
 import mlx.core as mx
 import numpy as np
 
-from engine.sampling.filters import keep_likely
-from engine.sampling.sampler import Sampler, noise_key
-from engine.speculative.translation.token_map import UNMATCHED
-from engine.speculative.translation.translation import Translation
-from engine.speculative.translation.translator import VocabularyPair
+from reprise.engine.sampling.filters import keep_likely
+from reprise.engine.sampling.sampler import Sampler, noise_key
+from reprise.engine.speculative.translation.token_map import UNMATCHED
+from reprise.engine.speculative.translation.translation import Translation
+from reprise.engine.speculative.translation.translator import VocabularyPair
 
 POSITIONS_PER_TOKEN = 2
 """Positions of the target with noise, per drafted token; after them the last position's noise is reused."""

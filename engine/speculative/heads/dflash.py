@@ -23,9 +23,9 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.qwen3 import MLP
 from mlx_lm.models.rope_utils import initialize_rope
 
-from engine.kv_cache.slices import KVSlice
-from engine.kv_cache.sliding_window import WindowKVCache
-from engine.speculative.heads.head import Bounds, Choose, DraftCache, TargetEnds
+from reprise.engine.kv_cache.slices import KVSlice
+from reprise.engine.kv_cache.sliding_window import WindowKVCache
+from reprise.engine.speculative.heads.head import Bounds, Choose, DraftCache, TargetEnds
 
 
 @dataclass(frozen=True)

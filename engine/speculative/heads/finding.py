@@ -4,11 +4,11 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from config.settings import Settings
-from engine.interface.errors import ModelError
-from engine.model.loading import LoadedModel
-from engine.speculative.heads.dflash import DFlashHead
-from engine.speculative.heads.formats import (
+from reprise.config.settings import Settings
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.loading import LoadedModel
+from reprise.engine.speculative.heads.dflash import DFlashHead
+from reprise.engine.speculative.heads.formats import (
     NAMES,
     FoundHead,
     find_folder,
@@ -16,10 +16,10 @@ from engine.speculative.heads.formats import (
     identify,
     read_config,
 )
-from engine.speculative.heads.head import find_ends
-from engine.speculative.heads.head_drafter import NamedHead
-from engine.speculative.heads.making import Target, choose, load_head
-from engine.speculative.heads.mtp import MTPHead
+from reprise.engine.speculative.heads.head import find_ends
+from reprise.engine.speculative.heads.head_drafter import NamedHead
+from reprise.engine.speculative.heads.making import Target, choose, load_head
+from reprise.engine.speculative.heads.mtp import MTPHead
 
 log = logging.getLogger("reprise.engine")
 

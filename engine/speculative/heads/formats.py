@@ -22,13 +22,13 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from mlx_lm.utils import MODEL_REMAPPING
 
-from engine.interface.errors import ModelError
-from engine.interface.models import HeadKind
-from engine.model.files.safetensors_file import SafetensorsFile, read_header
-from engine.model.head_names import name_in_first_layer, name_in_head, rename
-from engine.model.hub.hub_cache import NEEDED_FILES
-from engine.model.loading import not_a_model
-from engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.models import HeadKind
+from reprise.engine.model.files.safetensors_file import SafetensorsFile, read_header
+from reprise.engine.model.head_names import name_in_first_layer, name_in_head, rename
+from reprise.engine.model.hub.hub_cache import NEEDED_FILES
+from reprise.engine.model.loading import not_a_model
+from reprise.engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
 
 NAMES: dict[HeadKind, str] = {"mtp": "MTP head", "dflash": "DFlash drafter"}
 """The names of kinds of heads, for people."""

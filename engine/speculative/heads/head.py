@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from engine.kv_cache.slices import KVSlice
+from reprise.engine.kv_cache.slices import KVSlice
 
 Choose = Callable[[mx.array, int], mx.array]
 """Choose tokens: gets logits (rows, places, vocabulary) and the number of the first of these places, 0 for

@@ -18,23 +18,23 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from engine.interface.models import HeadKind
-from engine.kv_cache.batched_rows import BatchedRows
-from engine.kv_cache.buffers import GroupedKVCache, RaggedKVCache
-from engine.kv_cache.per_row import Caches, leaves, make_caches
-from engine.kv_cache.rows import evaluate
-from engine.kv_cache.slices import rebuild
-from engine.model.loading import LoadedModel
-from engine.sampling.sampler import Sampler
-from engine.speculative.draft_model.costs import DraftWork
-from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, PADDING_ID, DraftModel
-from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.draft_model.sampling import SameVocabularySampling
-from engine.speculative.heads.head import Bounds, Head
-from engine.speculative.heads.prefill import HeadPrefill
-from engine.speculative.heads.states import States
-from engine.speculative.heads.taps import TappedStates, Taps
-from engine.speculative.verify import RowInput
+from reprise.engine.interface.models import HeadKind
+from reprise.engine.kv_cache.batched_rows import BatchedRows
+from reprise.engine.kv_cache.buffers import GroupedKVCache, RaggedKVCache
+from reprise.engine.kv_cache.per_row import Caches, leaves, make_caches
+from reprise.engine.kv_cache.rows import evaluate
+from reprise.engine.kv_cache.slices import rebuild
+from reprise.engine.model.loading import LoadedModel
+from reprise.engine.sampling.sampler import Sampler
+from reprise.engine.speculative.draft_model.costs import DraftWork
+from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, PADDING_ID, DraftModel
+from reprise.engine.speculative.draft_model.prefixes import DraftPrefixes
+from reprise.engine.speculative.draft_model.sampling import SameVocabularySampling
+from reprise.engine.speculative.heads.head import Bounds, Head
+from reprise.engine.speculative.heads.prefill import HeadPrefill
+from reprise.engine.speculative.heads.states import States
+from reprise.engine.speculative.heads.taps import TappedStates, Taps
+from reprise.engine.speculative.verify import RowInput
 
 MAX_IDLE_STEPS = 32
 """Steps after which nothing more is drafted for a row whose head has neither been fed nor drafted: to hand

@@ -10,12 +10,12 @@ from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 from mlx_lm.utils import infer_quant_config
 
-from engine.interface.errors import ModelError
-from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
-from engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
-from engine.speculative.heads.formats import NAMES, FoundHead, text_config
-from engine.speculative.heads.head import TargetEnds
-from engine.speculative.heads.mtp import MTPHead
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.speculative.heads.dflash import DFlashConfig, DFlashHead
+from reprise.engine.speculative.heads.families import FAMILIES, MTP_SUFFIX
+from reprise.engine.speculative.heads.formats import NAMES, FoundHead, text_config
+from reprise.engine.speculative.heads.head import TargetEnds
+from reprise.engine.speculative.heads.mtp import MTPHead
 
 Weights = Mapping[str, mx.array]
 """Arrays by the names of their places in a module."""

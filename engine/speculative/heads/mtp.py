@@ -19,8 +19,8 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
-from engine.speculative.heads.families import Family
-from engine.speculative.heads.head import Bounds, Choose, DraftCache, TargetEnds
+from reprise.engine.speculative.heads.families import Family
+from reprise.engine.speculative.heads.head import Bounds, Choose, DraftCache, TargetEnds
 
 
 class MTPHead(Module):

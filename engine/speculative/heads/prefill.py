@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from engine.kv_cache.per_row import Caches
-from engine.kv_cache.prefix_cache.disk import Loading
-from engine.kv_cache.rows import evaluate
-from engine.speculative.draft_model.draft_prefill import TextPrefill
-from engine.speculative.heads.head import Head
-from engine.speculative.heads.states import States
+from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.kv_cache.prefix_cache.disk import Loading
+from reprise.engine.kv_cache.rows import evaluate
+from reprise.engine.speculative.draft_model.draft_prefill import TextPrefill
+from reprise.engine.speculative.heads.head import Head
+from reprise.engine.speculative.heads.states import States
 
 MAX_FILLED = 64
 """Maximum positions whose states are not known to feed as zeros, so that the others keep their distances."""

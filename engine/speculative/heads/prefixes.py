@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-from engine.kv_cache.prefix_cache.disk import PrefixStore
-from engine.kv_cache.prefix_cache.trie import CutSlice
-from engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
-from engine.kv_cache.slices import State
-from engine.speculative.draft_model.draft_prefill import TextPrefill
-from engine.speculative.draft_model.prefixes import DraftPrefixes
-from engine.speculative.heads.head_drafter import HeadDrafter
-from engine.speculative.heads.prefill import HeadPrefill
+from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
+from reprise.engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
+from reprise.engine.kv_cache.slices import State
+from reprise.engine.speculative.draft_model.draft_prefill import TextPrefill
+from reprise.engine.speculative.draft_model.prefixes import DraftPrefixes
+from reprise.engine.speculative.heads.head_drafter import HeadDrafter
+from reprise.engine.speculative.heads.prefill import HeadPrefill
 
 MIN_LOADED_IDS = 128
 """Prefixes that save fewer ids are not read from files: they hardly make drafts better."""

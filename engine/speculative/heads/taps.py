@@ -11,8 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.interface.errors import ModelError
-from engine.speculative.heads.head import is_pipeline, owner_of_body
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.speculative.heads.head import is_pipeline, owner_of_body
 
 _OUTPUTS = "_tapped_outputs"
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from drafters.base import NO_DRAFT
-from engine.speculative.costs.exact_widths import SHORT_TOKENS, Exactness
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_length import DraftEstimate
-from engine.speculative.verify import RowInput
+from reprise.drafters.base import NO_DRAFT
+from reprise.engine.speculative.costs.exact_widths import SHORT_TOKENS, Exactness
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.draft_length import DraftEstimate
+from reprise.engine.speculative.verify import RowInput
 
 
 class CandidateWidths:

@@ -3,19 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from engine.speculative.costs.conditions import USUAL
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width
-from engine.speculative.draft_model.costs import DraftModelCosts, ShareOfTarget
-from engine.speculative.draft_model.forecast import (
+from reprise.engine.speculative.costs.conditions import USUAL
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width
+from reprise.engine.speculative.draft_model.costs import DraftModelCosts, ShareOfTarget
+from reprise.engine.speculative.draft_model.forecast import (
     MODELS,
     PROBE_RATE,
     PROBE_TOKENS,
     DraftForecast,
     PlannedDraft,
 )
-from engine.speculative.planning.candidate_widths import CandidateWidths
-from engine.speculative.planning.row_inputs import Member, max_draft_tokens, num_drafted_at
+from reprise.engine.speculative.planning.candidate_widths import CandidateWidths
+from reprise.engine.speculative.planning.row_inputs import Member, max_draft_tokens, num_drafted_at
 
 MODEL_DOUBT = 2.0
 """By which factor the draft model's cost may be wrong while it was hardly observed."""

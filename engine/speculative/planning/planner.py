@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from engine.interface.stations import spend
-from engine.speculative.costs.conditions import USUAL, Conditions, context_class
-from engine.speculative.costs.exact_widths import Exactness
-from engine.speculative.costs.slowdown_budget import LOW_STEPS
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.costs.step_price import StepPrice
-from engine.speculative.draft_length import (
+from reprise.engine.interface.stations import spend
+from reprise.engine.speculative.costs.conditions import USUAL, Conditions, context_class
+from reprise.engine.speculative.costs.exact_widths import Exactness
+from reprise.engine.speculative.costs.slowdown_budget import LOW_STEPS
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.costs.step_price import StepPrice
+from reprise.engine.speculative.draft_length import (
     MIN_GAIN,
     Demands,
     DraftEstimate,
@@ -19,14 +19,14 @@ from engine.speculative.draft_length import (
     find_demands,
     meets_any,
 )
-from engine.speculative.draft_model.costs import DraftModelCosts
-from engine.speculative.draft_model.forecast import MODELS
-from engine.speculative.draft_stats import DEAR, INEXACT, SPENT, UNLIKELY, UNMATCHED, UNREAD
-from engine.speculative.mask_drafts import add_masks
-from engine.speculative.planning.accounts import StepAccounts
-from engine.speculative.planning.candidate_widths import CandidateWidths
-from engine.speculative.planning.model_part import ModelPart, planned_draft
-from engine.speculative.planning.row_inputs import (
+from reprise.engine.speculative.draft_model.costs import DraftModelCosts
+from reprise.engine.speculative.draft_model.forecast import MODELS
+from reprise.engine.speculative.draft_stats import DEAR, INEXACT, SPENT, UNLIKELY, UNMATCHED, UNREAD
+from reprise.engine.speculative.mask_drafts import add_masks
+from reprise.engine.speculative.planning.accounts import StepAccounts
+from reprise.engine.speculative.planning.candidate_widths import CandidateWidths
+from reprise.engine.speculative.planning.model_part import ModelPart, planned_draft
+from reprise.engine.speculative.planning.row_inputs import (
     Member,
     fed_width,
     max_draft_tokens,
@@ -34,7 +34,7 @@ from engine.speculative.planning.row_inputs import (
     num_text_at,
     row_input,
 )
-from engine.speculative.verify import RowInput
+from reprise.engine.speculative.verify import RowInput
 
 HOPE = 1.1
 """By how much a width that is tried must be faster than the chosen one, if its cost is the least possible."""

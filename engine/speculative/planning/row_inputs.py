@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from drafters.base import NO_DRAFT
-from engine.interface.request import GenerationRequest
-from engine.speculative.draft_length import DraftEstimate
-from engine.speculative.draft_model.forecast import MODELS
-from engine.speculative.sequence_drafts import SequenceDrafts
-from engine.speculative.verify import RowInput
-from engine.speculative.window import Window, WindowInput
+from reprise.drafters.base import NO_DRAFT
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.speculative.draft_length import DraftEstimate
+from reprise.engine.speculative.draft_model.forecast import MODELS
+from reprise.engine.speculative.sequence_drafts import SequenceDrafts
+from reprise.engine.speculative.verify import RowInput
+from reprise.engine.speculative.window import Window, WindowInput
 
 if TYPE_CHECKING:
-    from engine.sampling.grammar import Matcher
+    from reprise.engine.sampling.grammar import Matcher
 
 
 class Member(Protocol):

@@ -10,8 +10,12 @@ tokenizer. The translated draft is the part after the prefix, if a token begins 
 from collections.abc import Sequence
 from itertools import islice
 
-from engine.speculative.translation.translator import TranslatedText, TranslationCounts, VocabularyPair
-from engine.text.text_boundaries import (
+from reprise.engine.speculative.translation.translator import (
+    TranslatedText,
+    TranslationCounts,
+    VocabularyPair,
+)
+from reprise.engine.text.text_boundaries import (
     find_complete_end,
     find_shared_boundaries,
     find_word_boundaries,

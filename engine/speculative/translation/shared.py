@@ -2,7 +2,11 @@
 
 from collections.abc import Sequence
 
-from engine.speculative.translation.translator import AppendOnlyTranslator, TranslatedText, TranslationCounts
+from reprise.engine.speculative.translation.translator import (
+    AppendOnlyTranslator,
+    TranslatedText,
+    TranslationCounts,
+)
 
 
 class IdentityTranslator:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.text.vocabulary import Vocabulary
+from reprise.engine.text.vocabulary import Vocabulary
 
 UNMATCHED = -1
 """Marks an id without a counterpart."""

@@ -7,12 +7,12 @@ exactly is left out and counted.
 
 from typing import Literal
 
-from engine.speculative.translation.context import ContextTranslator
-from engine.speculative.translation.shared import IdentityTranslator, SharedTranslator
-from engine.speculative.translation.token_map import TokenMap
-from engine.speculative.translation.translator import Translator, VocabularyPair
-from engine.text.tokenizer import Tokenizer
-from engine.text.vocabulary import Vocabulary
+from reprise.engine.speculative.translation.context import ContextTranslator
+from reprise.engine.speculative.translation.shared import IdentityTranslator, SharedTranslator
+from reprise.engine.speculative.translation.token_map import TokenMap
+from reprise.engine.speculative.translation.translator import Translator, VocabularyPair
+from reprise.engine.text.tokenizer import Tokenizer
+from reprise.engine.text.vocabulary import Vocabulary
 
 Strategy = Literal["context", "shared", "none"]
 PREFIX_TOKENS = 5

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.speculative.translation.token_map import UNMATCHED, TokenMap
-from engine.text.vocabulary import Vocabulary
+from reprise.engine.speculative.translation.token_map import UNMATCHED, TokenMap
+from reprise.engine.text.vocabulary import Vocabulary
 
 
 @dataclass(slots=True)

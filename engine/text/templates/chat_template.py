@@ -10,16 +10,16 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from engine.foreign.chat_templates import RenderLimitError, for_python_template
-from engine.interface.errors import UnbrokenTextError
-from engine.interface.image_marks import numbers_in
-from engine.interface.images import ImageProcessor
-from engine.interface.request import PromptEnd
-from engine.text.templates.control_tokens import ControlTokens
-from engine.text.templates.fit import Fitted, fit
-from engine.text.templates.image_parts import PROBE, probe, with_parts, with_placeholders
-from engine.text.templates.traits import Json, Traits, find_traits
-from engine.text.tokens.encoding import TextEncoder
+from reprise.engine.foreign.chat_templates import RenderLimitError, for_python_template
+from reprise.engine.interface.errors import UnbrokenTextError
+from reprise.engine.interface.image_marks import numbers_in
+from reprise.engine.interface.images import ImageProcessor
+from reprise.engine.interface.request import PromptEnd
+from reprise.engine.text.templates.control_tokens import ControlTokens
+from reprise.engine.text.templates.fit import Fitted, fit
+from reprise.engine.text.templates.image_parts import PROBE, probe, with_parts, with_placeholders
+from reprise.engine.text.templates.traits import Json, Traits, find_traits
+from reprise.engine.text.tokens.encoding import TextEncoder
 
 log = logging.getLogger("reprise.engine")
 _TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from engine.text.tokens.encoding import TextEncoder
+from reprise.engine.text.tokens.encoding import TextEncoder
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 """Stand around such text while a template is rendered. Unicode keeps both from ever being characters."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.text.templates.traits import NUM_ID_CHARACTERS, Json, Traits, assistant, system, user
+from reprise.engine.text.templates.traits import NUM_ID_CHARACTERS, Json, Traits, assistant, system, user
 
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 """Around calls of the generic format, whose name in Markers is json_tools."""

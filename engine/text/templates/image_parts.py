@@ -7,10 +7,10 @@ with marks becomes a list of parts, if the template takes them; else an image's 
 import re
 from collections.abc import Sequence
 
-from engine.interface.image_marks import MARK, OPEN
-from engine.interface.images import ImageProcessor
-from engine.text.templates.control_tokens import OPEN as TOKEN_OPEN
-from engine.text.templates.traits import NUM_ID_CHARACTERS, Json, assistant, user
+from reprise.engine.interface.image_marks import MARK, OPEN
+from reprise.engine.interface.images import ImageProcessor
+from reprise.engine.text.templates.control_tokens import OPEN as TOKEN_OPEN
+from reprise.engine.text.templates.traits import NUM_ID_CHARACTERS, Json, assistant, user
 
 PROBE = "probe-q"
 

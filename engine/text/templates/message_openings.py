@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.interface.request import PromptEnd
+from reprise.engine.interface.request import PromptEnd
 
 HEAD_CHARACTERS, HEAD_TOKENS = 200, 16
 """How much of a message is searched in the prompt, to find where its text begins."""

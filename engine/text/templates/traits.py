@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
-from engine.foreign.chat_templates import RenderLimitError
+from reprise.engine.foreign.chat_templates import RenderLimitError
 
 Json = dict[str, Any]
 Render = Callable[[Sequence[Json], list[Json] | None], str]

@@ -13,9 +13,9 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine.interface.errors import UnbrokenTextError
-from engine.interface.wanted import check_wanted
-from engine.text.tokens.slicing import MAX_UNBROKEN, SLICE_CHARACTERS, Slicing, find_slicing
+from reprise.engine.interface.errors import UnbrokenTextError
+from reprise.engine.interface.wanted import check_wanted
+from reprise.engine.text.tokens.slicing import MAX_UNBROKEN, SLICE_CHARACTERS, Slicing, find_slicing
 
 
 def copy_backend(backend: Backend) -> Backend:

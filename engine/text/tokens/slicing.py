@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from engine.interface.errors import UnbrokenTextError
+from reprise.engine.interface.errors import UnbrokenTextError
 
 SLICE_CHARACTERS = 2**16
 """Maximum characters of a slice with borders in it: 60 ms if each is four tokens, mostly 10."""

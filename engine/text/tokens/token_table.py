@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from tokenizers import Tokenizer as Backend
 
-from config.whole_file import remove_oldest, write_in_folder
-from engine.text.tokens.token_bytes import TokenByteDecoder, VocabularyError
-from engine.text.tokens.tokenizer_reading import describe_backend
+from reprise.config.whole_file import remove_oldest, write_in_folder
+from reprise.engine.text.tokens.token_bytes import TokenByteDecoder, VocabularyError
+from reprise.engine.text.tokens.tokenizer_reading import describe_backend
 
 log = logging.getLogger("reprise.engine")
 

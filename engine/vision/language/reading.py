@@ -7,13 +7,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from engine.interface.images import PromptImage
-from engine.kv_cache.per_row import Caches
-from engine.vision.language.deepstack import features_behind
-from engine.vision.language.mrope import find_axes, rope_at
-from engine.vision.language.whole_images import images_seen_whole
-from engine.vision.positions import find_delta, find_places
-from engine.vision.tower import Features, Tower
+from reprise.engine.interface.images import PromptImage
+from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.vision.language.deepstack import features_behind
+from reprise.engine.vision.language.mrope import find_axes, rope_at
+from reprise.engine.vision.language.whole_images import images_seen_whole
+from reprise.engine.vision.positions import find_delta, find_places
+from reprise.engine.vision.tower import Features, Tower
 
 SCALED = ("gemma3", "gemma3n", "gemma4")
 """Model types that multiply all that they are fed by the rounded root of the hidden size, features too."""

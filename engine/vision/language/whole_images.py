@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from engine.kv_cache.per_row import Caches, leaves
+from reprise.engine.kv_cache.per_row import Caches, leaves
 
 
 @contextmanager

@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.interface.request import Grammar, ThinkingBudget
-from engine.text.markers import Marker, Markers
-from server.conversation.model import Tool
-from server.errors import BadRequestError
-from server.requests.chat import ChatRequest
-from server.tool_formats.formats import find_format
-from server.tool_formats.grammar import (
+from reprise.engine.interface.request import Grammar, ThinkingBudget
+from reprise.engine.text.markers import Marker, Markers
+from reprise.server.conversation.model import Tool
+from reprise.server.errors import BadRequestError
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.tool_formats.formats import find_format
+from reprise.server.tool_formats.grammar import (
     ANY_ARGUMENTS,
     CallGrammar,
     UnenforceableError,
     json_arguments,
     marker_tokens,
 )
-from server.tool_formats.lark_parts import escape_regex, json_rule
-from server.validation.constraints.closed_schema import closed
+from reprise.server.tool_formats.lark_parts import escape_regex, json_rule
+from reprise.server.validation.constraints.closed_schema import closed
 
 _TEXT = "TEXT: /(.|\\n)*/"
 _SPACE = "SPACE: /[ \\n]{0,4}/"

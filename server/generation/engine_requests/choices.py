@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from config.settings import LOOP_GUARD_TOKENS, Settings
-from engine.interface.images import PromptImage
-from engine.interface.models import AnswerLimits, ModelInfo
-from engine.interface.request import GenerationRequest, Grammar, Sampling, View
-from engine.interface.stations import station
-from server.errors import BadRequestError, bad_field
-from server.generation.engine_requests.seeds import choice_seed, request_seed
-from server.generation.engine_requests.token_limits import check_ids, check_length
-from server.generation.engine_requests.windowed_decoding import choose_window
-from server.requests.generation_fields import GenerationFields
+from reprise.config.settings import LOOP_GUARD_TOKENS, Settings
+from reprise.engine.interface.images import PromptImage
+from reprise.engine.interface.models import AnswerLimits, ModelInfo
+from reprise.engine.interface.request import GenerationRequest, Grammar, Sampling, View
+from reprise.engine.interface.stations import station
+from reprise.server.errors import BadRequestError, bad_field
+from reprise.server.generation.engine_requests.seeds import choice_seed, request_seed
+from reprise.server.generation.engine_requests.token_limits import check_ids, check_length
+from reprise.server.generation.engine_requests.windowed_decoding import choose_window
+from reprise.server.requests.generation_fields import GenerationFields
 
 GREEDY_BELOW = 1e-5
 """Lower temperatures are sampled as 0: dividing logits by them would overflow."""

@@ -7,19 +7,19 @@ from typing import Any
 from fastapi import Request
 from pydantic_core import PydanticCustomError, to_json
 
-from engine.interface.errors import GrammarError
-from engine.interface.request import Grammar
-from server.engine_types import ModelEngine
-from server.errors import (
+from reprise.engine.interface.errors import GrammarError
+from reprise.engine.interface.request import Grammar
+from reprise.server.engine_types import ModelEngine
+from reprise.server.errors import (
     BadRequestError,
 )
-from server.fair_queue import Lane, beside
-from server.http.request_log import note_relaxed
-from server.requests.structured_output import StructuredFields
-from server.validation.constraints.closed_schema import closed
-from server.validation.constraints.grammar_errors import explain_grammar_error
-from server.validation.constraints.json_schema import check_schema
-from server.validation.constraints.relaxed_schema import RelaxedSchema, relaxations
+from reprise.server.fair_queue import Lane, beside
+from reprise.server.http.request_log import note_relaxed
+from reprise.server.requests.structured_output import StructuredFields
+from reprise.server.validation.constraints.closed_schema import closed
+from reprise.server.validation.constraints.grammar_errors import explain_grammar_error
+from reprise.server.validation.constraints.json_schema import check_schema
+from reprise.server.validation.constraints.relaxed_schema import RelaxedSchema, relaxations
 
 Run = Callable[..., Awaitable[Any]]
 """Runs a job in a lane, for a request. See PromptEncoder."""

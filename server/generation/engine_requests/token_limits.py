@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from engine.interface.models import ModelInfo
-from server.errors import BadRequestError, ContextLengthError
-from server.requests.generation_fields import GenerationFields
+from reprise.engine.interface.models import ModelInfo
+from reprise.server.errors import BadRequestError, ContextLengthError
+from reprise.server.requests.generation_fields import GenerationFields
 
 
 def check_token_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:

@@ -1,10 +1,10 @@
 """Decide whether a request is decoded in windows, and how."""
 
-from config.settings import Settings
-from engine.interface.models import ModelInfo
-from engine.interface.request import WindowSettings
-from server.errors import bad_field
-from server.requests.window_fields import WindowFields
+from reprise.config.settings import Settings
+from reprise.engine.interface.models import ModelInfo
+from reprise.engine.interface.request import WindowSettings
+from reprise.server.errors import bad_field
+from reprise.server.requests.window_fields import WindowFields
 
 
 def choose_window(body: WindowFields, info: ModelInfo, settings: Settings) -> WindowSettings | None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections import deque
 
-from engine.interface.events import Event
+from reprise.engine.interface.events import Event
 
 ChoiceEvent = tuple[int, Event]
 """(index of the choice, event)."""

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from config.setting import SettingsError
-from server.logs import LOGGER
+from reprise.config.setting import SettingsError
+from reprise.server.logs import LOGGER
 
 MakeLines = Callable[[], Iterable[bytes]]
 """Makes lines, each with its line break. Runs on the recorder's thread."""

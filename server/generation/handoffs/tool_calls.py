@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-from engine.foreign.tool_calls import ParseLimitError, WrittenCall
-from server.engine_types import ModelEngine
-from server.fair_queue import Lane
-from server.logs import LOGGER
-from server.metrics.registry import Metrics
+from reprise.engine.foreign.tool_calls import ParseLimitError, WrittenCall
+from reprise.server.engine_types import ModelEngine
+from reprise.server.fair_queue import Lane
+from reprise.server.logs import LOGGER
+from reprise.server.metrics.registry import Metrics
 
 MAX_PARSES = 4
 """Maximum number of parses at once, and so of processes."""

@@ -9,13 +9,13 @@ from typing import Any
 
 from fastapi import Request
 
-from engine.interface.images import PromptImage
-from engine.interface.request import DraftType, View
-from server.engine_types import ModelEngine
-from server.fair_queue import Lane, client_of
-from server.http.tenants import key_digest
-from server.requests.chat import ChatRequest
-from server.views.making import ViewMaker, Views
+from reprise.engine.interface.images import PromptImage
+from reprise.engine.interface.request import DraftType, View
+from reprise.server.engine_types import ModelEngine
+from reprise.server.fair_queue import Lane, client_of
+from reprise.server.http.tenants import key_digest
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.views.making import ViewMaker, Views
 
 log = logging.getLogger("reprise.server")
 

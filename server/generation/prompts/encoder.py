@@ -10,32 +10,32 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from config.settings import Settings
-from engine.interface.errors import EngineError, UnbrokenTextError
-from engine.interface.image_marks import before_images
-from engine.interface.images import ImageProcessor
-from engine.interface.request import PromptEnd
-from engine.text.fim import FimTokens
-from server.engine_types import ModelEngine
-from server.errors import (
+from reprise.config.settings import Settings
+from reprise.engine.interface.errors import EngineError, UnbrokenTextError
+from reprise.engine.interface.image_marks import before_images
+from reprise.engine.interface.images import ImageProcessor
+from reprise.engine.interface.request import PromptEnd
+from reprise.engine.text.fim import FimTokens
+from reprise.server.engine_types import ModelEngine
+from reprise.server.errors import (
     BadRequestError,
     UnavailableError,
     from_engine,
     retry_after,
 )
-from server.fair_queue import Lane, beside, client_of
-from server.generation.engine_requests.grammars import GrammarCompiler
-from server.generation.engine_requests.token_limits import check_token_ids, context_error
-from server.generation.prompts.chat_prompt import ChatPrompt, Json, PromptViews, TokenIds
-from server.generation.prompts.images import ImageReader, Placed, Seen
-from server.generation.prompts.infill import Hole, encode_hole
-from server.generation.prompts.truncation import fit, newest_turn
-from server.http.disconnects import wait_unless_gone
-from server.metrics.registry import Metrics
-from server.requests.chat import ChatRequest
-from server.requests.completions import CompletionRequest
-from server.requests.generation_fields import GenerationFields
-from server.tool_formats.harmony_prompt import (
+from reprise.server.fair_queue import Lane, beside, client_of
+from reprise.server.generation.engine_requests.grammars import GrammarCompiler
+from reprise.server.generation.engine_requests.token_limits import check_token_ids, context_error
+from reprise.server.generation.prompts.chat_prompt import ChatPrompt, Json, PromptViews, TokenIds
+from reprise.server.generation.prompts.images import ImageReader, Placed, Seen
+from reprise.server.generation.prompts.infill import Hole, encode_hole
+from reprise.server.generation.prompts.truncation import fit, newest_turn
+from reprise.server.http.disconnects import wait_unless_gone
+from reprise.server.metrics.registry import Metrics
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.requests.generation_fields import GenerationFields
+from reprise.server.tool_formats.harmony_prompt import (
     to_harmony_arguments,
     to_harmony_messages,
     to_harmony_tools,

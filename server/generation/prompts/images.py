@@ -8,17 +8,17 @@ from typing import Any, TypeGuard
 
 from fastapi import Request
 
-from config.settings import Settings
-from engine.foreign.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
-from engine.interface.image_marks import mark, numbers_in, without_marks
-from engine.interface.images import ImageProcessor, PromptImage
-from engine.interface.kept import Kept
-from server.conversation.model import Media, Message, Part
-from server.conversation.settled import check_answerable, newest_start
-from server.errors import BadRequestError
-from server.fair_queue import Lane
-from server.http.request_log import note_ignored
-from server.validation.notes import Notes
+from reprise.config.settings import Settings
+from reprise.engine.foreign.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
+from reprise.engine.interface.image_marks import mark, numbers_in, without_marks
+from reprise.engine.interface.images import ImageProcessor, PromptImage
+from reprise.engine.interface.kept import Kept
+from reprise.server.conversation.model import Media, Message, Part
+from reprise.server.conversation.settled import check_answerable, newest_start
+from reprise.server.errors import BadRequestError
+from reprise.server.fair_queue import Lane
+from reprise.server.http.request_log import note_ignored
+from reprise.server.validation.notes import Notes
 
 DECODER = ImageDecoder()
 MAX_KEPT_BYTES = 64 * 2**20

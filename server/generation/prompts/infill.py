@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.text.fim import FimTokens
-from server.engine_types import Tokenizer
-from server.errors import BadRequestError
+from reprise.engine.text.fim import FimTokens
+from reprise.server.engine_types import Tokenizer
+from reprise.server.errors import BadRequestError
 
 SNIPPET = "\n\n--- snippet ---\n\n"
 """The text before another file for a model that knows no further files, as in llama-server."""

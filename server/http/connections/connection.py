@@ -10,11 +10,11 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from engine.interface.stations import station
-from server.errors import BadRequestError
-from server.http.connections.connection_limit import ConnectionLimit
-from server.http.connections.rounds import REQUEST_S, Rounds
-from server.logs import LOGGER
+from reprise.engine.interface.stations import station
+from reprise.server.errors import BadRequestError
+from reprise.server.http.connections.connection_limit import ConnectionLimit
+from reprise.server.http.connections.rounds import REQUEST_S, Rounds
+from reprise.server.logs import LOGGER
 
 MAX_HEAD_BYTES = 32 * 2**10
 """Maximum bytes of a request line and headers together."""

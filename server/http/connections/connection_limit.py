@@ -10,8 +10,8 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from server.errors import UnavailableError, retry_after
-from server.logs import LOGGER
+from reprise.server.errors import UnavailableError, retry_after
+from reprise.server.logs import LOGGER
 
 MAX_ACCEPTED = 16
 """Maximum connections that the event loop takes in one turn; finding an idle one takes a millisecond."""

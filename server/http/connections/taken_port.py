@@ -7,8 +7,8 @@ import urllib.error
 import urllib.request
 from typing import Literal
 
-from config.settings import Settings
-from server.http.connections.listener import ListenError
+from reprise.config.settings import Settings
+from reprise.server.http.connections.listener import ListenError
 
 ASK_S = 2
 """How long what holds the port may take to say whether it is Reprise."""

@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.types import Scope
 
-from server.errors import ApiError
-from server.logs import record_in
+from reprise.server.errors import ApiError
+from reprise.server.logs import record_in
 
 MESSAGES_PATH = "/v1/messages"
 _ANTHROPIC_TYPES = {

@@ -7,8 +7,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from server.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGoneError, NotFoundError, shortened
-from server.http.errors.error_format import error_response
+from reprise.server.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGoneError, NotFoundError, shortened
+from reprise.server.http.errors.error_format import error_response
 
 
 def _allowed_methods(scope: Scope, routes: Sequence[Route]) -> str:

@@ -6,8 +6,8 @@ import contextlib
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ApiError
-from server.http.errors.error_format import error_response
+from reprise.server.errors import ApiError
+from reprise.server.http.errors.error_format import error_response
 
 LINGER_S = 5.0
 """Maximum time for which the rest of a refused body is read and dropped."""

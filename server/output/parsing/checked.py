@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.foreign.schema_checks import CHECKER
-from engine.foreign.tool_calls import WrittenCall
-from engine.interface.events import Delta, Finished
-from server.output.parsing.parts import (
+from reprise.engine.foreign.schema_checks import CHECKER
+from reprise.engine.foreign.tool_calls import WrittenCall
+from reprise.engine.interface.events import Delta, Finished
+from reprise.server.output.parsing.parts import (
     ChoiceOutput,
     EndPart,
     MakeParser,
@@ -14,7 +14,7 @@ from server.output.parsing.parts import (
     ParseCalls,
     Part,
 )
-from server.threads import SCHEMA_CHECKS
+from reprise.server.threads import SCHEMA_CHECKS
 
 Check = Callable[[str, str], bool | None]
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from secrets import token_hex
 from typing import Literal
 
-from engine.foreign.tool_calls import WrittenCall
-from engine.interface.events import Finished
-from engine.text.markers import Markers
-from server.output.parsing.parts import (
+from reprise.engine.foreign.tool_calls import WrittenCall
+from reprise.engine.interface.events import Finished
+from reprise.engine.text.markers import Markers
+from reprise.server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     Part,
@@ -22,8 +22,8 @@ from server.output.parsing.parts import (
     TextPart,
     ToolCallRules,
 )
-from server.output.parsing.text_parser import MarkedText
-from server.tool_formats.reader import is_object
+from reprise.server.output.parsing.text_parser import MarkedText
+from reprise.server.tool_formats.reader import is_object
 
 MAX_HEADER_CHARACTERS = 256
 """Text without a channel that is longer than this is content."""

@@ -4,7 +4,7 @@ from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Sequence
 
-from engine.interface.events import TokenLogprob
+from reprise.engine.interface.events import TokenLogprob
 
 
 class TokenPositions:

@@ -6,11 +6,11 @@ from functools import partial
 from secrets import token_hex
 from typing import Literal
 
-from engine.foreign.tool_calls import WrittenCall
-from engine.interface.events import Finished
-from engine.text.markers import Marker, Markers
-from server.output.parsing.harmony import HarmonyParser
-from server.output.parsing.parts import (
+from reprise.engine.foreign.tool_calls import WrittenCall
+from reprise.engine.interface.events import Finished
+from reprise.engine.text.markers import Marker, Markers
+from reprise.server.output.parsing.harmony import HarmonyParser
+from reprise.server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     MakeParser,
@@ -20,9 +20,9 @@ from server.output.parsing.parts import (
     ToolCallPart,
     ToolCallRules,
 )
-from server.output.parsing.text_parser import MarkedText, PlainParser
-from server.tool_formats.partial_text import JsonStringTracker
-from server.tool_formats.reader import CallFragment, OpenedCall, Reader
+from reprise.server.output.parsing.text_parser import MarkedText, PlainParser
+from reprise.server.tool_formats.partial_text import JsonStringTracker
+from reprise.server.tool_formats.reader import CallFragment, OpenedCall, Reader
 
 SELF_CONTAINED_FORMATS = frozenset({"json_tools"})
 """Tool call formats in which a call that was cut short cannot be mistaken for a complete one."""

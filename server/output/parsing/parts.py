@@ -11,10 +11,10 @@ from typing import Literal, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from engine.foreign.tool_calls import WrittenCall
-from engine.interface.events import Delta, Finished, TokenLogprob
-from server.tool_formats.bare_calls import BareCalls
-from server.tool_formats.reader import Reader
+from reprise.engine.foreign.tool_calls import WrittenCall
+from reprise.engine.interface.events import Delta, Finished, TokenLogprob
+from reprise.server.tool_formats.bare_calls import BareCalls
+from reprise.server.tool_formats.reader import Reader
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -93,7 +93,7 @@ class ReportPart:
     """What a delta reports besides its text.
 
     fields: further fields of a stream's next chunk: the progress of the prompt, or the timings so far.
-    trace: (text, source) of the next runs of the model's text; see engine.interface.events.Delta.
+    trace: (text, source) of the next runs of the model's text; see reprise.engine.interface.events.Delta.
     """
 
     fields: Mapping[str, BaseModel] = field(default_factory=dict)

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from engine.foreign.tool_calls import WrittenCall
-from engine.interface.events import Delta, Finished
-from engine.text.markers import Markers
-from server.output.parsing.logprob_alignment import LogprobAlignment
-from server.output.parsing.parts import (
+from reprise.engine.foreign.tool_calls import WrittenCall
+from reprise.engine.interface.events import Delta, Finished
+from reprise.engine.text.markers import Markers
+from reprise.server.output.parsing.logprob_alignment import LogprobAlignment
+from reprise.server.output.parsing.parts import (
     EndPart,
     MakeParser,
     ParseCalls,
@@ -15,7 +15,7 @@ from server.output.parsing.parts import (
     TextPart,
     ToolCallRules,
 )
-from server.tool_formats.partial_text import count_partial_marker, find_first_marker
+from reprise.server.tool_formats.partial_text import count_partial_marker, find_first_marker
 
 
 class MarkedText:

@@ -4,13 +4,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from config.agents.config_file import render
-from config.agents.known import AGENTS
-from config.agents.served_model import ServedModel
-from server.errors import BadRequestError, ModelNotFoundError
-from server.generation.service import service_of
-from server.http.api_keys import sent_keys
-from server.routes.operation.models import served_models
+from reprise.config.agents.config_file import render
+from reprise.config.agents.known import AGENTS
+from reprise.config.agents.served_model import ServedModel
+from reprise.server.errors import BadRequestError, ModelNotFoundError
+from reprise.server.generation.service import service_of
+from reprise.server.http.api_keys import sent_keys
+from reprise.server.routes.operation.models import served_models
 
 KEY_PLACEHOLDER = "YOUR-API-KEY"
 

@@ -3,10 +3,10 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from server.generation.service import service_of
-from server.http.access import wants_page
-from server.metrics.endpoints import ENDPOINTS
-from server.page.files import page_file
+from reprise.server.generation.service import service_of
+from reprise.server.http.access import wants_page
+from reprise.server.metrics.endpoints import ENDPOINTS
+from reprise.server.page.files import page_file
 
 router = APIRouter()
 

@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from server.generation.service import service_of
-from server.metrics.registry import CONTENT_TYPE
+from reprise.server.generation.service import service_of
+from reprise.server.metrics.registry import CONTENT_TYPE
 
 router = APIRouter()
 

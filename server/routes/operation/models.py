@@ -10,12 +10,12 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from config.settings import Settings
-from engine.interface.embeddings import EmbeddingInfo
-from engine.interface.images import VisionInfo
-from engine.interface.models import ModelEntry, ModelInfo
-from server.engine_types import Models
-from server.errors import (
+from reprise.config.settings import Settings
+from reprise.engine.interface.embeddings import EmbeddingInfo
+from reprise.engine.interface.images import VisionInfo
+from reprise.engine.interface.models import ModelEntry, ModelInfo
+from reprise.server.engine_types import Models
+from reprise.server.errors import (
     ApiError,
     ForbiddenError,
     ModelNotFoundError,
@@ -24,20 +24,20 @@ from server.errors import (
     from_load,
     retry_after,
 )
-from server.generation.model_use import find_loadable, serve_model
-from server.generation.service import Service, service_of
-from server.generation.sse import TokenStream
-from server.http.openapi import body_schema
-from server.http.request_log import record_of
-from server.logs import LOGGER
-from server.messages_api.models import (
+from reprise.server.generation.model_use import find_loadable, serve_model
+from reprise.server.generation.service import Service, service_of
+from reprise.server.generation.sse import TokenStream
+from reprise.server.http.openapi import body_schema
+from reprise.server.http.request_log import record_of
+from reprise.server.logs import LOGGER
+from reprise.server.messages_api.models import (
     MessagesModel,
     MessagesModelList,
     is_anthropic_client,
     messages_model,
     messages_models,
 )
-from server.output.model_cards import (
+from reprise.server.output.model_cards import (
     EmbeddingCard,
     ListedModelCard,
     Modalities,
@@ -46,9 +46,9 @@ from server.output.model_cards import (
     ModelMeta,
     VisionCard,
 )
-from server.requests.models import LoadRequest, ModelRequest, PullRequest
-from server.threads import MODEL_FILES
-from server.validation.body import read_body
+from reprise.server.requests.models import LoadRequest, ModelRequest, PullRequest
+from reprise.server.threads import MODEL_FILES
+from reprise.server.validation.body import read_body
 
 MAX_PULLS = 4
 """Maximum number of downloads at once. Each has a thread, which may wait long for the hub."""

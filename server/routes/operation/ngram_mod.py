@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from engine.interface.errors import SharedTableError
-from server.errors import ConflictError, ForbiddenError, shortened
-from server.generation.service import Service, service_of
-from server.logs import LOGGER
-from server.threads import CONTROL
+from reprise.engine.interface.errors import SharedTableError
+from reprise.server.errors import ConflictError, ForbiddenError, shortened
+from reprise.server.generation.service import Service, service_of
+from reprise.server.logs import LOGGER
+from reprise.server.threads import CONTROL
 
 router = APIRouter()
 

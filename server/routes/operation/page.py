@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from server.page.files import page_file
+from reprise.server.page.files import page_file
 
 router = APIRouter()
 

@@ -6,7 +6,7 @@ For schemas that are not strict. Every value of a closed schema is a value of th
 from collections.abc import Iterator
 from typing import Any
 
-from server.validation.constraints.json_schema_nodes import ANNOTATIONS, Node, list_of
+from reprise.server.validation.constraints.json_schema_nodes import ANNOTATIONS, Node, list_of
 
 _OF_CLOSED = ANNOTATIONS | {"type", "properties", "required", "minProperties", "maxProperties", "nullable"}
 """The keywords beside which an object can be closed: all others may need, or mean, further members."""

@@ -3,7 +3,7 @@
 import json
 import re
 
-from server.errors import shortened
+from reprise.server.errors import shortened
 
 MAX_CHARACTERS = 500
 

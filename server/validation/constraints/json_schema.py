@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from server.errors import shortened
-from server.validation.constraints.json_schema_nodes import Node, children, with_definitions
-from server.validation.constraints.json_schema_recursion import find_endless
-from server.validation.constraints.regex import check_regex
-from server.validation.field_errors import field_error
+from reprise.server.errors import shortened
+from reprise.server.validation.constraints.json_schema_nodes import Node, children, with_definitions
+from reprise.server.validation.constraints.json_schema_recursion import find_endless
+from reprise.server.validation.constraints.regex import check_regex
+from reprise.server.validation.field_errors import field_error
 
 MAX_SCHEMA_BYTES = 65_536
 MAX_SCHEMA_DEPTH = 50

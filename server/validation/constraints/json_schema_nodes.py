@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from server.errors import shortened
+from reprise.server.errors import shortened
 
 _SINGLE = ("items", "additionalProperties", "not", "contains", "if", "then", "else", "propertyNames")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")

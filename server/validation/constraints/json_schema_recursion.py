@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import Any
 
-from server.validation.constraints.json_schema_nodes import Node, children, list_of, target_of
+from reprise.server.validation.constraints.json_schema_nodes import Node, children, list_of, target_of
 
 
 def find_endless(schema: Node) -> str | None:

@@ -3,8 +3,8 @@
 import re
 from json import JSONDecoder
 
-from server.validation.constraints.json_schema import check_schema
-from server.validation.field_errors import field_error
+from reprise.server.validation.constraints.json_schema import check_schema
+from reprise.server.validation.field_errors import field_error
 
 MAX_LARK_CHARACTERS = 16_384
 MAX_LARK_LINES = 1000

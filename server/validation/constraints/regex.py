@@ -2,7 +2,7 @@
 
 import re
 
-from server.validation.field_errors import field_error
+from reprise.server.validation.field_errors import field_error
 
 MAX_REGEX_CHARACTERS = 4096
 

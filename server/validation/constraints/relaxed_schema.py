@@ -10,16 +10,16 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from server.errors import shortened
-from server.validation.constraints.json_schema import check_schema, check_size
-from server.validation.constraints.json_schema_nodes import (
+from reprise.server.errors import shortened
+from reprise.server.validation.constraints.json_schema import check_schema, check_size
+from reprise.server.validation.constraints.json_schema_nodes import (
     ANNOTATIONS,
     Node,
     list_of,
     target_of,
     with_definitions,
 )
-from server.validation.constraints.regex import check_regex
+from reprise.server.validation.constraints.regex import check_regex
 
 _SHAPE = frozenset(
     {"type", "enum", "const", "properties", "required", "additionalProperties", "items", "prefixItems"}

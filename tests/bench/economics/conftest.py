@@ -1,7 +1,7 @@
 import polars as pl
 import pytest
 
-from bench.economics.trials import CONTROLLED
+from reprise.bench.economics.trials import CONTROLLED
 
 PLAIN_TPS = 100.0
 

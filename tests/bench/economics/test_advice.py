@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.economics.figures import section
+from reprise.bench.economics.figures import section
 
 LENGTHS = (1, 4, 16)
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from bench.economics.trials import ControlledDrafter, forced_costs
-from cli.main import main
-from drafters.base import DraftQuery, SequenceStart
+from reprise.bench.economics.trials import ControlledDrafter, forced_costs
+from reprise.cli.main import main
+from reprise.drafters.base import DraftQuery, SequenceStart
 
 
 @pytest.mark.parametrize("length", [1, 4, 16])

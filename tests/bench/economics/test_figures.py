@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.economics import figures
+from reprise.bench.economics import figures
 
 
 def test_planted_lines_and_break_evens_are_found_again(planted):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bench.statistics import (
+from reprise.bench.statistics import (
     break_even,
     fit_line,
     geometric_mean_of,

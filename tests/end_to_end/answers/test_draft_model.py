@@ -8,11 +8,11 @@ import httpx
 import openai
 import pytest
 
-from bench.local_engine import LocalEngine
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from engine.generating.setup import flat_costs
-from server.app import create_app
+from reprise.bench.local_engine import LocalEngine
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.engine.generating.setup import flat_costs
+from reprise.server.app import create_app
 from tests.end_to_end.conftest import serving
 from tests.server.openai_shapes import valid_chat, valid_timings
 from tests.server.served import served

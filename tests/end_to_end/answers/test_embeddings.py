@@ -10,9 +10,9 @@ import numpy as np
 import openai
 import pytest
 
-from config.settings import Settings
-from engine.embedding.judging import AFTER, BEFORE, INSTRUCTION
-from engine.embedding.loading import load_embedding_model
+from reprise.config.settings import Settings
+from reprise.engine.embedding.judging import AFTER, BEFORE, INSTRUCTION
+from reprise.engine.embedding.loading import load_embedding_model
 from tests.end_to_end.conftest import serving
 from tests.engine.embedding.encoder_folders import minilm, write_encoder, write_modules
 from tests.engine.embedding.published_folders import NO, YES, write_published

@@ -7,12 +7,12 @@ marker likelier.
 import openai
 import pytest
 
-from config.settings import Settings
-from engine.engine import Engine
-from engine.generating.setup import flat_costs
-from engine.model.loading import LoadedModel, describe
-from engine.models.making import Makers
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.engine.engine import Engine
+from reprise.engine.generating.setup import flat_costs
+from reprise.engine.model.loading import LoadedModel, describe
+from reprise.engine.models.making import Makers
+from reprise.server.app import create_app
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model
 from tests.engine.text.test_tokenizer import make_thinker
 from tests.server.openai_shapes import valid_chat

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import httpx
 
-from bench.replay.pairs import token_pairs
-from bench.workloads import Turn, make_chats, read_prompts
-from config.model_settings import BUNDLED_MODEL
-from engine.model.loading import load_tokenizer
+from reprise.bench.replay.pairs import token_pairs
+from reprise.bench.workloads import Turn, make_chats, read_prompts
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.model.loading import load_tokenizer
 from tests.end_to_end.conftest import RECORDED
 
 WRITTEN_WITHIN_S = 60

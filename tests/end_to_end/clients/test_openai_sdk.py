@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from config.model_settings import BUNDLED_MODEL
+from reprise.config.model_settings import BUNDLED_MODEL
 from tests.server.openai_shapes import (
     valid_chat,
     valid_chat_chunks,

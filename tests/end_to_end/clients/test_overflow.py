@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from config.settings import Settings
+from reprise.config.settings import Settings
 from tests.end_to_end.clients.agents import (
     AIDER,
     CLAUDE,

@@ -7,7 +7,7 @@ import pytest
 from chromium import open_tab
 from playwright.sync_api import expect
 
-from config.model_settings import BUNDLED_NAME
+from reprise.config.model_settings import BUNDLED_NAME
 from tests.end_to_end.conftest import serving
 from tests.engine.embedding.encoder_folders import write_encoder
 from tests.engine.model_folders import write_models
@@ -90,7 +90,7 @@ def test_connect_shows_what_the_command_prints(tab, url):
     page = tab.page
     page.get_by_role("link", name="Connect").click()
     page.get_by_label("Client").select_option("opencode")
-    script = "import sys; from cli.main import main; sys.exit(main())"
+    script = "import sys; from reprise.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", script, "connect", "opencode", "--url", url]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert page.locator("pre").inner_text().strip() in printed

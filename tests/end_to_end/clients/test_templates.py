@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from config.settings import Settings
+from reprise.config.settings import Settings
 from tests.end_to_end.clients.scripted import recording, serving_script
 from tests.engine.text.templates.test_chat_template import FOLDER
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from config.version import DISTRIBUTION, VERSION
+from reprise.config.version import DISTRIBUTION, VERSION
 from tests.end_to_end.conftest import started
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("bench", "cli", "config", "demo_model", "drafters", "engine", "server")
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
 pytestmark = pytest.mark.slow
@@ -26,8 +25,8 @@ def reprise(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the command of the wheel, in an environment that has the dependencies of this one."""
     folder = tmp_path_factory.mktemp("wheel")
     sources, dist, home = folder / "sources", folder / "dist", folder / "environment"
-    for name in PACKAGES:
-        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+    # Copies what the links in it point to.
+    shutil.copytree(ROOT / "reprise", sources / "reprise", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", sources)
     dist.mkdir()
     run(sys.executable, "-c", BUILD, str(dist), cwd=sources)
@@ -62,7 +61,7 @@ def test_it_serves_its_own_model_from_an_empty_folder(
 
 
 def test_nothing_of_it_comes_from_a_checkout(reprise: Path, tmp_path: Path) -> None:
-    show = "import config.model_settings; print(config.model_settings.BUNDLED_MODEL)"
+    show = "import reprise.config.model_settings; print(reprise.config.model_settings.BUNDLED_MODEL)"
     shown = Path(run(str(reprise.with_name("python")), "-c", show, cwd=tmp_path).strip())
     assert reprise.parents[1] in shown.parents
     for part in ("config.json", "draft/model.safetensors", "wedlm/chat_template.jinja"):

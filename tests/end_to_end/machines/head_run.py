@@ -7,14 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-from config.settings import Settings
-from engine.distributed import follow
-from engine.distributed.rank_0 import Ranks, leave
-from engine.distributed.ranks.place import read_place
-from engine.engine import Engine
-from engine.generating.setup import flat_costs
-from engine.models.making import Makers
-from engine.speculative.proposers import DraftSources
+from reprise.config.settings import Settings
+from reprise.engine.distributed import follow
+from reprise.engine.distributed.rank_0 import Ranks, leave
+from reprise.engine.distributed.ranks.place import read_place
+from reprise.engine.engine import Engine
+from reprise.engine.generating.setup import flat_costs
+from reprise.engine.models.making import Makers
+from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.support import ask, prompt_of, request
 

@@ -14,16 +14,16 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import numpy as np
 
-from config.settings import Settings
-from engine.distributed import follow
-from engine.distributed.follower import Replica
-from engine.distributed.rank_0 import Ranks, leave
-from engine.distributed.ranks.place import read_place
-from engine.kv_cache.per_row import make_caches
-from engine.kv_cache.probes import find_sharing
-from engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
-from engine.kv_cache.slices import cut_slice, leading, rebuild, split_slice, take_state
-from engine.model.loading import make_loader
+from reprise.config.settings import Settings
+from reprise.engine.distributed import follow
+from reprise.engine.distributed.follower import Replica
+from reprise.engine.distributed.rank_0 import Ranks, leave
+from reprise.engine.distributed.ranks.place import read_place
+from reprise.engine.kv_cache.per_row import make_caches
+from reprise.engine.kv_cache.probes import find_sharing
+from reprise.engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
+from reprise.engine.kv_cache.slices import cut_slice, leading, rebuild, split_slice, take_state
+from reprise.engine.model.loading import make_loader
 
 MAX_ROWS, MAX_TOKENS, MAX_KEPT = 5, 120, 4
 VOCAB_SIZE = 4096

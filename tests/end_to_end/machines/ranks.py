@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.holds import note_holds
 
 STARTED_WITHIN_S = 240
-COMMAND = [sys.executable, "-c", "import sys; from cli.main import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from reprise.cli.main import main; sys.exit(main())"]
 REPRISE = [str(Path(sys.executable).parent / "reprise")]
 
 

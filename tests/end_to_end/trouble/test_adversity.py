@@ -17,8 +17,8 @@ import httpx
 import openai
 import pytest
 
-from bench.statistics import percentile
-from config.settings import SETTINGS
+from reprise.bench.statistics import percentile
+from reprise.config.settings import SETTINGS
 from tests.end_to_end.conftest import serving
 
 NUM_HONEST, MAX_ROWS = 4, 12

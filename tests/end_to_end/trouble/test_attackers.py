@@ -15,8 +15,8 @@ import httpx
 import psutil
 import pytest
 
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
 from tests.end_to_end.conftest import started
 from tests.engine.model_folders import write_models
 

@@ -21,7 +21,7 @@ import sys, time
 from pathlib import Path
 now, offset = time.time, Path(sys.argv.pop(1))
 time.time = lambda: now() + float(offset.read_text())
-from cli.main import main
+from reprise.cli.main import main
 sys.exit(main())
 """
 

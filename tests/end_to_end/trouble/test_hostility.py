@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from config.model_settings import BUNDLED_MODEL
+from reprise.config.model_settings import BUNDLED_MODEL
 from tests.end_to_end.conftest import serving
 
 KEY = "the-key-of-this-test"

@@ -19,15 +19,15 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.local_engine import LocalEngine
-from config.settings import Settings
-from engine.batch.sequence import Sequence
-from engine.engine import Engine
-from engine.generating.setup import flat_costs
-from server.app import create_app
-from server.generation.handoffs.event_queue import EventQueue
-from server.generation.request_output import RequestOutput
-from server.generation.submission import Submission
+from reprise.bench.local_engine import LocalEngine
+from reprise.config.settings import Settings
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.engine import Engine
+from reprise.engine.generating.setup import flat_costs
+from reprise.server.app import create_app
+from reprise.server.generation.handoffs.event_queue import EventQueue
+from reprise.server.generation.request_output import RequestOutput
+from reprise.server.generation.submission import Submission
 from tests.end_to_end.trouble.traffic import SCHEMA, TOOLS
 from tests.server.served import served
 

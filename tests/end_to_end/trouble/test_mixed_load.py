@@ -15,7 +15,7 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from bench.statistics import percentile
+from reprise.bench.statistics import percentile
 from tests.end_to_end.conftest import serving
 from tests.engine.embedding.encoder_folders import minilm
 

@@ -6,10 +6,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.batch.device import Device
-from engine.memory.prefill_budget import MIN_CHUNK_TOKENS
-from engine.memory.prefill_costs import PrefillCosts
-from engine.speculative.proposers import DraftSources
+from reprise.engine.batch.device import Device
+from reprise.engine.memory.prefill_budget import MIN_CHUNK_TOKENS
+from reprise.engine.memory.prefill_costs import PrefillCosts
+from reprise.engine.speculative.proposers import DraftSources
 from tests.clock import Clock
 from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens
@@ -19,7 +19,7 @@ from tests.engine.support import make_loaded, prompt_of, request
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    monkeypatch.setattr("engine.batch.device.perf_counter", clock)
+    monkeypatch.setattr("reprise.engine.batch.device.perf_counter", clock)
     return clock
 
 

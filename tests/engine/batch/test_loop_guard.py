@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.batch.loop_guard import ends_in_loop
-from engine.interface.request import GenerationRequest
-from engine.speculative.proposers import DraftSources
+from reprise.engine.batch.loop_guard import ends_in_loop
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.support import ask, make_loaded, make_tokenizer, oracle, prompt_of, request

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.distributed.ranks.channel import Channel
-from engine.distributed.ranks.errors import RanksLostError
-from engine.distributed.ranks.peers import Peers
-from engine.distributed.ranks.place import Place
+from reprise.engine.distributed.ranks.channel import Channel
+from reprise.engine.distributed.ranks.errors import RanksLostError
+from reprise.engine.distributed.ranks.peers import Peers
+from reprise.engine.distributed.ranks.place import Place
 
 PLACE = Place(0, ("10.0.0.1", "10.0.0.2"), 32325)
 LIMIT_S = 60

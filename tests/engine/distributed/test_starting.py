@@ -8,14 +8,14 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from bench.architectures.tiny_models import write_random_model
-from config.settings import Settings
-from engine.distributed.parts.part import PartFacts, find_room
-from engine.distributed.parts.splitting import split_model
-from engine.distributed.ranks.facts import compare, digest_files, find_facts, refuse_settings
-from engine.distributed.ranks.joining import begin_group
-from engine.distributed.ranks.place import Place, read_place
-from engine.interface.errors import ModelError
+from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.config.settings import Settings
+from reprise.engine.distributed.parts.part import PartFacts, find_room
+from reprise.engine.distributed.parts.splitting import split_model
+from reprise.engine.distributed.ranks.facts import compare, digest_files, find_facts, refuse_settings
+from reprise.engine.distributed.ranks.joining import begin_group
+from reprise.engine.distributed.ranks.place import Place, read_place
+from reprise.engine.interface.errors import ModelError
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.embedding.encoder_folders import write_encoder
 from tests.engine.model_folders import write_adapter
@@ -43,8 +43,8 @@ def part(room: int, rank_layers: int, kind: str = "KVCache") -> PartFacts:
 
 def test_one_machine_imports_nothing_of_this() -> None:
     script = (
-        "import sys, engine.engine, server.run, cli.serve; "
-        "print([name for name in sys.modules if name.startswith('engine.distributed')])"
+        "import sys, reprise.engine.engine, reprise.server.run, reprise.cli.serve; "
+        "print([name for name in sys.modules if name.startswith('reprise.engine.distributed')])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -141,7 +141,7 @@ def test_an_adapter_is_refused_within_layers_and_compared_otherwise(tmp_path: Pa
 def test_a_rank_ends_though_nobody_reads_what_it_prints() -> None:
     script = """
 import logging, os, sys, threading
-from engine.distributed.rank_0 import leave
+from reprise.engine.distributed.rank_0 import leave
 reader, writer = os.pipe()
 os.dup2(writer, sys.stderr.fileno())
 logging.basicConfig()
@@ -169,11 +169,11 @@ def test_a_model_that_sees_is_refused_unless_it_is_to_read_text(tmp_path: Path) 
 def test_a_rank_ends_though_another_takes_nothing_that_it_is_told() -> None:
     script = """
 import socket, threading
-from config.settings import Settings
-from engine.distributed.ranks.channel import Channel
-from engine.distributed.ranks.peers import Peers
-from engine.distributed.rank_0 import Ranks, leave
-from engine.distributed.ranks.place import Place
+from reprise.config.settings import Settings
+from reprise.engine.distributed.ranks.channel import Channel
+from reprise.engine.distributed.ranks.peers import Peers
+from reprise.engine.distributed.rank_0 import Ranks, leave
+from reprise.engine.distributed.ranks.place import Place
 server = socket.create_server(("127.0.0.1", 0))
 channel = Channel(socket.create_connection(server.getsockname()))
 other, _ = server.accept()

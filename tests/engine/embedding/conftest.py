@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config.settings import Settings
-from engine.engine import ModelPool
-from engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest
+from reprise.config.settings import Settings
+from reprise.engine.engine import ModelPool
+from reprise.engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest
 from tests.engine.embedding.encoder_folders import minilm
 
 WAIT_S = 120

@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from config.settings import Settings
-from engine.embedding.loading import load_embedding_model
-from engine.interface.errors import ModelError
-from engine.model.files.purpose import find_purpose
+from reprise.config.settings import Settings
+from reprise.engine.embedding.loading import load_embedding_model
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.files.purpose import find_purpose
 from tests.engine.embedding.bert_in_numpy import BertInNumpy
 from tests.engine.embedding.encoder_folders import write_modules
 from tests.engine.embedding.published_folders import CONFIGS, DECODERS, NO, YES, texts, write_published

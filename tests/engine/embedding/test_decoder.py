@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from config.settings import Settings
-from engine.embedding.loading import load_embedding_model
-from engine.interface.errors import ModelError, ModelLoadError
-from engine.model.loading import load_model
+from reprise.config.settings import Settings
+from reprise.engine.embedding.loading import load_embedding_model
+from reprise.engine.interface.errors import ModelError, ModelLoadError
+from reprise.engine.model.loading import load_model
 from tests.engine.embedding.encoder_folders import write_modules
 from tests.engine.embedding.test_worker import foreseen_is_enough
 from tests.engine.model_folders import write_model

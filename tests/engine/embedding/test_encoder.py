@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from config.settings import Settings
-from engine.embedding.loading import load_embedding_model
-from engine.interface.embeddings import EmbeddingInput
-from engine.interface.errors import ModelError
+from reprise.config.settings import Settings
+from reprise.engine.embedding.loading import load_embedding_model
+from reprise.engine.interface.embeddings import EmbeddingInput
+from reprise.engine.interface.errors import ModelError
 from tests.engine.embedding.bert_in_numpy import BertInNumpy
 from tests.engine.embedding.encoder_folders import minilm, write_encoder, write_modules
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.interface.errors import ModelError
-from engine.interface.events import Failed
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.events import Failed
 from tests.engine.embedding.encoder_folders import write_encoder
 from tests.engine.embedding.test_encoder import texts
 from tests.engine.model_folders import write_model

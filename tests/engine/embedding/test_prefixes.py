@@ -3,12 +3,18 @@
 import mlx.core as mx
 import pytest
 
-from config.settings import Settings
-from engine.embedding.loading import load_embedding_model
-from engine.embedding.memory import bytes_of
-from engine.embedding.prefixes import MIN_TOKENS
-from engine.interface.embeddings import MAX_ALIKE, Embedded, EmbeddingInput, EmbeddingRequest, count_alike
-from engine.memory.between_models import SharedMemory
+from reprise.config.settings import Settings
+from reprise.engine.embedding.loading import load_embedding_model
+from reprise.engine.embedding.memory import bytes_of
+from reprise.engine.embedding.prefixes import MIN_TOKENS
+from reprise.engine.interface.embeddings import (
+    MAX_ALIKE,
+    Embedded,
+    EmbeddingInput,
+    EmbeddingRequest,
+    count_alike,
+)
+from reprise.engine.memory.between_models import SharedMemory
 from tests.engine.embedding.encoder_folders import write_modules
 from tests.engine.embedding.test_decoder import texts, write_decoder
 from tests.engine.embedding.test_worker import Driven

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.interface.request import GenerationRequest
+from reprise.engine.interface.request import GenerationRequest
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import prompt_of, request
 

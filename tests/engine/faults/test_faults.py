@@ -10,18 +10,18 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings
-from drafters.base import Draft, DraftQuery
-from engine.batch import batch
-from engine.batch.sequence import Sequence
-from engine.engine import Engine
-from engine.interface.errors import EngineError, ModelError, SharedTableError
-from engine.interface.events import Usage
-from engine.interface.request import GenerationRequest
-from engine.models.making import Makers
-from engine.speculative import shared_table
-from engine.speculative.proposers import DraftSources
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.drafters.base import Draft, DraftQuery
+from reprise.engine.batch import batch
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.engine import Engine
+from reprise.engine.interface.errors import EngineError, ModelError, SharedTableError
+from reprise.engine.interface.events import Usage
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.models.making import Makers
+from reprise.engine.speculative import shared_table
+from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Oracle, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import expected_tokens, loaded_once

@@ -8,29 +8,29 @@ from typing import Any
 
 import pytest
 
-from drafters.base import Draft, DraftQuery
-from engine.batch.device import Device
-from engine.batch.sequence import Sequence
-from engine.engine import Engine
-from engine.generating.worker import Worker
-from engine.interface.errors import EngineError
-from engine.interface.events import Event, Failed, Finished
-from engine.interface.request import DraftChoice, GenerationRequest
-from engine.kv_cache.batched_rows import BatchedRows
-from engine.kv_cache.prefix_cache.trie import PrefixCache
-from engine.kv_cache.separate_rows import SeparateRows
-from engine.memory import prefill_budget
-from engine.memory.budget import MemoryBudget
-from engine.sampling.sampler import Sampler
-from engine.scheduler.kept_prefixes import KeptPrefixes
-from engine.scheduler.prefix_lookup import PrefixLookup
-from engine.scheduler.request_queue import RequestQueue
-from engine.speculative import verify
-from engine.speculative.costs.slowdown_budget import SlowdownBudget
-from engine.speculative.planning.planner import Planner
-from engine.speculative.proposers import DraftSources, Proposers
-from engine.speculative.sequence_drafts import SequenceDrafts
-from engine.text.detokenizer import Detokenizer
+from reprise.drafters.base import Draft, DraftQuery
+from reprise.engine.batch.device import Device
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.engine import Engine
+from reprise.engine.generating.worker import Worker
+from reprise.engine.interface.errors import EngineError
+from reprise.engine.interface.events import Event, Failed, Finished
+from reprise.engine.interface.request import DraftChoice, GenerationRequest
+from reprise.engine.kv_cache.batched_rows import BatchedRows
+from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
+from reprise.engine.kv_cache.separate_rows import SeparateRows
+from reprise.engine.memory import prefill_budget
+from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.sampling.sampler import Sampler
+from reprise.engine.scheduler.kept_prefixes import KeptPrefixes
+from reprise.engine.scheduler.prefix_lookup import PrefixLookup
+from reprise.engine.scheduler.request_queue import RequestQueue
+from reprise.engine.speculative import verify
+from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
+from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.proposers import DraftSources, Proposers
+from reprise.engine.speculative.sequence_drafts import SequenceDrafts
+from reprise.engine.text.detokenizer import Detokenizer
 from tests.drafters.fakes import Coin, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import expected_tokens, loaded_once

@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.interface.status import EngineStatus
-from engine.models.watchdog import Watchdog
+from reprise.engine.interface.status import EngineStatus
+from reprise.engine.models.watchdog import Watchdog
 from tests.engine.conftest import StartEngine
 from tests.engine.faults.test_faults import Poisoned
 from tests.engine.support import ask, prompt_of, request, wait_until

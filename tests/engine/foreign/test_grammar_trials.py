@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from engine.interface.errors import GrammarError
-from engine.interface.request import Grammar
-from engine.sampling.grammar import TRIAL_LIMITS, Grammars
+from reprise.engine.interface.errors import GrammarError
+from reprise.engine.interface.request import Grammar
+from reprise.engine.sampling.grammar import TRIAL_LIMITS, Grammars
 from tests.engine.support import make_tokenizer
 
 

@@ -11,8 +11,8 @@ import mlx_lm.tool_parsers
 import psutil
 import pytest
 
-from engine.foreign import child_script
-from engine.foreign.tool_calls import PARSE_LIMITS, ParseLimitError, ParserProcesses, WrittenCall
+from reprise.engine.foreign import child_script
+from reprise.engine.foreign.tool_calls import PARSE_LIMITS, ParseLimitError, ParserProcesses, WrittenCall
 
 TOOLS = [
     {

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.kv_cache.batched_rows import BatchedRows
-from engine.kv_cache.buffers import RaggedKVCache
-from engine.kv_cache.columns import Columns, RowLengths
-from engine.kv_cache.extents import Extent, grow_extent, max_slots, round_columns, shrink_extent
-from engine.kv_cache.rows import make_caches
-from engine.kv_cache.slices import start_copies
-from engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
+from reprise.engine.kv_cache.batched_rows import BatchedRows
+from reprise.engine.kv_cache.buffers import RaggedKVCache
+from reprise.engine.kv_cache.columns import Columns, RowLengths
+from reprise.engine.kv_cache.extents import Extent, grow_extent, max_slots, round_columns, shrink_extent
+from reprise.engine.kv_cache.rows import make_caches
+from reprise.engine.kv_cache.slices import start_copies
+from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
 from tests.engine.support import VOCAB_SIZE, make_model
 
 

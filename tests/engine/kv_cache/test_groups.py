@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from engine.kv_cache.batched_rows import BatchedRows
-from engine.kv_cache.extents import round_columns
-from engine.kv_cache.groups import count_cells, find_limit
-from engine.kv_cache.per_row import make_caches
-from engine.kv_cache.probes import batch_fault, find_sharing
-from engine.kv_cache.rows import Sharing
+from reprise.engine.kv_cache.batched_rows import BatchedRows
+from reprise.engine.kv_cache.extents import round_columns
+from reprise.engine.kv_cache.groups import count_cells, find_limit
+from reprise.engine.kv_cache.per_row import make_caches
+from reprise.engine.kv_cache.probes import batch_fault, find_sharing
+from reprise.engine.kv_cache.rows import Sharing
 from tests.engine.support import make_model
 
 LIMIT = 256

@@ -7,7 +7,7 @@ import pytest
 from mlx_lm.models.base import create_causal_mask, scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache
 
-from engine.kv_cache.sliding_window import BLOCK_TOKENS, ROLLBACK_TOKENS, SLACK_TOKENS, WindowKVCache
+from reprise.engine.kv_cache.sliding_window import BLOCK_TOKENS, ROLLBACK_TOKENS, SLACK_TOKENS, WindowKVCache
 
 NUM_TOKENS = 1500
 

@@ -8,18 +8,18 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from config.settings import Settings
-from engine.interface.errors import ModelError
-from engine.interface.request import GenerationRequest
-from engine.kv_cache.per_row import leaves
-from engine.kv_cache.probes import find_sharing
-from engine.kv_cache.rows import Sharing
-from engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
-from engine.memory import budget as memory_budget
-from engine.memory import demands, estimate, footprint, making, prefill_budget
-from engine.memory.footprint import Footprint
-from engine.model.loading import LoadedModel, describe
-from engine.speculative.proposers import DraftSources
+from reprise.config.settings import Settings
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.kv_cache.per_row import leaves
+from reprise.engine.kv_cache.probes import find_sharing
+from reprise.engine.kv_cache.rows import Sharing
+from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
+from reprise.engine.memory import budget as memory_budget
+from reprise.engine.memory import demands, estimate, footprint, making, prefill_budget
+from reprise.engine.memory.footprint import Footprint
+from reprise.engine.model.loading import LoadedModel, describe
+from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Liar, scored
 from tests.engine.driven import Driven, expected_tokens
 from tests.engine.foreseeing import foreseeing, no_lookups

@@ -14,24 +14,24 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from bench.architectures.tiny_models import tiny_config
-from config.settings import Settings
-from drafters.base import Draft, DraftQuery, SequenceStart
-from engine.batch.device import Device
-from engine.interface.events import Finished
-from engine.interface.models import HeadKind
-from engine.interface.request import DraftChoice, GenerationRequest
-from engine.kv_cache.probes import find_sharing
-from engine.memory.footprint import measure
-from engine.memory.making import make_memory_budget
-from engine.model.loading import LoadedModel, describe
-from engine.speculative.draft_model.forecast import DraftForecast
-from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
-from engine.speculative.heads.families import FAMILIES
-from engine.speculative.heads.head import find_ends
-from engine.speculative.heads.head_drafter import NamedHead
-from engine.speculative.heads.mtp import MTPHead
-from engine.speculative.proposers import DraftSources
+from reprise.bench.architectures.tiny_models import tiny_config
+from reprise.config.settings import Settings
+from reprise.drafters.base import Draft, DraftQuery, SequenceStart
+from reprise.engine.batch.device import Device
+from reprise.engine.interface.events import Finished
+from reprise.engine.interface.models import HeadKind
+from reprise.engine.interface.request import DraftChoice, GenerationRequest
+from reprise.engine.kv_cache.probes import find_sharing
+from reprise.engine.memory.footprint import measure
+from reprise.engine.memory.making import make_memory_budget
+from reprise.engine.model.loading import LoadedModel, describe
+from reprise.engine.speculative.draft_model.forecast import DraftForecast
+from reprise.engine.speculative.heads.dflash import DFlashConfig, DFlashHead
+from reprise.engine.speculative.heads.families import FAMILIES
+from reprise.engine.speculative.heads.head import find_ends
+from reprise.engine.speculative.heads.head_drafter import NamedHead
+from reprise.engine.speculative.heads.mtp import MTPHead
+from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven
 from tests.engine.memory.conftest import ROOMY
@@ -208,7 +208,7 @@ def test_mlx_takes_at_most_the_memory_it_is_given(seed: int, names: Sequence[str
 def test_rows_that_await_prompts_hold_nothing_that_has_left(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.generating.worker.MAX_TOGETHER_S", 1e9)
+    monkeypatch.setattr("reprise.engine.generating.worker.MAX_TOGETHER_S", 1e9)
     driven = Driven(make_large(name), prefill_chunk_tokens=32, prefix_cache_bytes=0)
     driven.ask(request(prompt_of(700), name="leaves", max_tokens=500, logit_bias=NEVER_END))
     driven.step_until(lambda: len(driven.worker.members) == 1)

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from config.settings import SETTINGS
-from engine.memory.prefill_budget import STALL_STEPS, PrefillLimits, plan_prefill
-from engine.memory.prefill_costs import PrefillCosts
+from reprise.config.settings import SETTINGS
+from reprise.engine.memory.prefill_budget import STALL_STEPS, PrefillLimits, plan_prefill
+from reprise.engine.memory.prefill_costs import PrefillCosts
 
 MAX_STALL_MS = 50.0
 

@@ -7,14 +7,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from config.settings import Settings
-from engine.generating.setup import TRIALS, flat_costs, make_worker
-from engine.memory import making
-from engine.model import loading
-from engine.model.findings import Findings
-from engine.model.loading import LoadedModel
-from engine.models.making import Makers
-from engine.speculative.costs import exact_widths
+from reprise.config.settings import Settings
+from reprise.engine.generating.setup import TRIALS, flat_costs, make_worker
+from reprise.engine.memory import making
+from reprise.engine.model import loading
+from reprise.engine.model.findings import Findings
+from reprise.engine.model.loading import LoadedModel
+from reprise.engine.models.making import Makers
+from reprise.engine.speculative.costs import exact_widths
 from tests.engine.support import make_loaded
 
 TRIED = (

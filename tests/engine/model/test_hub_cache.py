@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from bench.architectures.tiny_models import write_random_model
-from engine.interface.errors import ModelError
-from engine.model.files.model_folder import describe_folder
-from engine.model.hub import hub_download
-from engine.model.hub.hub_cache import HubCache, HubError
-from engine.model.hub.hub_download import pull
-from engine.speculative.heads.formats import find_folder
+from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.files.model_folder import describe_folder
+from reprise.engine.model.hub import hub_download
+from reprise.engine.model.hub.hub_cache import HubCache, HubError
+from reprise.engine.model.hub.hub_download import pull
+from reprise.engine.speculative.heads.formats import find_folder
 from tests.engine.model.fake_hub import COMMIT, MODEL, FakeHub, serve
 
 WEIGHTS = "model.safetensors"

@@ -8,12 +8,18 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from bench.architectures.tiny_models import write_random_model
-from config.model_settings import BUNDLED_MODEL
-from config.settings import SETTINGS, Settings
-from engine.interface.errors import ModelError
-from engine.model.load_options import LoadOptions
-from engine.model.loading import describe, find_fingerprint, load_model, make_draft_loader, make_loader
+from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import SETTINGS, Settings
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.load_options import LoadOptions
+from reprise.engine.model.loading import (
+    describe,
+    find_fingerprint,
+    load_model,
+    make_draft_loader,
+    make_loader,
+)
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model import fake_hub
 from tests.engine.support import CONFIGS, make_model

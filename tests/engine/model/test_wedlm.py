@@ -8,12 +8,12 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import convert
 
-from bench.architectures.tiny_models import tiny_config
-from config.model_settings import BUNDLED_MODEL
-from engine.interface.errors import ModelError
-from engine.model.load_options import LoadOptions
-from engine.model.loading import load_model
-from engine.model.wedlm import FAMILIES, keep_ends
+from reprise.bench.architectures.tiny_models import tiny_config
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.load_options import LoadOptions
+from reprise.engine.model.loading import load_model
+from reprise.engine.model.wedlm import FAMILIES, keep_ends
 from tests.engine.support import SIZES, make_model
 
 LAYERS = {family: layers for layers, family in FAMILIES.items()}

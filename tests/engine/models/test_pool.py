@@ -14,20 +14,20 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from config.freed_memory import frozen
-from config.settings import Settings
-from drafters.assembly import make_drafters
-from drafters.repetition import score_in_slices
-from engine.engine import ModelPool
-from engine.generating.engine import GeneratingEngine
-from engine.interface.errors import EngineError, ModelError, ModelLoadError
-from engine.interface.events import Failed, Finished
-from engine.interface.request import GenerationRequest
-from engine.model.hub.hub_cache import HubCache
-from engine.models.catalogue import Catalogue
-from engine.models.making import Makers
-from engine.models.messages import Inbox
-from engine.speculative.proposers import DraftSources
+from reprise.config.freed_memory import frozen
+from reprise.config.settings import Settings
+from reprise.drafters.assembly import make_drafters
+from reprise.drafters.repetition import score_in_slices
+from reprise.engine.engine import ModelPool
+from reprise.engine.generating.engine import GeneratingEngine
+from reprise.engine.interface.errors import EngineError, ModelError, ModelLoadError
+from reprise.engine.interface.events import Failed, Finished
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.model.hub.hub_cache import HubCache
+from reprise.engine.models.catalogue import Catalogue
+from reprise.engine.models.making import Makers
+from reprise.engine.models.messages import Inbox
+from reprise.engine.speculative.proposers import DraftSources
 from tests.engine.model_folders import answer_of, answer_with, write_adapter, write_model, write_models
 from tests.engine.support import Answer, prompt_of, request, wait_until
 from tests.engine.test_machine import POISON, Breaking

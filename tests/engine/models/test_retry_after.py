@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.interface.errors import EngineError
-from engine.models.intake import retry_after
-from engine.models.intake.retry_after import MAX_WAIT_S, MIN_WAIT_S, AnswerTimes
+from reprise.engine.interface.errors import EngineError
+from reprise.engine.models.intake import retry_after
+from reprise.engine.models.intake.retry_after import MAX_WAIT_S, MIN_WAIT_S, AnswerTimes
 from tests.engine.conftest import StartEngine
 from tests.engine.support import Answer, ask, prompt_of, request
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.interface.request import Sampling
-from engine.sampling import filters
-from engine.sampling.filters import keep_likely
+from reprise.engine.interface.request import Sampling
+from reprise.engine.sampling import filters
+from reprise.engine.sampling.filters import keep_likely
 
 MARGIN = 1e-5
 """Where a share comes this close to a limit, float32 and float64 may disagree and either is right."""

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import jsonschema
 import pytest
 
-from drafters.base import NO_DRAFT, Draft, DraftQuery
-from engine.interface.errors import GrammarError
-from engine.interface.request import DraftChoice, GenerationRequest, Grammar
-from engine.sampling import grammar as grammar_module
-from engine.sampling.grammar import MAX_COMPILED, Grammars
-from engine.speculative.proposers import DraftSources
+from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery
+from reprise.engine.interface.errors import GrammarError
+from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar
+from reprise.engine.sampling import grammar as grammar_module
+from reprise.engine.sampling.grammar import MAX_COMPILED, Grammars
+from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import spread
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine

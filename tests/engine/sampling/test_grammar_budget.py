@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.interface.errors import GrammarCostError
-from engine.interface.request import DraftChoice, Grammar
-from engine.sampling import grammar as grammar_module
-from engine.sampling.grammar import Grammars, Matcher
-from engine.sampling.grammar_budget import (
+from reprise.engine.interface.errors import GrammarCostError
+from reprise.engine.interface.request import DraftChoice, Grammar
+from reprise.engine.sampling import grammar as grammar_module
+from reprise.engine.sampling.grammar import Grammars, Matcher
+from reprise.engine.sampling.grammar_budget import (
     MAX_MEAN_S,
     MAX_MEAN_STEPS,
     MAX_TOKEN_S,

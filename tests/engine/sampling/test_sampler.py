@@ -6,12 +6,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.interface.request import Sampling
-from engine.sampling import logprobs, portions
-from engine.sampling import sampler as sampler_module
-from engine.sampling.logprobs import Likelihood, measure
-from engine.sampling.penalties import Penalties
-from engine.sampling.sampler import Draw, RowSampling, Sampler, noise_key
+from reprise.engine.interface.request import Sampling
+from reprise.engine.sampling import logprobs, portions
+from reprise.engine.sampling import sampler as sampler_module
+from reprise.engine.sampling.logprobs import Likelihood, measure
+from reprise.engine.sampling.penalties import Penalties
+from reprise.engine.sampling.sampler import Draw, RowSampling, Sampler, noise_key
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of, request
 

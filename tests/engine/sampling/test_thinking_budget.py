@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.interface.request import Grammar, ThinkingBudget
-from engine.sampling.grammar import Grammars
-from engine.sampling.thinking_budget import make_matcher
+from reprise.engine.interface.request import Grammar, ThinkingBudget
+from reprise.engine.sampling.grammar import Grammars
+from reprise.engine.sampling.thinking_budget import make_matcher
 from tests.engine.text.test_tokenizer import make_thinker
 
 

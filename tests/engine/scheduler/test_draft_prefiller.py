@@ -10,18 +10,18 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.batch.device import Device
-from engine.interface.events import Finished
-from engine.interface.request import DraftChoice, GenerationRequest
-from engine.memory.budget import MemoryBudget
-from engine.model.loading import LoadedModel
-from engine.scheduler import draft_prefiller
-from engine.scheduler.draft_prefiller import Pace
-from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
-from engine.speculative.draft_model.draft_prefill import DraftPrefill
-from engine.speculative.draft_model.forecast import DraftForecast
-from engine.speculative.draft_stats import TOO_LONG
-from engine.speculative.proposers import DraftSources
+from reprise.engine.batch.device import Device
+from reprise.engine.interface.events import Finished
+from reprise.engine.interface.request import DraftChoice, GenerationRequest
+from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.model.loading import LoadedModel
+from reprise.engine.scheduler import draft_prefiller
+from reprise.engine.scheduler.draft_prefiller import Pace
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
+from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefill
+from reprise.engine.speculative.draft_model.forecast import DraftForecast
+from reprise.engine.speculative.draft_stats import TOO_LONG
+from reprise.engine.speculative.proposers import DraftSources
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.speculative.translation.test_draft_translation import make_foreign
 from tests.engine.support import make_tokenizer, request

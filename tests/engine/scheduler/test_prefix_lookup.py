@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.settings import Settings
-from engine.batch.sequence import Sequence
-from engine.kv_cache.prefix_cache import block_hashes
-from engine.kv_cache.prefix_cache.trie import PrefixCache
-from engine.kv_cache.probes import find_sharing
-from engine.kv_cache.rows import make_caches
-from engine.kv_cache.slices import KVSlice, State, rebuild
-from engine.memory.making import make_memory_budget
-from engine.sampling.grammar import Grammars
-from engine.scheduler import prefix_lookup
-from engine.scheduler.checkpoints import Checkpoints
-from engine.scheduler.kept_prefixes import KeptPrefixes
-from engine.scheduler.prefix_lookup import PrefixLookup
-from engine.text.templates.message_openings import MessageOpenings
+from reprise.config.settings import Settings
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.kv_cache.prefix_cache import block_hashes
+from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
+from reprise.engine.kv_cache.probes import find_sharing
+from reprise.engine.kv_cache.rows import make_caches
+from reprise.engine.kv_cache.slices import KVSlice, State, rebuild
+from reprise.engine.memory.making import make_memory_budget
+from reprise.engine.sampling.grammar import Grammars
+from reprise.engine.scheduler import prefix_lookup
+from reprise.engine.scheduler.checkpoints import Checkpoints
+from reprise.engine.scheduler.kept_prefixes import KeptPrefixes
+from reprise.engine.scheduler.prefix_lookup import PrefixLookup
+from reprise.engine.text.templates.message_openings import MessageOpenings
 from tests.engine.driven import loaded_once
 from tests.engine.support import Answer, make_tokenizer, request
 

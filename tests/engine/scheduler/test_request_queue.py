@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.memory import estimate
-from engine.memory.estimate import Estimate
+from reprise.engine.memory import estimate
+from reprise.engine.memory.estimate import Estimate
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of, request
 

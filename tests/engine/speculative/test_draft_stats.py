@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculative.costs.step_price import StepPrice
-from engine.speculative.draft_stats import (
+from reprise.engine.speculative.costs.step_price import StepPrice
+from reprise.engine.speculative.draft_stats import (
     DEAR,
     LEFT_OUT,
     PLAIN,

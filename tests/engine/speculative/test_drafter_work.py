@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from config.settings import Settings
-from drafters.assembly import make_drafters
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
-from drafters.copies import growing_text, history
-from drafters.ngram_mod import drafter as ngram_mod
-from drafters.repetition import score_in_slices
-from engine.interface.events import Finished
-from engine.interface.request import DraftChoice, GenerationRequest
-from engine.speculative import shared_table
-from engine.speculative.drafter_work import MAX_CLOSING, STEP_SLICES, DrafterWork
-from engine.speculative.proposers import DraftSources, Proposers
+from reprise.config.settings import Settings
+from reprise.drafters.assembly import make_drafters
+from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
+from reprise.drafters.copies import growing_text, history
+from reprise.drafters.ngram_mod import drafter as ngram_mod
+from reprise.drafters.repetition import score_in_slices
+from reprise.engine.interface.events import Finished
+from reprise.engine.interface.request import DraftChoice, GenerationRequest
+from reprise.engine.speculative import shared_table
+from reprise.engine.speculative.drafter_work import MAX_CLOSING, STEP_SLICES, DrafterWork
+from reprise.engine.speculative.proposers import DraftSources, Proposers
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import prompt_of, request
@@ -58,7 +58,7 @@ class Reader:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every step do one slice."""
-    monkeypatch.setattr("engine.speculative.proposers.DrafterWork", lambda: DrafterWork(1, 0.0))
+    monkeypatch.setattr("reprise.engine.speculative.proposers.DrafterWork", lambda: DrafterWork(1, 0.0))
 
 
 Score = Callable[[Sequence[int]], Generator[int, None, float]]

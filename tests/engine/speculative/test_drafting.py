@@ -9,20 +9,20 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from config.settings import Settings
-from drafters.assembly import make_drafters
-from drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
-from drafters.repetition import score_in_slices
-from engine.batch.device import Device
-from engine.engine import Engine
-from engine.interface.events import Delta
-from engine.interface.request import DraftChoice, DraftType, GenerationRequest
-from engine.kv_cache import sliding_window
-from engine.speculative.acceptance import Acceptance
-from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_model.forecast import DraftForecast
-from engine.speculative.proposers import DraftSources
+from reprise.config.settings import Settings
+from reprise.drafters.assembly import make_drafters
+from reprise.drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
+from reprise.drafters.repetition import score_in_slices
+from reprise.engine.batch.device import Device
+from reprise.engine.engine import Engine
+from reprise.engine.interface.events import Delta
+from reprise.engine.interface.request import DraftChoice, DraftType, GenerationRequest
+from reprise.engine.kv_cache import sliding_window
+from reprise.engine.speculative.acceptance import Acceptance
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.draft_model.forecast import DraftForecast
+from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import spread
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from config.settings import Settings
-from engine.speculative import kept_acceptance
-from engine.speculative.acceptance import GLOBAL_DECAY, AcceptanceCounts
+from reprise.config.settings import Settings
+from reprise.engine.speculative import kept_acceptance
+from reprise.engine.speculative.acceptance import GLOBAL_DECAY, AcceptanceCounts
 
 KEY = "suffix", 3
 

@@ -7,13 +7,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.engine import Engine
-from engine.interface.request import DraftChoice, DraftType, GenerationRequest
-from engine.sampling.grammar import Grammar, Grammars
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_length import DraftEstimate
-from engine.speculative.mask_drafts import add_masks, mask_values
-from engine.speculative.proposers import DraftSources
+from reprise.engine.engine import Engine
+from reprise.engine.interface.request import DraftChoice, DraftType, GenerationRequest
+from reprise.engine.sampling.grammar import Grammar, Grammars
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.draft_length import DraftEstimate
+from reprise.engine.speculative.mask_drafts import add_masks, mask_values
+from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import spread
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from config.settings import Settings
-from drafters.base import SLICE_TOKENS, Draft, DraftQuery, Frame, SequenceStart, Slices, View
-from drafters.copies.occurrences import Occurrences
-from drafters.repetition import score_in_slices
-from drafters.suffix import SuffixDrafter
-from engine.interface.request import DraftChoice, GenerationRequest, Sampling
-from engine.speculative.drafter_work import STEP_SLICES, DrafterWork
-from engine.speculative.proposers import DraftSources, Proposers
-from engine.speculative.sequence_drafts import SequenceDrafts
+from reprise.config.settings import Settings
+from reprise.drafters.base import SLICE_TOKENS, Draft, DraftQuery, Frame, SequenceStart, Slices, View
+from reprise.drafters.copies.occurrences import Occurrences
+from reprise.drafters.repetition import score_in_slices
+from reprise.drafters.suffix import SuffixDrafter
+from reprise.engine.interface.request import DraftChoice, GenerationRequest, Sampling
+from reprise.engine.speculative.drafter_work import STEP_SLICES, DrafterWork
+from reprise.engine.speculative.proposers import DraftSources, Proposers
+from reprise.engine.speculative.sequence_drafts import SequenceDrafts
 
 PROMPT = tuple(range(1, 9))
 
@@ -91,7 +91,7 @@ def test_a_slice_reads_few_of_many_small_views_and_forms(monkeypatch: pytest.Mon
         return add_view(seq, view)
 
     drafter.add_view = count  # type: ignore[method-assign]
-    monkeypatch.setattr("engine.speculative.proposers.DrafterWork", lambda: DrafterWork(1, 0.0))
+    monkeypatch.setattr("reprise.engine.speculative.proposers.DrafterWork", lambda: DrafterWork(1, 0.0))
     _, proposers = begin(views, drafter)
     while proposers.work.is_left:
         before = len(added)

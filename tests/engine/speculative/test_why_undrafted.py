@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from drafters.base import NO_DRAFT, Draft, DraftQuery
-from engine.batch.device import Device
-from engine.interface.events import DraftingReport
-from engine.interface.request import DraftChoice, GenerationRequest
-from engine.speculative.acceptance import Acceptance
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_stats import (
+from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery
+from reprise.engine.batch.device import Device
+from reprise.engine.interface.events import DraftingReport
+from reprise.engine.interface.request import DraftChoice, GenerationRequest
+from reprise.engine.speculative.acceptance import Acceptance
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.draft_stats import (
     DEAR,
     INEXACT,
     LEFT_OUT,
@@ -24,8 +24,8 @@ from engine.speculative.draft_stats import (
     WORDS,
     DraftCounts,
 )
-from engine.speculative.planning.model_part import ModelPart
-from engine.speculative.proposers import DraftSources, MakeSources
+from reprise.engine.speculative.planning.model_part import ModelPart
+from reprise.engine.speculative.proposers import DraftSources, MakeSources
 from tests.drafters.fakes import Coin, Liar, Oracle, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import expected_tokens

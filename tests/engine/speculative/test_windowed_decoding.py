@@ -7,21 +7,27 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from config.setting import SettingsError
-from config.settings import Settings
-from engine.engine import Engine
-from engine.interface.errors import ModelError
-from engine.interface.events import Delta
-from engine.interface.request import DraftChoice, GenerationRequest, Grammar, ThinkingBudget, WindowSettings
-from engine.kv_cache import rows
-from engine.model.loading import LoadedModel
-from engine.sampling.entropy import find_entropies
-from engine.speculative.costs.conditions import USUAL
-from engine.speculative.costs.slowdown_budget import SlowdownBudget
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.planning.accounts import StepAccounts, Verified
-from engine.speculative.proposers import DraftSources
-from engine.speculative.window import Filled, Window
+from reprise.config.setting import SettingsError
+from reprise.config.settings import Settings
+from reprise.engine.engine import Engine
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.events import Delta
+from reprise.engine.interface.request import (
+    DraftChoice,
+    GenerationRequest,
+    Grammar,
+    ThinkingBudget,
+    WindowSettings,
+)
+from reprise.engine.kv_cache import rows
+from reprise.engine.model.loading import LoadedModel
+from reprise.engine.sampling.entropy import find_entropies
+from reprise.engine.speculative.costs.conditions import USUAL
+from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.planning.accounts import StepAccounts, Verified
+from reprise.engine.speculative.proposers import DraftSources
+from reprise.engine.speculative.window import Filled, Window
 from tests.drafters.fakes import Coin, Liar, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven

@@ -6,10 +6,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 from transformers import AddedToken
 
-from config.model_settings import BUNDLED_MODEL
-from engine.text.call_formats import HARMONY_TOKENS
-from engine.text.detokenizer import Detokenizer
-from engine.text.tokenizer import Tokenizer
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.text.call_formats import HARMONY_TOKENS
+from reprise.engine.text.detokenizer import Detokenizer
+from reprise.engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE
 
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>")

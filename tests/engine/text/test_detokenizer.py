@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.text.detokenizer import Detokenizer
-from engine.text.stop_strings import StopMatcher
-from engine.text.tokenizer import Tokenizer
-from engine.text.vocabulary import Vocabulary
+from reprise.engine.text.detokenizer import Detokenizer
+from reprise.engine.text.stop_strings import StopMatcher
+from reprise.engine.text.tokenizer import Tokenizer
+from reprise.engine.text.vocabulary import Vocabulary
 from tests.engine.support import make_tokenizer
 from tests.engine.text import tokenizers_zoo as zoo
 

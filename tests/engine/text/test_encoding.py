@@ -11,11 +11,11 @@ from mlx_lm.tokenizer_utils import load
 from tokenizers import normalizers
 from transformers import CodeLlamaTokenizer
 
-from config.model_settings import BUNDLED_MODEL
-from engine.interface.errors import UnbrokenTextError
-from engine.interface.wanted import UnwantedError, run_while
-from engine.text.tokens import encoding, slicing
-from engine.text.tokens.encoding import TextEncoder
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.interface.errors import UnbrokenTextError
+from reprise.engine.interface.wanted import UnwantedError, run_while
+from reprise.engine.text.tokens import encoding, slicing
+from reprise.engine.text.tokens.encoding import TextEncoder
 from tests.engine.text import tokenizers_zoo as zoo
 
 PIECES = st.sampled_from(

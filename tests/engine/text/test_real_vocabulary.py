@@ -16,17 +16,17 @@ from llguidance import LLMatcher
 from mlx_lm import tokenizer_utils
 from tokenizers import Tokenizer as Backend
 
-from drafters.suffix import SuffixDrafter
-from engine.interface.request import GenerationRequest, Grammar, Sampling
-from engine.model.load_options import LoadOptions
-from engine.model.loading import LoadedModel, load_model
-from engine.sampling import grammar
-from engine.sampling.grammar import Grammars
-from engine.speculative.proposers import DraftSources
-from engine.speculative.translation.translation import Translation
-from engine.text.tokens import token_table, tokenizer_reading
-from engine.text.tokens.token_table import make_table
-from engine.text.vocabulary import Vocabulary
+from reprise.drafters.suffix import SuffixDrafter
+from reprise.engine.interface.request import GenerationRequest, Grammar, Sampling
+from reprise.engine.model.load_options import LoadOptions
+from reprise.engine.model.loading import LoadedModel, load_model
+from reprise.engine.sampling import grammar
+from reprise.engine.sampling.grammar import Grammars
+from reprise.engine.speculative.proposers import DraftSources
+from reprise.engine.speculative.translation.translation import Translation
+from reprise.engine.text.tokens import token_table, tokenizer_reading
+from reprise.engine.text.tokens.token_table import make_table
+from reprise.engine.text.vocabulary import Vocabulary
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven
 from tests.engine.support import oracle

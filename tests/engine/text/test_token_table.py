@@ -7,10 +7,10 @@ import llguidance.hf
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from engine.text.tokens import token_table
-from engine.text.tokens.token_bytes import decode_partial
-from engine.text.tokens.token_table import TokenTable, make_table, read_table
-from engine.text.vocabulary import copy_backend
+from reprise.engine.text.tokens import token_table
+from reprise.engine.text.tokens.token_bytes import decode_partial
+from reprise.engine.text.tokens.token_table import TokenTable, make_table, read_table
+from reprise.engine.text.vocabulary import copy_backend
 from tests.engine.support import make_tokenizer
 from tests.engine.text import tokenizers_zoo as zoo
 

@@ -8,10 +8,10 @@ from mlx_lm.tool_parsers import gemma4, json_tools
 from mlx_lm.utils import load_tokenizer
 from transformers import AddedToken
 
-from config.model_settings import BUNDLED_MODEL
-from engine.text.detokenizer import Detokenizer
-from engine.text.markers import Markers
-from engine.text.tokenizer import Tokenizer
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.text.detokenizer import Detokenizer
+from reprise.engine.text.markers import Markers
+from reprise.engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from mlx_lm.utils import load_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from config.model_settings import BUNDLED_MODEL
-from engine.text import tokenizer as engine_tokenizer
-from engine.text.vocabulary import Vocabulary, VocabularyError
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.text import tokenizer as engine_tokenizer
+from reprise.engine.text.vocabulary import Vocabulary, VocabularyError
 from tests.engine.text import tokenizers_zoo as zoo
 
 WORDS = st.sampled_from(

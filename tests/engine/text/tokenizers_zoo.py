@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine.text.tokenizer import Tokenizer
+from reprise.engine.text.tokenizer import Tokenizer
 
 ENGLISH = (
     "The quick brown fox jumps over the lazy dog.",

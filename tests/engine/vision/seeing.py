@@ -12,14 +12,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from bench.architectures import tiny_models
-from bench.architectures.tiny_models import tiny_config
-from engine.interface.images import PromptImage, VisionInfo, image_key
-from engine.interface.request import GenerationRequest
-from engine.model.loading import LoadedModel, describe
-from engine.sampling.sampler import noise_key
-from engine.vision.sight import Sight
-from engine.vision.tower import Features
+from reprise.bench.architectures import tiny_models
+from reprise.bench.architectures.tiny_models import tiny_config
+from reprise.engine.interface.images import PromptImage, VisionInfo, image_key
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.model.loading import LoadedModel, describe
+from reprise.engine.sampling.sampler import noise_key
+from reprise.engine.vision.sight import Sight
+from reprise.engine.vision.tower import Features
 from tests.engine.support import FINDINGS, SIZES, VOCAB_SIZE, make_tokenizer, request
 
 PLACEHOLDER, BREAK, MERGE = 4000, 4001, 2

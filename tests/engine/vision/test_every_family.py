@@ -6,14 +6,14 @@ from functools import partial
 
 import pytest
 
-from engine.interface.request import GenerationRequest
-from engine.kv_cache import rows
-from engine.kv_cache.columns import RowLengths
-from engine.kv_cache.rows import Sharing
-from engine.memory.budget import MemoryBudget
-from engine.speculative.costs import exact_widths
-from engine.speculative.costs.exact_widths import Tried, find_exact_shapes
-from engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.kv_cache import rows
+from reprise.engine.kv_cache.columns import RowLengths
+from reprise.engine.kv_cache.rows import Sharing
+from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.speculative.costs import exact_widths
+from reprise.engine.speculative.costs.exact_widths import Tried, find_exact_shapes
+from reprise.engine.speculative.costs.step_costs import StepCosts
 from tests.engine.support import VOCAB_SIZE
 from tests.engine.test_every_cache import alone, check_all, with_budgets
 from tests.engine.vision.seeing import CONFIGS, Picture, expected, looked_at, seeing

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.vision.finding import find_tower
+from reprise.engine.vision.finding import find_tower
 from tests.engine.vision.tiny_towers import CLIP, FAMILIES, weights_of, write_folder
 
 QWEN = FAMILIES["qwen3_vl"].config

@@ -6,8 +6,8 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from engine.interface.request import DraftChoice, GenerationRequest, Grammar
-from engine.speculative.proposers import DraftSources
+from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar
+from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import spread
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven

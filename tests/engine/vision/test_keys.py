@@ -5,12 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from config.settings import Settings
-from drafters.base import Draft
-from engine.interface.request import DraftChoice
-from engine.speculative.gate import decide
-from engine.vision.keys import chunk_end, prompt_keys, whole_images, without_cut_images, without_images
-from engine.vision.positions import find_delta, find_places
+from reprise.config.settings import Settings
+from reprise.drafters.base import Draft
+from reprise.engine.interface.request import DraftChoice
+from reprise.engine.speculative.gate import decide
+from reprise.engine.vision.keys import (
+    chunk_end,
+    prompt_keys,
+    whole_images,
+    without_cut_images,
+    without_images,
+)
+from reprise.engine.vision.positions import find_delta, find_places
 from tests.engine.vision.seeing import BREAK, PLACEHOLDER, Picture, RandomTower, looked_at
 
 ASKED = looked_at([1, 2], Picture(1, 2, 3), [3], Picture(2, 2, 2), [4], breaks=True)

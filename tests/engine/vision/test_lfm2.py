@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load_model
 
-from engine.interface.images import PromptImage
-from engine.model import loading
-from engine.vision.finding import find_tower
-from engine.vision.language.reading import Language
+from reprise.engine.interface.images import PromptImage
+from reprise.engine.model import loading
+from reprise.engine.vision.finding import find_tower
+from reprise.engine.vision.language.reading import Language
 from tests.engine.vision.test_towers import TOLERANCE, WRONG, features
 from tests.engine.vision.tiny_towers import HALVES, LFM2_PROMPT, REFERENCES, random_array, references
 

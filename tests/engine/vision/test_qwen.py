@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.interface.images import PromptImage
+from reprise.engine.interface.images import PromptImage
 from tests.engine.vision.test_towers import WRONG, difference, features, image_of, load
 from tests.engine.vision.tiny_towers import references, write_folder
 

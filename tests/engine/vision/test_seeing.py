@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.batch import sequence
-from engine.interface.events import Finished
-from engine.interface.request import GenerationRequest
-from engine.vision import sight
-from engine.vision.language import reading
+from reprise.engine.batch import sequence
+from reprise.engine.interface.events import Finished
+from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.vision import sight
+from reprise.engine.vision.language import reading
 from tests.combinations import spread
 from tests.engine.driven import Driven
 from tests.engine.support import prompt_of

@@ -7,9 +7,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.interface.images import PromptImage
-from engine.vision.finding import find_tower
-from engine.vision.tower import Features, Tower
+from reprise.engine.interface.images import PromptImage
+from reprise.engine.vision.finding import find_tower
+from reprise.engine.vision.tower import Features, Tower
 from tests.engine.vision.tiny_towers import (
     FAMILIES,
     Reference,

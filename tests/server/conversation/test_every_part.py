@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from server.conversation.from_chats import ROLES
-from server.conversation.parts import LEFT_OUT, MEDIA, TEXTS
-from server.errors import BadRequestError
-from server.messages_api.schemas import MessagesRequest
-from server.messages_api.to_chat import to_chat_request
-from server.requests.chat import ChatRequest
-from server.responses_api.schemas import ResponsesRequest
-from server.responses_api.to_chat import ChatConversion
-from server.validation.body import parse_liberally
-from server.validation.notes import Notes
+from reprise.server.conversation.from_chats import ROLES
+from reprise.server.conversation.parts import LEFT_OUT, MEDIA, TEXTS
+from reprise.server.errors import BadRequestError
+from reprise.server.messages_api.schemas import MessagesRequest
+from reprise.server.messages_api.to_chat import to_chat_request
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.responses_api.schemas import ResponsesRequest
+from reprise.server.responses_api.to_chat import ChatConversion
+from reprise.server.validation.body import parse_liberally
+from reprise.server.validation.notes import Notes
 
 VALUES: tuple[Any, ...] = (None, 5, True, "x", "", [], ["x"], {}, {"type": "text", "text": "x"}, {"url": "x"})
 KEYS = ("text", "content", "source", "file", "input", "name", "id", "call_id", "tools", "role", "arguments")

@@ -5,11 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from server.conversation.from_chats import from_chats
-from server.conversation.parts import LEFT_OUT, MEDIA, TEXTS, UNREADABLE, arguments_of, cleaned, parts_of
-from server.conversation.settled import settle
-from server.errors import BadRequestError
-from server.validation.notes import Notes
+from reprise.server.conversation.from_chats import from_chats
+from reprise.server.conversation.parts import (
+    LEFT_OUT,
+    MEDIA,
+    TEXTS,
+    UNREADABLE,
+    arguments_of,
+    cleaned,
+    parts_of,
+)
+from reprise.server.conversation.settled import settle
+from reprise.server.errors import BadRequestError
+from reprise.server.validation.notes import Notes
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"
 

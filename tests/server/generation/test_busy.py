@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.interface.models import MemoryLimit
+from reprise.engine.interface.models import MemoryLimit
 from tests.server.fake_engine import CONTEXT_TOKENS, wait_first
 from tests.server.openai_shapes import assert_error
 

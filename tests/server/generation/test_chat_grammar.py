@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.interface.request import Grammar
-from engine.sampling.grammar import Grammars
-from server.errors import BadRequestError
-from server.generation.engine_requests.chat_grammar import chat_grammar
-from server.requests.chat import ChatRequest
+from reprise.engine.interface.request import Grammar
+from reprise.engine.sampling.grammar import Grammars
+from reprise.server.errors import BadRequestError
+from reprise.server.generation.engine_requests.chat_grammar import chat_grammar
+from reprise.server.requests.chat import ChatRequest
 from tests.engine.text.test_tokenizer import make_thinker
 
 CITY = {"$ref": "#/$defs/city"}

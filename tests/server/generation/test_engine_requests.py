@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from config.settings import Settings
-from engine.interface.models import AnswerLimits
-from server.generation.engine_requests.choices import Prompts, make_engine_requests
-from server.generation.engine_requests.seeds import choice_seed
-from server.requests.completions import CompletionRequest
+from reprise.config.settings import Settings
+from reprise.engine.interface.models import AnswerLimits
+from reprise.server.generation.engine_requests.choices import Prompts, make_engine_requests
+from reprise.server.generation.engine_requests.seeds import choice_seed
+from reprise.server.requests.completions import CompletionRequest
 from tests.server.openai_shapes import assert_error
 
 

@@ -1,8 +1,8 @@
 import asyncio
 import threading
 
-from engine.interface.events import Delta
-from server.generation.handoffs.event_queue import EventBridge, EventQueue
+from reprise.engine.interface.events import Delta
+from reprise.server.generation.handoffs.event_queue import EventBridge, EventQueue
 
 NEVER_S = 1000
 

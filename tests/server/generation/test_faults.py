@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from engine.interface.events import Delta, Failed, Finished, Usage
+from reprise.engine.interface.events import Delta, Failed, Finished, Usage
 from tests.server import fake_engine
 from tests.server.openai_shapes import assert_error
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engine.text.markers import Markers
+from reprise.engine.text.markers import Markers
 from tests.server.fake_engine import marker, says
 from tests.server.tool_formats.test_grammar import FORMATS
 

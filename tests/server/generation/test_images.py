@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.interface.images import Tiles
-from server.generation.prompts.images import DECODER
+from reprise.engine.interface.images import Tiles
+from reprise.server.generation.prompts.images import DECODER
 from tests.engine.foreign.hostile_images import FILES, SHOWN
 from tests.server.fake_engine import PROCESSOR, SEEING, says
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from server.generation.request_output import RequestOutput
-from server.generation.submission import Submission
-from server.output.openai_presenter import OpenAIPresenter
-from server.output.parsing.text_parser import PlainParser
+from reprise.server.generation.request_output import RequestOutput
+from reprise.server.generation.submission import Submission
+from reprise.server.output.openai_presenter import OpenAIPresenter
+from reprise.server.output.parsing.text_parser import PlainParser
 from tests.server import fake_engine
 from tests.server.openai_shapes import assert_error
 

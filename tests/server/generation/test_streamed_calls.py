@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.text.markers import HARMONY, Markers
+from reprise.engine.text.markers import HARMONY, Markers
 from tests.server.fake_engine import CALLING, marker, says
 from tests.server.messages_api.anthropic_shapes import valid_events
 from tests.server.openai_shapes import valid_chat, valid_chat_chunks

@@ -8,11 +8,11 @@ import httpx
 import openai
 import pytest
 
-from config.settings import Settings
-from server.app import create_app
-from server.output.openai_presenter import OpenAIPresenter
-from server.output.parsing.parts import ChoiceOutput
-from server.responses_api.presenter import ResponsePresenter
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
+from reprise.server.output.openai_presenter import OpenAIPresenter
+from reprise.server.output.parsing.parts import ChoiceOutput
+from reprise.server.responses_api.presenter import ResponsePresenter
 from tests.server import fake_engine
 from tests.server.openai_shapes import (
     assert_error,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engine.interface.request import Frame
+from reprise.engine.interface.request import Frame
 from tests.server.fake_engine import wait_first
 
 CHAT = "/v1/chat/completions"

@@ -4,7 +4,7 @@ import asyncio
 
 from uvicorn.server import ServerState
 
-from server.http.connections.connection import Connection, uvicorn_config
+from reprise.server.http.connections.connection import Connection, uvicorn_config
 
 
 class Transport(asyncio.Transport):

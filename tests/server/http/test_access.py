@@ -6,10 +6,10 @@ import httpx
 import openai
 import pytest
 
-from config.setting import SettingsError
-from config.settings import Settings
-from server.app import create_app
-from server.metrics.endpoints import ENDPOINTS
+from reprise.config.setting import SettingsError
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
+from reprise.server.metrics.endpoints import ENDPOINTS
 from tests.server.fake_engine import FakeEngine
 from tests.server.openai_shapes import assert_error
 from tests.server.served import served

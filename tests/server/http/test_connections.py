@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from config.settings import Settings
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
 from tests.server.openai_shapes import assert_error
 from tests.server.served import served
 

@@ -5,11 +5,11 @@ import socket
 
 import pytest
 
-from config.setting import SettingsError
-from config.settings import Settings
-from server.banner import Served, banner
-from server.http.connections.listener import bind_address
-from server.run import exposure_error, run
+from reprise.config.setting import SettingsError
+from reprise.config.settings import Settings
+from reprise.server.banner import Served, banner
+from reprise.server.http.connections.listener import bind_address
+from reprise.server.run import exposure_error, run
 from tests.server.fake_engine import FakeEngine
 
 
@@ -51,7 +51,7 @@ def test_loopback_needs_no_key(host):
 
 def test_the_error_is_one_line_and_status_1_before_anything_is_loaded(capsys, monkeypatch):
     # The configuration would stay in force for later tests.
-    monkeypatch.setattr("server.run.configure_logs", lambda *_, **__: None)
+    monkeypatch.setattr("reprise.server.run.configure_logs", lambda *_, **__: None)
     assert run(Settings(host="0.0.0.0", port=0, model="/no/such/folder")) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("reprise: listening on 0.0.0.0 lets other machines use this server")

@@ -6,8 +6,8 @@ import random
 import httpx
 import pytest
 
-from config.settings import Settings
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
 from tests.server.served import served
 
 NUM_CLIENTS, NUM_ROUNDS = 8, 3

@@ -9,12 +9,12 @@ import pytest
 from fastapi import Request
 from pydantic import AfterValidator
 
-from config.settings import Settings
-from server.errors import BadRequestError
-from server.fair_queue import SMALL_BYTES, BodyLanes
-from server.logs import RequestRecord, attach_record
-from server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, check_values, read_body
-from server.validation.fields import RequestModel
+from reprise.config.settings import Settings
+from reprise.server.errors import BadRequestError
+from reprise.server.fair_queue import SMALL_BYTES, BodyLanes
+from reprise.server.logs import RequestRecord, attach_record
+from reprise.server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, check_values, read_body
+from reprise.server.validation.fields import RequestModel
 from tests.server.openai_shapes import assert_error
 
 JSON = {"Content-Type": "application/json"}

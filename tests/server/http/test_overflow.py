@@ -6,7 +6,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from engine.interface.models import MemoryLimit
+from reprise.engine.interface.models import MemoryLimit
 from tests.server.openai_shapes import assert_error
 from tests.server.responses_api.responses_shapes import raw_events, valid_events
 

@@ -5,8 +5,8 @@ import time
 import pytest
 from uvicorn.server import ServerState
 
-from server.http.connections.connection import READ_BYTES
-from server.routes.tokens import TOKENS_AT_ONCE, json_of_tokens, with_pieces
+from reprise.server.http.connections.connection import READ_BYTES
+from reprise.server.routes.tokens import TOKENS_AT_ONCE, json_of_tokens, with_pieces
 from tests.server.http.nobody import Transport, connection
 
 pytestmark = pytest.mark.usefixtures("what_is_loaded_stays")

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from server.logs import LOGGER, configure_logs
+from reprise.server.logs import LOGGER, configure_logs
 from tests.server import fake_engine
 
 CHAT = "/v1/chat/completions"

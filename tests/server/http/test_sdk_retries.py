@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from engine.interface.errors import RETRY_AFTER_S
+from reprise.engine.interface.errors import RETRY_AFTER_S
 from tests.combinations import spread
 from tests.server.fake_engine import echo, fail_first, fail_midway, wait_first
 

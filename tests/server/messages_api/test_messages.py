@@ -11,11 +11,11 @@ from anthropic.types import (
 )
 from anthropic.types.beta.message_create_params import MessageCreateParamsBase as BetaParams
 
-from config.settings import Settings
-from engine.interface.events import Delta, Finished, Usage
-from server.app import create_app
-from server.messages_api.schemas import CountTokensRequest, MessagesRequest
-from server.messages_api.to_chat import to_chat_request
+from reprise.config.settings import Settings
+from reprise.engine.interface.events import Delta, Finished, Usage
+from reprise.server.app import create_app
+from reprise.server.messages_api.schemas import CountTokensRequest, MessagesRequest
+from reprise.server.messages_api.to_chat import to_chat_request
 from tests.server.fake_engine import THINKING, FakeEngine, fail_first, fail_midway, wait_midway
 from tests.server.messages_api.anthropic_shapes import assert_anthropic_error, valid_events, valid_message
 from tests.server.openai_shapes import valid

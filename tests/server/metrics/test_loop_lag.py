@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from engine.interface.stations import OTHER, StationClock, station
-from server.metrics.loop_lag import HELD_S, NOT_HELD, PERIOD_S, LoopLag
+from reprise.engine.interface.stations import OTHER, StationClock, station
+from reprise.server.metrics.loop_lag import HELD_S, NOT_HELD, PERIOD_S, LoopLag
 
 
 class FakeLoop:

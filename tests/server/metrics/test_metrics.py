@@ -9,15 +9,15 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.interface.events import DraftingReport, Failed, Usage
-from engine.interface.status import GAP_BOUNDS_S, EngineCounts
-from server.app import create_app
-from server.generation import submission
-from server.metrics.definitions import GROUPS
-from server.metrics.loop_lag import HELD_S
-from server.metrics.process_metrics import RANKS
-from server.reference.__main__ import METRICS_PAGE
-from server.reference.metrics_page import write_metrics_page
+from reprise.engine.interface.events import DraftingReport, Failed, Usage
+from reprise.engine.interface.status import GAP_BOUNDS_S, EngineCounts
+from reprise.server.app import create_app
+from reprise.server.generation import submission
+from reprise.server.metrics.definitions import GROUPS
+from reprise.server.metrics.loop_lag import HELD_S
+from reprise.server.metrics.process_metrics import RANKS
+from reprise.server.reference.__main__ import METRICS_PAGE
+from reprise.server.reference.metrics_page import write_metrics_page
 from tests.server import fake_engine
 from tests.server.fake_engine import FakeEngine
 
@@ -178,7 +178,7 @@ async def test_the_page_and_a_scrape_have_every_metric(client, engine):
     listed = {metric.name: metric for group in GROUPS for metric in group.metrics}
     assert names == set(listed)
     assert METRICS_PAGE.read_text(encoding="utf-8") == write_metrics_page(), (
-        "run .venv/bin/python -m server.reference"
+        "run .venv/bin/python -m reprise.server.reference"
     )
     for name, metric in listed.items():
         assert re.search(

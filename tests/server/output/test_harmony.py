@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.interface.events import Delta, Finished, Usage
-from engine.text.markers import HARMONY, Markers
-from server.output.parsing.parser import parser_factory
-from server.output.parsing.parts import CallArgumentsPart, CallStartPart, ChoiceOutput, ToolCallRules
+from reprise.engine.interface.events import Delta, Finished, Usage
+from reprise.engine.text.markers import HARMONY, Markers
+from reprise.server.output.parsing.parser import parser_factory
+from reprise.server.output.parsing.parts import CallArgumentsPart, CallStartPart, ChoiceOutput, ToolCallRules
 from tests.server.counted_text import CountedText
 from tests.server.fake_engine import marker
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.interface.events import Delta, Finished, TokenLogprob, Usage
-from server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
-from server.output.openai_format import CompletionFormat
-from server.output.parsing.logprob_alignment import LogprobAlignment
-from server.output.parsing.parts import ChoiceOutput, TextPart
+from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
+from reprise.server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
+from reprise.server.output.openai_format import CompletionFormat
+from reprise.server.output.parsing.logprob_alignment import LogprobAlignment
+from reprise.server.output.parsing.parts import ChoiceOutput, TextPart
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import (
     assert_error,

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from server.output.openai_format import ChatFormat, CompletionFormat, ResponseHead
-from server.output.openai_presenter import OpenAIPresenter
-from server.output.parsing.parts import EndPart, TextPart
+from reprise.server.output.openai_format import ChatFormat, CompletionFormat, ResponseHead
+from reprise.server.output.openai_presenter import OpenAIPresenter
+from reprise.server.output.parsing.parts import EndPart, TextPart
 from tests.server.openai_shapes import stream_data
 
 HEAD = ResponseHead(id="1", created=5, model='a "model"', system_fingerprint="fp_1", service_tier="default")

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.foreign.child_script import read_calls
-from engine.foreign.tool_calls import WrittenCall
-from engine.interface.events import Delta, Finished, TokenLogprob, Usage
-from engine.text.markers import Markers
-from server.output.parsing.parser import MarkerParser, parser_factory
-from server.output.parsing.parts import (
+from reprise.engine.foreign.child_script import read_calls
+from reprise.engine.foreign.tool_calls import WrittenCall
+from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
+from reprise.engine.text.markers import Markers
+from reprise.server.output.parsing.parser import MarkerParser, parser_factory
+from reprise.server.output.parsing.parts import (
     CallStartPart,
     ChoiceOutput,
     ReasoningPart,
@@ -20,10 +20,10 @@ from server.output.parsing.parts import (
     ToolCallPart,
     ToolCallRules,
 )
-from server.output.parsing.text_parser import PlainParser
-from server.tool_formats.call_readers import make_reader
-from server.tool_formats.formats import find_format
-from server.tool_formats.partial_text import JsonStringTracker
+from reprise.server.output.parsing.text_parser import PlainParser
+from reprise.server.tool_formats.call_readers import make_reader
+from reprise.server.tool_formats.formats import find_format
+from reprise.server.tool_formats.partial_text import JsonStringTracker
 from tests.server.counted_text import CountedText
 from tests.server.fake_engine import CALLING, THINKING, marker, parse_json
 

@@ -5,10 +5,10 @@ import json
 import openai
 import pytest
 
-from engine.interface.events import DraftingReport, Usage
-from engine.interface.request import GenerationRequest, Sampling
-from server.logs import RequestRecord
-from server.output.usage import explain_undrafted, fill_record, measure_timings
+from reprise.engine.interface.events import DraftingReport, Usage
+from reprise.engine.interface.request import GenerationRequest, Sampling
+from reprise.server.logs import RequestRecord
+from reprise.server.output.usage import explain_undrafted, fill_record, measure_timings
 from tests.server import fake_engine
 from tests.server.openai_shapes import stream_data, valid_timings
 

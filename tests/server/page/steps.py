@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
-from engine.interface.events import Delta, Event, PromptProgress
+from reprise.engine.interface.events import Delta, Event, PromptProgress
 from tests.server.fake_engine import FakeEngine, Job, Script, wait_first
 
 

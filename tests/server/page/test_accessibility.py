@@ -4,7 +4,7 @@ import pytest
 from chromium import settle
 from playwright.sync_api import expect
 
-from engine.interface.events import DraftingReport
+from reprise.engine.interface.events import DraftingReport
 from tests.end_to_end.clients.packages import install
 from tests.server.fake_engine import fail_midway, says, traces, wait_midway
 from tests.server.page.steps import ask, last_answer, reads, send

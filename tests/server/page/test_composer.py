@@ -6,8 +6,8 @@ import pytest
 from chromium import settle
 from playwright.sync_api import expect
 
-from config.settings import Settings
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
 from tests.server.fake_engine import says, tells, traces
 from tests.server.page.steps import ask, last_answer, send
 from tests.server.served import served

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from config.settings import Settings
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
 from tests.server.fake_engine import fail_midway, says, wait_midway
 from tests.server.page.steps import answers, ask, last_answer, send, wait_for
 from tests.server.served import served

@@ -6,9 +6,9 @@ import pytest
 from chromium import open_tab, settle
 from playwright.sync_api import expect
 
-from config.settings import Settings
-from engine.interface.events import DraftingReport
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.engine.interface.events import DraftingReport
+from reprise.server.app import create_app
 from tests.server.fake_engine import (
     CALLING,
     THINKING,

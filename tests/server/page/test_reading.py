@@ -8,7 +8,7 @@ import pytest
 from chromium import settle
 from playwright.sync_api import expect
 
-from engine.interface.events import DraftingReport
+from reprise.engine.interface.events import DraftingReport
 from tests.server.fake_engine import THINKING, says, traces
 from tests.server.page.steps import ask, last_answer, send
 

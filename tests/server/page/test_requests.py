@@ -2,10 +2,10 @@
 
 import pytest
 
-from config.agents.config_file import render
-from config.agents.known import AGENTS
-from config.agents.served_model import ServedModel
-from server.metrics.recent_requests import MAX_REQUESTS
+from reprise.config.agents.config_file import render
+from reprise.config.agents.known import AGENTS
+from reprise.config.agents.served_model import ServedModel
+from reprise.server.metrics.recent_requests import MAX_REQUESTS
 from tests.server.fake_engine import fail_midway
 from tests.server.openai_shapes import assert_error
 

@@ -5,8 +5,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from config.settings import Settings
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
 from tests.server.fake_engine import wait_first, wait_midway
 from tests.server.page.steps import last_answer, reads, send, wait_for
 from tests.server.served import served

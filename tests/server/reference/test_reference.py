@@ -13,26 +13,26 @@ from openai.types.responses import input_token_count_params, response_compact_pa
 from pydantic import BaseModel, Field
 from typing_extensions import get_type_hints, is_typeddict
 
-from config.settings import Settings
-from server.app import BODIES, ROUTES
-from server.messages_api.schemas import CountTokensRequest, MessagesRequest
-from server.metrics.endpoints import ENDPOINTS
-from server.reference.__main__ import API_PAGE
-from server.reference.api_page import write_api_page
-from server.reference.field_rows import SINCE, UndocumentedError, read_rows
-from server.requests.chat import ChatRequest
-from server.requests.completions import CompletionRequest
-from server.requests.embeddings import EmbeddingsRequest
-from server.responses_api.compaction import CompactRequest
-from server.responses_api.schemas import ResponsesRequest
-from server.validation.field_errors import INSIDE
-from server.validation.fields import RequestModel, unsupported
-from server.validation.peer_fields import IGNORED
+from reprise.config.settings import Settings
+from reprise.server.app import BODIES, ROUTES
+from reprise.server.messages_api.schemas import CountTokensRequest, MessagesRequest
+from reprise.server.metrics.endpoints import ENDPOINTS
+from reprise.server.reference.__main__ import API_PAGE
+from reprise.server.reference.api_page import write_api_page
+from reprise.server.reference.field_rows import SINCE, UndocumentedError, read_rows
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.requests.embeddings import EmbeddingsRequest
+from reprise.server.responses_api.compaction import CompactRequest
+from reprise.server.responses_api.schemas import ResponsesRequest
+from reprise.server.validation.field_errors import INSIDE
+from reprise.server.validation.fields import RequestModel, unsupported
+from reprise.server.validation.peer_fields import IGNORED
 
 
 def test_the_page_is_what_the_code_says():
     assert API_PAGE.read_text(encoding="utf-8") == write_api_page(), (
-        "run .venv/bin/python -m server.reference"
+        "run .venv/bin/python -m reprise.server.reference"
     )
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from server.requests.chat import ChatRequest
+from reprise.server.requests.chat import ChatRequest
 from tests.server.openai_shapes import valid_chat
 
 HELLO = [{"role": "user", "content": "hello"}]

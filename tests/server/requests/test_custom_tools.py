@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engine.interface.request import Grammar
+from reprise.engine.interface.request import Grammar
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import assert_error, valid_chat
 

@@ -6,12 +6,12 @@ import httpx
 import openai
 import pytest
 
-from config.settings import Settings
-from engine.interface.events import DraftingReport
-from engine.interface.request import DraftChoice
-from server.app import create_app
-from server.generation.engine_requests.choices import Prompts, make_engine_requests
-from server.requests.completions import CompletionRequest
+from reprise.config.settings import Settings
+from reprise.engine.interface.events import DraftingReport
+from reprise.engine.interface.request import DraftChoice
+from reprise.server.app import create_app
+from reprise.server.generation.engine_requests.choices import Prompts, make_engine_requests
+from reprise.server.requests.completions import CompletionRequest
 from tests.server.fake_engine import traces
 from tests.server.openai_shapes import valid_chat
 

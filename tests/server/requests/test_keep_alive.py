@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.errors import BadRequestError
-from server.requests.models import keep_alive_s
+from reprise.server.errors import BadRequestError
+from reprise.server.requests.models import keep_alive_s
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from engine.interface.request import Grammar
-from server.errors import BadRequestError
-from server.requests.chat import ChatRequest
-from server.validation.body import parse_body
-from server.validation.constraints.json_schema import check_schema
-from server.validation.constraints.json_schema_recursion import find_endless
+from reprise.engine.interface.request import Grammar
+from reprise.server.errors import BadRequestError
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.validation.body import parse_body
+from reprise.server.validation.constraints.json_schema import check_schema
+from reprise.server.validation.constraints.json_schema_recursion import find_endless
 from tests.server.openai_shapes import assert_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

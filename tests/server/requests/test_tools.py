@@ -7,13 +7,13 @@ import threading
 import httpx
 import pytest
 
-from config.settings import Settings
-from engine.interface.events import Delta, Finished, Usage
-from engine.text.markers import Markers
-from server.app import create_app
-from server.errors import BadRequestError
-from server.requests.chat import ChatRequest
-from server.validation.body import parse_body
+from reprise.config.settings import Settings
+from reprise.engine.interface.events import Delta, Finished, Usage
+from reprise.engine.text.markers import Markers
+from reprise.server.app import create_app
+from reprise.server.errors import BadRequestError
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.validation.body import parse_body
 from tests.server.fake_engine import CALLING, says
 from tests.server.openai_shapes import assert_error, valid_chat, valid_chat_chunks
 from tests.server.served import served

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from config.settings import Settings
-from engine.interface.events import Usage
-from engine.interface.request import WindowSettings
-from server.errors import BadRequestError
-from server.generation.engine_requests.choices import Prompts, make_engine_requests
-from server.output.usage import measure_timings
-from server.requests.completions import CompletionRequest
+from reprise.config.settings import Settings
+from reprise.engine.interface.events import Usage
+from reprise.engine.interface.request import WindowSettings
+from reprise.server.errors import BadRequestError
+from reprise.server.generation.engine_requests.choices import Prompts, make_engine_requests
+from reprise.server.output.usage import measure_timings
+from reprise.server.requests.completions import CompletionRequest
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
     "/v1/chat/completions",

@@ -7,8 +7,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from config.settings import Settings
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
 from tests.server.fake_engine import FakeEngine
 from tests.server.openai_shapes import assert_error
 from tests.server.responses_api.test_responses import PATH, WEATHER

@@ -3,8 +3,8 @@
 import pytest
 from openai.types.responses import CompactedResponse
 
-from server.conversation.from_items import SUMMARY_HEAD
-from server.responses_api.compaction import ASKED
+from reprise.server.conversation.from_items import SUMMARY_HEAD
+from reprise.server.responses_api.compaction import ASKED
 from tests.server.fake_engine import CONTEXT_TOKENS, THINKING, fail_midway, says
 from tests.server.openai_shapes import assert_error, valid_timings
 from tests.server.responses_api.test_responses import PATH, ask, seen

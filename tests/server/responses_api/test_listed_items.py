@@ -6,9 +6,9 @@ import pytest
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
-from server.conversation.from_items import as_listed, from_items
-from server.conversation.settled import settle
-from server.validation.notes import Notes
+from reprise.server.conversation.from_items import as_listed, from_items
+from reprise.server.conversation.settled import settle
+from reprise.server.validation.notes import Notes
 
 ITEM = TypeAdapter(ResponseItem)
 NOTHING = object()

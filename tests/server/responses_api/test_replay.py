@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.interface.events import Delta, Finished, TokenLogprob, Usage
+from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from tests.server.fake_engine import THINKING, says
 from tests.server.openai_shapes import assert_error
 from tests.server.responses_api.responses_shapes import raw_events, valid_events

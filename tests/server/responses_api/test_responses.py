@@ -6,11 +6,11 @@ import httpx
 import pytest
 from openai.types.responses import response_create_params
 
-from config.settings import Settings
-from engine.interface.events import Delta, Finished, TokenLogprob, Usage
-from server.app import create_app
-from server.metrics.endpoints import endpoint_of
-from server.responses_api.schemas import ResponsesRequest
+from reprise.config.settings import Settings
+from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
+from reprise.server.app import create_app
+from reprise.server.metrics.endpoints import endpoint_of
+from reprise.server.responses_api.schemas import ResponsesRequest
 from tests.server.fake_engine import THINKING, fail_first, fail_midway, says, wait_midway
 from tests.server.openai_shapes import assert_error
 from tests.server.responses_api.responses_shapes import valid_events, valid_response

@@ -2,8 +2,13 @@
 
 from pydantic_core import to_json
 
-from server.conversation.from_items import as_listed
-from server.responses_api.store import ITEM_OVERHEAD_BYTES, OVERHEAD_BYTES, ResponseStore, stored_response
+from reprise.server.conversation.from_items import as_listed
+from reprise.server.responses_api.store import (
+    ITEM_OVERHEAD_BYTES,
+    OVERHEAD_BYTES,
+    ResponseStore,
+    stored_response,
+)
 
 
 def add(store, number, previous=None, owner="", size=100):

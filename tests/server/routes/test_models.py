@@ -8,10 +8,10 @@ import httpx
 import pytest
 from anthropic.types import ModelInfo
 
-from config.settings import Settings
-from engine.interface.models import SamplingDefaults
-from engine.text.markers import Markers
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.engine.interface.models import SamplingDefaults
+from reprise.engine.text.markers import Markers
+from reprise.server.app import create_app
 from tests.server.fake_engine import CALLING, CONTEXT_TOKENS
 from tests.server.openai_shapes import assert_error, valid_model
 

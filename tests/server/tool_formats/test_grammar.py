@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from engine.sampling.grammar import Grammars
-from engine.text.markers import HARMONY, Marker, Markers
-from server.conversation.model import ToolChoice
-from server.errors import BadRequestError
-from server.generation.engine_requests.chat_grammar import chat_grammar
-from server.requests.chat import ChatRequest
+from reprise.engine.sampling.grammar import Grammars
+from reprise.engine.text.markers import HARMONY, Marker, Markers
+from reprise.server.conversation.model import ToolChoice
+from reprise.server.errors import BadRequestError
+from reprise.server.generation.engine_requests.chat_grammar import chat_grammar
+from reprise.server.requests.chat import ChatRequest
 from tests.engine.text.test_tokenizer import make_thinker
 
 SPECIAL = [

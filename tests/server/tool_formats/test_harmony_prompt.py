@@ -1,6 +1,10 @@
 """Conversations are brought into the form that gpt-oss's chat template takes."""
 
-from server.tool_formats.harmony_prompt import to_harmony_arguments, to_harmony_messages, to_harmony_tools
+from reprise.server.tool_formats.harmony_prompt import (
+    to_harmony_arguments,
+    to_harmony_messages,
+    to_harmony_tools,
+)
 
 
 def call(name):

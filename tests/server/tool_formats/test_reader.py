@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.foreign.child_script import read_calls
-from engine.text.markers import Markers
-from server.tool_formats.call_readers import make_reader
-from server.tool_formats.formats import find_format
-from server.tool_formats.reader import OpenedCall
+from reprise.engine.foreign.child_script import read_calls
+from reprise.engine.text.markers import Markers
+from reprise.server.tool_formats.call_readers import make_reader
+from reprise.server.tool_formats.formats import find_format
+from reprise.server.tool_formats.reader import OpenedCall
 from tests.server.fake_engine import marker
 
 SCHEMA = {

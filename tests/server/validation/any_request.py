@@ -7,8 +7,8 @@ import hypothesis
 import pytest
 import schemathesis
 
-from config.settings import Settings
-from server.app import create_app
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
 from tests.server.fake_engine import FakeEngine
 
 HELLO = {"model": "reprise-demo", "messages": [{"role": "user", "content": "hello"}]}

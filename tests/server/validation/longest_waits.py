@@ -9,13 +9,13 @@ every half a millisecond. The figures of docs/security.md are from here.
 import time
 from contextlib import suppress
 
-from config.settings import Settings
-from server.errors import BadRequestError
-from server.requests.chat import ChatRequest
-from server.requests.completions import CompletionRequest
-from server.responses_api.schemas import ResponsesRequest
-from server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, parse_liberally
-from server.validation.notes import Notes
+from reprise.config.settings import Settings
+from reprise.server.errors import BadRequestError
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.responses_api.schemas import ResponsesRequest
+from reprise.server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, parse_liberally
+from reprise.server.validation.notes import Notes
 from tests.server.waits import measured_waits
 
 ROOM = Settings().max_body_bytes - 20

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from server.errors import BadRequestError
-from server.requests.completions import CompletionRequest
-from server.validation.body import parse_body
+from reprise.server.errors import BadRequestError
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.validation.body import parse_body
 from tests.server.openai_shapes import assert_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

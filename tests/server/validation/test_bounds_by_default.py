@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from engine.text.templates.fit import merge, split_calls
-from server.conversation.parts import arguments_of
-from server.conversation.tools import MAX_NAME_CHARACTERS, function_name
-from server.errors import BadRequestError
-from server.messages_api.schemas import MessagesRequest
-from server.messages_api.to_chat import to_chat_request
-from server.requests.chat import ChatRequest
-from server.responses_api.schemas import ResponsesRequest
-from server.responses_api.to_chat import ChatConversion
-from server.validation.body import MAX_CONTAINERS, parse_liberally
-from server.validation.notes import Notes
+from reprise.engine.text.templates.fit import merge, split_calls
+from reprise.server.conversation.parts import arguments_of
+from reprise.server.conversation.tools import MAX_NAME_CHARACTERS, function_name
+from reprise.server.errors import BadRequestError
+from reprise.server.messages_api.schemas import MessagesRequest
+from reprise.server.messages_api.to_chat import to_chat_request
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.responses_api.schemas import ResponsesRequest
+from reprise.server.responses_api.to_chat import ChatConversion
+from reprise.server.validation.body import MAX_CONTAINERS, parse_liberally
+from reprise.server.validation.notes import Notes
 from tests.server.messages_api import test_bad_input as messages_rows
 from tests.server.requests import test_tools as tools_rows
 from tests.server.responses_api import test_bad_input as responses_rows

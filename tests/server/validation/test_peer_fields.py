@@ -5,9 +5,9 @@ import json
 import httpx
 import pytest
 
-from config.settings import Settings
-from server.app import create_app
-from server.validation.peer_fields import UNDERSTOOD
+from reprise.config.settings import Settings
+from reprise.server.app import create_app
+from reprise.server.validation.peer_fields import UNDERSTOOD
 from tests.server.fake_engine import THINKING, says, tells
 from tests.server.openai_shapes import assert_error
 

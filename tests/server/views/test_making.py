@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from drafters.base import DraftQuery, SequenceStart, finish
-from drafters.suffix import SuffixDrafter
-from engine.interface.request import Frame, SignedLines, View
-from engine.speculative.acceptance import count_accepted
-from engine.text.markers import HARMONY
-from server.views import making
-from server.views.arguments import AS_IT_IS, AS_JSON, PROBED, ArgumentForm, probe_arguments
-from server.views.forms import call_forms, rendered_call
-from server.views.making import ViewMaker
-from server.views.shapes import Shown
+from reprise.drafters.base import DraftQuery, SequenceStart, finish
+from reprise.drafters.suffix import SuffixDrafter
+from reprise.engine.interface.request import Frame, SignedLines, View
+from reprise.engine.speculative.acceptance import count_accepted
+from reprise.engine.text.markers import HARMONY
+from reprise.server.views import making
+from reprise.server.views.arguments import AS_IT_IS, AS_JSON, PROBED, ArgumentForm, probe_arguments
+from reprise.server.views.forms import call_forms, rendered_call
+from reprise.server.views.making import ViewMaker
+from reprise.server.views.shapes import Shown
 from tests.server.fake_engine import CALLING, FakeTokenizer
 
 Json = dict[str, Any]

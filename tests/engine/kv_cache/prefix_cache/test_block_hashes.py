@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kv_cache.prefix_cache import block_hashes
-from engine.kv_cache.prefix_cache.block_hashes import BLOCK_TOKENS, BlockHashes, count_shared
+from reprise.engine.kv_cache.prefix_cache import block_hashes
+from reprise.engine.kv_cache.prefix_cache.block_hashes import BLOCK_TOKENS, BlockHashes, count_shared
 
 TEXTS = st.lists(st.integers(1, 2), max_size=24)
 

@@ -13,11 +13,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from config.whole_file import unfinished_path
-from engine.kv_cache.prefix_cache import disk, disk_file
-from engine.kv_cache.prefix_cache.disk import PrefixStore
-from engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
-from engine.kv_cache.slices import KVSlice, State
+from reprise.config.whole_file import unfinished_path
+from reprise.engine.kv_cache.prefix_cache import disk, disk_file
+from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore
+from reprise.engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
+from reprise.engine.kv_cache.slices import KVSlice, State
 from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.engine.conftest import StartEngine
 from tests.engine.kv_cache.prefix_cache.test_trie import slice_of, state_of

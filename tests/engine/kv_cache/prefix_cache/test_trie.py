@@ -8,12 +8,12 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from engine.interface.events import Usage
-from engine.kv_cache.prefix_cache.trie import PrefixCache
-from engine.kv_cache.probes import prefix_fault
-from engine.kv_cache.rows import Caches
-from engine.kv_cache.slices import KVSlice, State, sub_slice
-from engine.speculative.proposers import DraftSources
+from reprise.engine.interface.events import Usage
+from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
+from reprise.engine.kv_cache.probes import prefix_fault
+from reprise.engine.kv_cache.rows import Caches
+from reprise.engine.kv_cache.slices import KVSlice, State, sub_slice
+from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import every_kind_of_cache
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
@@ -223,7 +223,7 @@ def test_quantized_keys_can_be_split_and_rebuilt(name: str, kv_bits: int) -> Non
 
 
 def test_a_cache_that_cannot_be_rebuilt_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.kv_cache.probes.take_state", lambda _: [None] * 9)
+    monkeypatch.setattr("reprise.engine.kv_cache.probes.take_state", lambda _: [None] * 9)
     assert "cannot be split and rebuilt" in str(prefix_fault(make_model("gemma3_text")))
 
 
@@ -404,7 +404,7 @@ def test_a_prefix_that_cannot_be_split_is_dropped(monkeypatch: pytest.MonkeyPatc
             raise MemoryError
         return sub_slice(kv_slice, start, end)
 
-    monkeypatch.setattr("engine.kv_cache.slices.sub_slice", fail)
+    monkeypatch.setattr("reprise.engine.kv_cache.slices.sub_slice", fail)
     with pytest.raises(MemoryError):
         cache.put([1, 2, 7], lambda start, end: slice_of([1, 2, 7][start:end]), [])
     # The keys of the first four tokens were split already, and the values were not.

@@ -14,11 +14,11 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from mlx.utils import tree_flatten
 
-from config.model_settings import BUNDLED_MODEL
-from engine.model.convert import gguf_folder
-from engine.model.convert.conversion import convert
-from engine.model.convert.gguf_weights import unpack
-from engine.model.convert.options import ConvertError, Options
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.model.convert import gguf_folder
+from reprise.engine.model.convert.conversion import convert
+from reprise.engine.model.convert.gguf_weights import unpack
+from reprise.engine.model.convert.options import ConvertError, Options
 from tests.combinations import spread
 from tests.engine.model.convert.gguf_files import (
     MODEL_TYPES,

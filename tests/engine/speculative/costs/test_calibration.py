@@ -11,14 +11,14 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from config.settings import Settings
-from drafters.base import NO_DRAFT
-from engine.engine import Engine
-from engine.kv_cache.rows import Sharing
-from engine.models.making import Makers
-from engine.speculative.costs import calibration
-from engine.speculative.costs.calibration import Calibration
-from engine.speculative.proposers import DraftSources
+from reprise.config.settings import Settings
+from reprise.drafters.base import NO_DRAFT
+from reprise.engine.engine import Engine
+from reprise.engine.kv_cache.rows import Sharing
+from reprise.engine.models.making import Makers
+from reprise.engine.speculative.costs import calibration
+from reprise.engine.speculative.costs.calibration import Calibration
+from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.support import ask, make_loaded, oracle, prompt_of, request, wait_until
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from engine.interface.request import GenerationRequest, Grammar, Sampling
-from engine.speculative.costs.conditions import (
+from reprise.engine.interface.request import GenerationRequest, Grammar, Sampling
+from reprise.engine.speculative.costs.conditions import (
     ADJUSTED,
     GREEDY,
     MASKED,
@@ -15,8 +15,8 @@ from engine.speculative.costs.conditions import (
     context_class,
     sampling_class,
 )
-from engine.speculative.costs.step_bounds import PLAIN_AFTER_STEPS
-from engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.costs.step_bounds import PLAIN_AFTER_STEPS
+from reprise.engine.speculative.costs.step_costs import StepCosts
 
 TABLE = {(1, 1): 1.0, (1, 8): 2.0, (4, 1): 2.0, (4, 8): 5.5}
 LONG = Conditions(context=3)

@@ -8,26 +8,26 @@ from typing import Any
 
 import pytest
 
-from config.settings import Settings
-from drafters.base import Draft
-from engine.interface.request import DraftChoice, GenerationRequest, Sampling
-from engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
-from engine.speculative.costs.exact_widths import LONG, SHORT_TOKENS, Exactness
-from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
-from engine.speculative.draft_model.forecast import (
+from reprise.config.settings import Settings
+from reprise.drafters.base import Draft
+from reprise.engine.interface.request import DraftChoice, GenerationRequest, Sampling
+from reprise.engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
+from reprise.engine.speculative.costs.exact_widths import LONG, SHORT_TOKENS, Exactness
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.draft_model.costs import DraftModelCosts, DraftWork
+from reprise.engine.speculative.draft_model.forecast import (
     MODEL,
     PREFILL_ONE_PROMPT_IN,
     DraftForecast,
     PromptGate,
     TokenYield,
 )
-from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
-from engine.speculative.planning.planner import Planner
-from engine.speculative.proposers import DraftSources, Proposers
-from engine.speculative.sequence_drafts import SequenceDrafts
-from engine.speculative.verify import RowInput
+from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
+from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.proposers import DraftSources, Proposers
+from reprise.engine.speculative.sequence_drafts import SequenceDrafts
+from reprise.engine.speculative.verify import RowInput
 from tests.drafters.fakes import scored
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)

@@ -6,8 +6,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from engine.kv_cache.sliding_window import WindowKVCache
-from engine.speculative.heads.head import Bounds, Choose
+from reprise.engine.kv_cache.sliding_window import WindowKVCache
+from reprise.engine.speculative.heads.head import Bounds, Choose
 
 Answers = Mapping[tuple[int, ...], Sequence[int]]
 

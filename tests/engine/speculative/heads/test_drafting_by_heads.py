@@ -8,27 +8,27 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from bench.architectures.tiny_models import tiny_config
-from drafters.base import NO_DRAFT, Draft, DraftQuery
-from engine.engine import Engine
-from engine.interface.errors import ModelError
-from engine.interface.events import Finished
-from engine.interface.models import HeadKind
-from engine.interface.request import GenerationRequest, Grammar
-from engine.kv_cache.per_row import make_caches
-from engine.memory.budget import MemoryBudget
-from engine.model.loading import LoadedModel
-from engine.speculative.draft_model.forecast import PREFILL_ONE_PROMPT_IN
-from engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
-from engine.speculative.heads.dflash import DFlashConfig, DFlashHead
-from engine.speculative.heads.families import FAMILIES
-from engine.speculative.heads.head import Choose, Head, find_ends
-from engine.speculative.heads.head_drafter import MAX_IDLE_STEPS, HeadDrafter, NamedHead
-from engine.speculative.heads.mtp import MTPHead
-from engine.speculative.heads.taps import TappedStates, Taps
-from engine.speculative.planning.model_part import ModelPart
-from engine.speculative.planning.planner import Planner
-from engine.speculative.proposers import DraftSources
+from reprise.bench.architectures.tiny_models import tiny_config
+from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery
+from reprise.engine.engine import Engine
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.events import Finished
+from reprise.engine.interface.models import HeadKind
+from reprise.engine.interface.request import GenerationRequest, Grammar
+from reprise.engine.kv_cache.per_row import make_caches
+from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.model.loading import LoadedModel
+from reprise.engine.speculative.draft_model.forecast import PREFILL_ONE_PROMPT_IN
+from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
+from reprise.engine.speculative.heads.dflash import DFlashConfig, DFlashHead
+from reprise.engine.speculative.heads.families import FAMILIES
+from reprise.engine.speculative.heads.head import Choose, Head, find_ends
+from reprise.engine.speculative.heads.head_drafter import MAX_IDLE_STEPS, HeadDrafter, NamedHead
+from reprise.engine.speculative.heads.mtp import MTPHead
+from reprise.engine.speculative.heads.taps import TappedStates, Taps
+from reprise.engine.speculative.planning.model_part import ModelPart
+from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import spread
 from tests.drafters.fakes import Coin, scored
 from tests.engine.conftest import StartEngine

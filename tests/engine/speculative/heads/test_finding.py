@@ -9,16 +9,16 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from bench.architectures.tiny_models import make_model, tiny_config
-from config.model_settings import BUNDLED_MODEL
-from config.settings import Settings, SettingsError
-from engine.engine import Engine
-from engine.generating.setup import flat_costs
-from engine.interface.errors import ModelError
-from engine.model.loading import load_model
-from engine.models.making import Makers
-from engine.speculative.proposers import DraftSources
-from server.banner import Served, banner
+from reprise.bench.architectures.tiny_models import make_model, tiny_config
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings, SettingsError
+from reprise.engine.engine import Engine
+from reprise.engine.generating.setup import flat_costs
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.loading import load_model
+from reprise.engine.models.making import Makers
+from reprise.engine.speculative.proposers import DraftSources
+from reprise.server.banner import Served, banner
 from tests.drafters.fakes import scored
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import SLIDING, dflash_config

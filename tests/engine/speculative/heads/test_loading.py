@@ -10,14 +10,14 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from bench.architectures.tiny_models import architectures, make_model, tiny_config
-from config.model_settings import BUNDLED_MODEL
-from engine.interface.errors import ModelError
-from engine.model.head_names import name_in_head
-from engine.model.loading import load_model
-from engine.speculative.heads.formats import find_own_heads, identify, text_config
-from engine.speculative.heads.head import TargetEnds
-from engine.speculative.heads.making import Target, check_fit, choose, load_head
+from reprise.bench.architectures.tiny_models import architectures, make_model, tiny_config
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.head_names import name_in_head
+from reprise.engine.model.loading import load_model
+from reprise.engine.speculative.heads.formats import find_own_heads, identify, text_config
+from reprise.engine.speculative.heads.head import TargetEnds
+from reprise.engine.speculative.heads.making import Target, check_fit, choose, load_head
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import dflash_config
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from config.settings import Settings
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
-from engine.interface.request import GenerationRequest, Sampling
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_model.costs import DraftModelCosts, DraftWork, ShareOfTarget
-from engine.speculative.planning.accounts import Verified
-from engine.speculative.planning.planner import Planner
-from engine.speculative.proposers import DraftSources, Proposers
+from reprise.config.settings import Settings
+from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
+from reprise.engine.interface.request import GenerationRequest, Sampling
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.draft_model.costs import DraftModelCosts, DraftWork, ShareOfTarget
+from reprise.engine.speculative.planning.accounts import Verified
+from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.proposers import DraftSources, Proposers
 from tests.drafters.fakes import scored
 
 TrueCosts = Callable[[int, int, int], float]

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from engine.speculative.costs.conditions import Conditions, context_class
-from engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
-from engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.costs.conditions import Conditions, context_class
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
+from reprise.engine.speculative.costs.step_costs import StepCosts
 from tests.engine.speculative.planning.simulated_rows import Device, TrueCosts
 
 ROWS, WIDTHS = (1, 2, 4, 8), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)

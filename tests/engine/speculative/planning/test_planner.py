@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.settings import Settings
-from drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
-from engine.interface.request import GenerationRequest, Sampling
-from engine.speculative.costs.conditions import USUAL, Conditions
-from engine.speculative.costs.exact_widths import Exactness
-from engine.speculative.costs.step_costs import StepCosts
-from engine.speculative.draft_length import MIN_GAIN, DraftEstimate
-from engine.speculative.draft_model.costs import DraftModelCosts
-from engine.speculative.draft_model.forecast import MODEL, PlannedDraft
-from engine.speculative.planning import model_part, planner
-from engine.speculative.planning.accounts import Verified
-from engine.speculative.planning.planner import Planner
-from engine.speculative.proposers import DraftSources, Proposers
-from engine.speculative.verify import RowInput
+from reprise.config.settings import Settings
+from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
+from reprise.engine.interface.request import GenerationRequest, Sampling
+from reprise.engine.speculative.costs.conditions import USUAL, Conditions
+from reprise.engine.speculative.costs.exact_widths import Exactness
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.draft_length import MIN_GAIN, DraftEstimate
+from reprise.engine.speculative.draft_model.costs import DraftModelCosts
+from reprise.engine.speculative.draft_model.forecast import MODEL, PlannedDraft
+from reprise.engine.speculative.planning import model_part, planner
+from reprise.engine.speculative.planning.accounts import Verified
+from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.proposers import DraftSources, Proposers
+from reprise.engine.speculative.verify import RowInput
 from tests.drafters.fakes import scored
 
 ROWS, WIDTHS = (1, 2, 4), (1, 2, 3, 5, 9)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.speculative.translation.context import MAX_TAIL_TOKENS, ContextTranslator
-from engine.speculative.translation.token_map import TokenMap
-from engine.speculative.translation.translation import PREFIX_TOKENS
-from engine.speculative.translation.translator import VocabularyPair
-from engine.text.text_boundaries import find_complete_end
-from engine.text.vocabulary import Vocabulary
+from reprise.engine.speculative.translation.context import MAX_TAIL_TOKENS, ContextTranslator
+from reprise.engine.speculative.translation.token_map import TokenMap
+from reprise.engine.speculative.translation.translation import PREFIX_TOKENS
+from reprise.engine.speculative.translation.translator import VocabularyPair
+from reprise.engine.text.text_boundaries import find_complete_end
+from reprise.engine.text.vocabulary import Vocabulary
 from tests.engine.text import tokenizers_zoo as zoo
 
 FRAGMENTS = [

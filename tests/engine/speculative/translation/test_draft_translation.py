@@ -10,18 +10,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.batch.device import Device
-from engine.engine import Engine
-from engine.interface.errors import ModelError
-from engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
-from engine.memory.budget import MemoryBudget
-from engine.model.loading import LoadedModel, describe
-from engine.sampling.sampler import RowSampling, Sampler
-from engine.speculative.draft_model.forecast import DraftForecast
-from engine.speculative.draft_model.sampling import make_draft_sampling
-from engine.speculative.proposers import DraftSources
-from engine.speculative.translation.token_map import UNMATCHED
-from engine.speculative.translation.translation import Translation
+from reprise.engine.batch.device import Device
+from reprise.engine.engine import Engine
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
+from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.model.loading import LoadedModel, describe
+from reprise.engine.sampling.sampler import RowSampling, Sampler
+from reprise.engine.speculative.draft_model.forecast import DraftForecast
+from reprise.engine.speculative.draft_model.sampling import make_draft_sampling
+from reprise.engine.speculative.proposers import DraftSources
+from reprise.engine.speculative.translation.token_map import UNMATCHED
+from reprise.engine.speculative.translation.translation import Translation
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, make_model, oracle, prompt_of, request

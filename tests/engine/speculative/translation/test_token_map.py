@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 from tokenizers import AddedToken
 
-from engine.speculative.translation.token_map import UNMATCHED, TokenMap
-from engine.text.vocabulary import Vocabulary
+from reprise.engine.speculative.translation.token_map import UNMATCHED, TokenMap
+from reprise.engine.text.vocabulary import Vocabulary
 from tests.engine.text import tokenizers_zoo as zoo
 
 PAIRS = list(product(zoo.KINDS, ["byte-level-polish", "byte-level-spaces", "sentencepiece-first", "unigram"]))

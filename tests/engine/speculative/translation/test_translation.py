@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.speculative.translation.context import ContextTranslator
-from engine.speculative.translation.shared import IdentityTranslator, SharedTranslator
-from engine.speculative.translation.token_map import UNMATCHED
-from engine.speculative.translation.translation import Translation
-from engine.text.vocabulary import VocabularyError
+from reprise.engine.speculative.translation.context import ContextTranslator
+from reprise.engine.speculative.translation.shared import IdentityTranslator, SharedTranslator
+from reprise.engine.speculative.translation.token_map import UNMATCHED
+from reprise.engine.speculative.translation.translation import Translation
+from reprise.engine.text.vocabulary import VocabularyError
 from tests.engine.text import tokenizers_zoo as zoo
 
 SIMPLE = ("shared",)

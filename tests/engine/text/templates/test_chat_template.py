@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from mlx_lm.utils import load_tokenizer
 from transformers import tokenization_utils_base
 
-from config.model_settings import BUNDLED_MODEL
-from engine.foreign.chat_templates import PROCESS, TemplateProcess
-from engine.text.templates.chat_template import ChatTemplate, TemplateError
-from engine.text.templates.control_tokens import ControlTokens
-from engine.text.templates.fit import fit
-from engine.text.templates.traits import Traits
-from engine.text.tokenizer import Tokenizer
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.foreign.chat_templates import PROCESS, TemplateProcess
+from reprise.engine.text.templates.chat_template import ChatTemplate, TemplateError
+from reprise.engine.text.templates.control_tokens import ControlTokens
+from reprise.engine.text.templates.fit import fit
+from reprise.engine.text.templates.traits import Traits
+from reprise.engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
 from tests.engine.text.tokenizers_zoo import EXACT
 from tests.engine.text.tokenizers_zoo import make as make_kind
