@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
 from reprise.cli.checks.check import Check
 from reprise.cli.models.choice import with_found
-from reprise.cli.models.converted import with_converted
+from reprise.cli.models.convert import progress_bar
 from reprise.cli.units import format_bytes
 from reprise.config.settings import Settings
+from reprise.engine.model.convert.sources import with_converted
 
 if TYPE_CHECKING:
     from reprise.cli.checks.trial import Answer, Device, Trial
@@ -56,7 +57,7 @@ class Findings:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all checks and print their results; return 0, or 1 if there is a problem."""
-    settings = with_converted(with_found(resolve_arguments(arguments).settings))
+    settings = with_converted(with_found(resolve_arguments(arguments).settings), progress_bar)
     found = Findings()
     for check in examine(settings, found, measures_costs=arguments.share):
         found.checks.append(check)

@@ -12,6 +12,7 @@ from reprise.cli.arguments import FailedError, Parser, UsageError, unknown_argum
 from reprise.cli.launch import is_launched, say_starting
 from reprise.cli.models import convert, info, list_models, pull, rm
 from reprise.cli.running import chat, connect, load, ps, unload
+from reprise.config.errors import RepriseError
 from reprise.config.setting import SettingsError
 from reprise.config.sources import suggestion
 from reprise.config.version import VERSION
@@ -75,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         arguments.given = tuple(given)  # Benchmarks write them beside their figures.
         return int(arguments.run(arguments))
-    except (UsageError, SettingsError, FailedError) as error:
+    except (UsageError, FailedError, RepriseError) as error:
         print(f"reprise: {error}", file=sys.stderr)
-        return 1 if isinstance(error, FailedError) else 2
+        return 2 if isinstance(error, UsageError | SettingsError) else 1
     except KeyboardInterrupt:
         return 130  # The status that a shell reports for a command ended by Ctrl-C.
 

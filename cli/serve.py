@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
 from reprise.cli.launch import is_launched, launch, say_starting
 from reprise.cli.models.choice import with_found
-from reprise.cli.models.converted import with_converted
+from reprise.cli.models.convert import progress_bar
 from reprise.config.settings import Settings
+from reprise.engine.model.convert.sources import with_converted
 
 if TYPE_CHECKING:
     # Importing it takes seconds.
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = with_found(settings)
     if settings.log_format == "text":
         say_starting(settings.model_name)
-    settings = with_converted(settings)
+    settings = with_converted(settings, progress_bar)
     # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
     from reprise.drafters.assembly import make_drafters
     from reprise.drafters.repetition import score_in_slices

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
+from reprise.config.errors import RepriseError
+
 ValueT = TypeVar("ValueT")
 Value = str | int | float | bool | tuple[str, ...] | None
 Kind = Literal["text", "list", "whole number", "number", "boolean"]
@@ -20,7 +22,7 @@ _KINDS: dict[type, Kind] = {
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-class SettingsError(Exception):
+class SettingsError(RepriseError):
     """A setting has a wrong value. The message names the setting, the limit and the value's origin."""
 
 

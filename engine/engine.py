@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +10,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from reprise.config.per_model import Section
+from reprise.config.per_model import Section, settings_of
 from reprise.config.settings import Settings
+from reprise.engine.checkpoint import check_folder
 from reprise.engine.embedding.engine import EmbeddingEngine
 from reprise.engine.generating.engine import GeneratingEngine, TableOfModel
+from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.errors import EngineError, ModelLoadError, SharedTableError
 from reprise.engine.interface.events import Sink
 from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse
@@ -23,8 +25,8 @@ from reprise.engine.interface.status import EngineCounts, EngineStatus, sum_coun
 from reprise.engine.loop import Loading, Loop
 from reprise.engine.model.files.model_folder import ModelFolder
 from reprise.engine.model.hub.hub_download import ReportBytes
-from reprise.engine.model.loading import Progress, StartProgress
-from reprise.engine.models.catalogue import Catalogue, FoundModel
+from reprise.engine.model.loading import Progress, StartProgress, check_adapter, find_folder
+from reprise.engine.models.catalogue import Catalogue, FoundModel, choose_first
 from reprise.engine.models.kept_sources import MakeSourcesFor
 from reprise.engine.models.known import KnownModels
 from reprise.engine.models.loads import GivenModel, Loads
@@ -377,3 +379,39 @@ class ModelPool(LoopEngine):
         if not first.is_loaded or first.found.folder.purpose != "generate":
             raise SharedTableError(f"{first.name} is not loaded, or generates no text")
         return self.first_engine.table
+
+
+def make_engine(
+    settings: Settings,
+    make_sources: MakeSourcesFor | None = None,
+    sections: Mapping[str, Section] | None = None,
+    on_progress: StartProgress = lambda *_: None,
+) -> Engine | ModelPool:
+    """Make the engine of the settings: of one model, or of several if requests may load and unload them.
+
+    A model of the hub is downloaded first. The caller starts the engine, whose settings are those in force.
+
+    make_sources: makes the drafters of a model with given settings; None turns drafting off.
+    sections: settings of single models.
+    on_progress: called with a download's name and the share that is done.
+    Raises ModelError.
+    """
+    check_model(settings)
+    if not settings.may_unload and _find_purpose(settings, on_progress) == "generate":
+        settings = settings_of(settings, sections or {}, settings.model_name)
+        return Engine(settings, Makers(make_sources=make_sources(settings) if make_sources else None))
+    return ModelPool(choose_first(settings), dict(sections or {}), make_sources)
+
+
+def check_model(settings: Settings) -> None:
+    """Raise ModelError if the model's folder is none, before anything takes long."""
+    if settings.model is not None and Path(settings.model).is_dir():
+        check_folder(Path(settings.model))
+
+
+def _find_purpose(settings: Settings, on_progress: StartProgress) -> Purpose:
+    """Say what the settings' model is for. A model of the hub is downloaded first. Raises ModelError."""
+    check_adapter(settings.adapter_path)
+    download = f"Downloading {settings.model_name}"
+    find_folder(settings.model_source, lambda share: on_progress(download, share))
+    return Catalogue(settings).purpose

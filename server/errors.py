@@ -24,7 +24,9 @@ ClientGoneError                    the client has disconnected; not an ApiError,
 from collections.abc import Mapping
 from copy import copy
 from math import ceil
+from typing import Any
 
+from reprise.config.errors import RepriseError
 from reprise.engine.interface.errors import RETRY_AFTER_S, EngineError, ModelLoadError
 from reprise.engine.interface.events import Failed
 
@@ -45,7 +47,7 @@ def requested_name(path: str, names: Mapping[str, str]) -> str:
     return names.get(own, own) + path[len(own) :]
 
 
-class ApiError(Exception):
+class ApiError(RepriseError):
     """An error response: a status and OpenAI's error object.
 
     param: path of the field at fault, such as messages[0].content.
@@ -68,6 +70,23 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+
+    @staticmethod
+    def of(error: Mapping[str, Any], status: int | None = None) -> "ApiError":
+        """Return the error that was sent. error: see body(). status: None for that of the error's type."""
+        status = status or {BadRequestError.type: 400, TooBusyError.type: 429}.get(error["type"], 500)
+        kinds = (
+            BadRequestError,
+            ForbiddenError,
+            NotFoundError,
+            TooBusyError,
+            RequestFailedError,
+            UnavailableError,
+        )
+        kind: type[ApiError] = next((one for one in kinds if one.status == status), ApiError)
+        made = kind(error["message"], param=error["param"], code=error["code"])
+        made.status, made.type = status, error["type"]
+        return made
 
     def __copy__(self) -> "ApiError":
         # An exception is otherwise copied by calling its class with its message, which some cannot take.

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,6 @@ from reprise.server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
-    from reprise.engine.interface.embeddings import Purpose
     from reprise.engine.model.loading import StartProgress
     from reprise.engine.models.kept_sources import MakeSourcesFor
     from reprise.engine.speculative.proposers import MakeSources
@@ -187,53 +185,25 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
         if error := exposure_error(settings, bound):
             return _fail(error)
         # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
-        from reprise.engine.checkpoint import check_folder
+        from reprise.engine.engine import check_model, make_engine
         from reprise.engine.interface.errors import ModelError
 
         try:
-            if settings.model is not None and Path(settings.model).is_dir():
-                check_folder(Path(settings.model))
-            # Ranks have a folder each.
-            is_alone = "MLX_RANK" not in os.environ
-            if settings.may_unload or (is_alone and _find_purpose(settings) != "generate"):
-                return _serve_several(settings, make_sources, sections, bound)
-            settings = settings_of(settings, sections, settings.model_name)
-            sources = make_sources(settings) if make_sources else None
-            return _serve_one(settings, sources, bound)
+            if "MLX_RANK" in os.environ:
+                check_model(settings)
+                return _serve_with_ranks(settings, make_sources(settings) if make_sources else None, bound)
+            with LoadingBar() as bar:
+                engine = make_engine(settings, make_sources, sections, _show_progress(bar, settings))
+            settings = engine.settings
+            if not engine.is_fixed and settings.allow_load is None:
+                settings = replace(settings, allow_load=is_loopback(bound.getsockname()[0]))
+            return serve(engine, settings, bound)
         except ModelError as fault:
             return _fail(str(fault))
 
 
-def _find_purpose(settings: Settings) -> "Purpose":
-    """Say what the settings' model is for. A model of the hub is downloaded first. Raises ModelError."""
-    from reprise.engine.model.loading import check_adapter, find_folder
-    from reprise.engine.models.catalogue import Catalogue
-
-    check_adapter(settings.adapter_path)
-    with LoadingBar() as bar:
-        show = _show_progress(bar, settings)
-        find_folder(settings.model_source, lambda share: show(f"Downloading {settings.model_name}", share))
-    return Catalogue(settings).purpose
-
-
-def _serve_several(
-    settings: Settings,
-    make_sources: "MakeSourcesFor | None",
-    sections: Mapping[str, Section],
-    bound: socket.socket,
-) -> int:
-    from reprise.engine.engine import ModelPool
-    from reprise.engine.models.catalogue import choose_first
-
-    settings = choose_first(settings)
-    pool = ModelPool(settings, dict(sections), make_sources)
-    if settings.allow_load is None:
-        settings = replace(settings, allow_load=is_loopback(bound.getsockname()[0]))
-    return serve(pool, settings, bound)
-
-
-def _serve_one(settings: Settings, make_sources: "MakeSources | None", bound: socket.socket) -> int:
-    """Serve one model; if other machines have parts of it, this only ends with the process.
+def _serve_with_ranks(settings: Settings, make_sources: "MakeSources | None", bound: socket.socket) -> int:
+    """Serve one model of which other machines have parts. This only ends with the process.
 
     Raises ModelError.
     """

@@ -30,7 +30,6 @@ PUBLISHED = Path(__file__).with_name("published.md")
 
 MADE = "docs/benchmarks.md says how to make it"
 
-_START = ("-c", "import sys; from reprise.cli.main import main; sys.exit(main())", "bench")
 _BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 EPILOG = f"""\
@@ -94,7 +93,7 @@ def _document(command: str) -> dict[str, Any]:
     """Run a command in a process of its own, and return the document that it writes. Raises BenchError."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "document.json"
-        words = [sys.executable, *_START, *command.split(), "--json", str(file)]
+        words = [sys.executable, "-m", "reprise", "bench", *command.split(), "--json", str(file)]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]

@@ -21,11 +21,10 @@ from reprise.bench.options import Flag
 
 OWN, MLX_LM, LLAMA = "reprise", "mlx_lm.server", "llama-server"
 PLAIN, DRAFTING = f"{OWN}-none", f"{MLX_LM}-draft"
-_REPRISE = "import sys; from reprise.cli.main import main; sys.exit(main())"
 # Keys that the environment sets are switched off.
 _SERVE = ("serve", "--recalibrate", "--api-key", "", "--api-key-file", "none")
 COMMANDS = {
-    OWN: (sys.executable, "-c", _REPRISE, *_SERVE, "--model"),
+    OWN: (sys.executable, "-m", "reprise", *_SERVE, "--model"),
     MLX_LM: (sys.executable, "-m", "mlx_lm", "server", "--model"),
     LLAMA: (LLAMA, "--parallel", "8", "-m"),
 }

@@ -21,7 +21,6 @@ Show = Callable[[str, float], None]
 STOP_S = 20
 """Seconds that a server gets to end by itself."""
 
-_REPRISE = "import sys; from reprise.cli.main import main; sys.exit(main())"
 _ROOT = Path(__file__).parents[3]
 
 
@@ -45,7 +44,7 @@ def started(arguments: list[str], show: Show) -> Iterator[Server]:
         "0",
     ]
     # A key would be for others, and this server is for nobody else.
-    command = [sys.executable, "-P", "-c", _REPRISE, "serve", *arguments, *flags]
+    command = [sys.executable, "-P", "-m", "reprise", "serve", *arguments, *flags]
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("REPRISE_API_KEY")
     }

@@ -2,8 +2,10 @@
 
 from typing import Literal
 
+from reprise.config.errors import RepriseError
 
-class ModelError(Exception):
+
+class ModelError(RepriseError):
     """The model cannot be served; the message says why."""
 
 

@@ -18,8 +18,8 @@ from reprise.server.logs import LOGGER, RequestRecord, is_logging_prompts, log_p
 from reprise.server.output.openai_objects import PromptProgress, Timings, UsageBlock
 from reprise.server.output.parsing.parts import (
     ChoiceOutput,
+    ChoiceTokens,
     MakeParser,
-    OutputParser,
     Part,
     ReasoningPart,
     ReportPart,
@@ -123,7 +123,7 @@ class RequestOutput:
             while num_read < MAX_DELTAS_AT_ONCE and self._events and self._parsing is None:
                 index, event = self._events.popleft()
                 num_read += max(1, len(event.logprobs)) if isinstance(event, Delta) else 1
-                parts += self._note_parts(index, self._read(self._parsers[index], event))
+                parts += self._note_parts(index, self._read(index, event))
         return parts
 
     def _note_parts(self, index: int, parts: list[Part]) -> list[tuple[int, Part]]:
@@ -136,13 +136,19 @@ class RequestOutput:
         )
         return [(index, part) for part in shown]
 
-    def _read(self, parser: OutputParser, event: Delta | Finished) -> list[Part]:
-        """Return the parts of an event, and what it reports."""
+    def _read(self, index: int, event: Delta | Finished) -> list[Part]:
+        """Return the parts of a choice's event, and what it reports."""
+        parser = self._parsers[index]
         if isinstance(event, Delta):
             return [*parser.read(event), *_reports(event)]
-        shows_stop = event.stop is not None and self._body.include_stop_str_in_output
-        text = parser.read(Delta(event.stop or "")) if shows_stop else []
-        return text + parser.end(event)
+        parts: list[Part] = []
+        if event.stop is not None and self._body.include_stop_str_in_output:
+            parts += parser.read(Delta(event.stop))
+        if self._body.return_token_ids:
+            answer = () if self._body.is_scoring else event.tokens
+            prompt = self.submission.engine_requests[index].prompt
+            parts.append(ReportPart(tokens=ChoiceTokens(answer, prompt)))
+        return parts + parser.end(event)
 
     async def format(self, write: Callable[[], bytes], *, is_long: bool = False) -> bytes:
         """Call a presenter's function that formats output; return its frames.

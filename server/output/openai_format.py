@@ -5,8 +5,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pydantic import BaseModel
-
 from reprise.server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
 from reprise.server.output.openai_objects import (
     AssistantMessage,
@@ -23,14 +21,13 @@ from reprise.server.output.openai_objects import (
     MessageToolCall,
     MoreArguments,
     MoreInput,
-    Timings,
     TracedText,
-    UsageBlock,
 )
 from reprise.server.output.parsing.parts import (
     CallArgumentsPart,
     CallStartPart,
     ChoiceOutput,
+    ChoiceTokens,
     EndPart,
     Part,
     PromptPart,
@@ -95,7 +92,7 @@ class ChatFormat:
         )
         if output.schema_valid is not None:
             choice.schema_valid = output.schema_valid
-        trace(choice, output.trace)
+        add_reports(choice, output.trace, output.tokens)
         return choice
 
     def opening_choice(self, index: int) -> Choice:
@@ -166,7 +163,7 @@ class CompletionFormat:
         )
         if output.schema_valid is not None:
             choice.schema_valid = output.schema_valid
-        trace(choice, output.trace)
+        add_reports(choice, output.trace, output.tokens)
         return choice
 
     def opening_choice(self, _index: int) -> None:
@@ -194,10 +191,24 @@ class CompletionFormat:
         return logprobs
 
 
-def trace(choice: Choice, runs: Sequence[tuple[str, str]]) -> None:
-    """Add the sources of a choice's text, such as drafters, to the choice. runs: see ReportPart.trace."""
-    if runs:
-        choice.draft_trace = [TracedText(text=text, source=source) for text, source in runs]
+def add_reports(choice: Choice, trace: Sequence[tuple[str, str]], tokens: ChoiceTokens | None) -> None:
+    """Add the sources of a choice's text, such as drafters, and its token ids. See ReportPart.
+
+    A chat's prompt ids are not in its choices but beside them, as vLLM has it; see prompt_ids().
+    """
+    if trace:
+        choice.draft_trace = [TracedText(text=text, source=source) for text, source in trace]
+    if tokens is not None:
+        choice.token_ids = list(tokens.answer)
+        if isinstance(choice, CompletionChoice):
+            choice.prompt_token_ids = list(tokens.prompt)
+
+
+def prompt_ids(choice: Choice, tokens: ChoiceTokens | None) -> dict[str, list[int]]:
+    """Return the fields that a response, or the chunk with a choice, has for the ids of a chat's prompt."""
+    if tokens is None or isinstance(choice, CompletionChoice):
+        return {}
+    return {"prompt_token_ids": list(tokens.prompt)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +224,11 @@ class ResponseHead:
     system_fingerprint: str
     service_tier: str | None = None
 
-    def response(
-        self, response_format: ResponseFormat, choices: list[Choice], usage: UsageBlock, timings: Timings
-    ) -> Envelope:
-        """Return a response that is not streamed."""
-        return self._envelope(
-            response_format, response_format.response_object, choices=choices, usage=usage, timings=timings
-        )
+    def response(self, response_format: ResponseFormat, choices: list[Choice], **more: Any) -> Envelope:
+        """Return a response that is not streamed. more: its further fields, such as usage and timings."""
+        return self._envelope(response_format, response_format.response_object, choices=choices, **more)
 
-    def chunk(
-        self, response_format: ResponseFormat, choices: list[Choice], **more: BaseModel | None
-    ) -> Envelope:
+    def chunk(self, response_format: ResponseFormat, choices: list[Choice], **more: Any) -> Envelope:
         """Return a chunk of a stream.
 
         more: the chunk's further fields: usage, if requested, null in all chunks but the last; timings in the

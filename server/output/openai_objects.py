@@ -250,6 +250,7 @@ class ChatChoice(BaseModel):
     finish_reason: FinishReason
     schema_valid: bool | Literal["unknown"] | None = None
     draft_trace: list[TracedText] | None = None
+    token_ids: list[int] | None = None
 
 
 class Delta(BaseModel):
@@ -271,6 +272,7 @@ class ChatChunkChoice(BaseModel):
     schema_valid: bool | Literal["unknown"] | None = None
     finish_reason: FinishReason | None
     draft_trace: list[TracedText] | None = None
+    token_ids: list[int] | None = None
 
 
 class CompletionChoice(BaseModel):
@@ -282,6 +284,8 @@ class CompletionChoice(BaseModel):
     finish_reason: FinishReason | None
     schema_valid: bool | Literal["unknown"] | None = None
     draft_trace: list[TracedText] | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 Choice = ChatChoice | ChatChunkChoice | CompletionChoice
@@ -300,6 +304,7 @@ class Envelope(BaseModel):
     usage: UsageBlock | None = None
     timings: Timings | None = None
     prompt_progress: PromptProgress | None = None
+    prompt_token_ids: list[int] | None = None
 
     def to_json(self) -> bytes:
         """Return the JSON to send, without unset fields."""

@@ -2,12 +2,12 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pydantic import BaseModel
 from pydantic_core import to_json
 
 from reprise.server.errors import ApiError
-from reprise.server.output.openai_format import ResponseFormat, ResponseHead, trace
+from reprise.server.output.openai_format import ResponseFormat, ResponseHead, add_reports, prompt_ids
 from reprise.server.output.openai_objects import Choice, Timings, UsageBlock
 from reprise.server.output.parsing.parts import (
     ChoiceOutput,
@@ -44,7 +44,8 @@ class OpenAIPresenter:
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter."""
         choices = [self._format.choice(index, output) for index, output in enumerate(outputs)]
-        return self._head.response(self._format, choices, usage, timings).to_json()
+        more = prompt_ids(choices[0], outputs[0].tokens)
+        return self._head.response(self._format, choices, usage=usage, timings=timings, **more).to_json()
 
     def format_opening(self, _usage: UsageBlock) -> bytes:
         """See Presenter. Each choice of a chat starts with a chunk that has the role."""
@@ -90,7 +91,8 @@ class OpenAIPresenter:
         for index, part in events:
             if isinstance(part, ReportPart):
                 before = reports.get(index, ReportPart())
-                reports[index] = ReportPart({**before.fields, **part.fields}, before.trace + part.trace)
+                fields, tokens = {**before.fields, **part.fields}, part.tokens or before.tokens
+                reports[index] = ReportPart(fields, before.trace + part.trace, tokens)
         merged = _merge_by_choice([event for event in events if not isinstance(event[1], ReportPart)])
         silent = reports.keys() - {index for index, _ in merged}
         merged += [(index, reports[index]) for index in sorted(silent)]
@@ -98,7 +100,7 @@ class OpenAIPresenter:
         for index, part in merged:
             report = reports.get(index)
             frames.append(self._part(index, part, report))
-            if report and report.trace:
+            if report and (report.trace or report.tokens):
                 # Only once, in the first of the choice's chunks.
                 reports[index] = ReportPart(report.fields)
         return frames
@@ -110,11 +112,12 @@ class OpenAIPresenter:
         if isinstance(part, ReasoningPart) and not report:
             return self.format_text(index, part.text, ReasoningPart)
         choice = self._format.chunk_choice(index, part)
-        if report:
-            trace(choice, merge_runs(report.trace))
-        return self._chunk(choice, report.fields if report else None)
+        if report is None:
+            return self._chunk(choice)
+        add_reports(choice, merge_runs(report.trace), report.tokens)
+        return self._chunk(choice, {**report.fields, **prompt_ids(choice, report.tokens)})
 
-    def _chunk(self, choice: Choice, more: Mapping[str, BaseModel] | None = None) -> bytes:
+    def _chunk(self, choice: Choice, more: Mapping[str, Any] | None = None) -> bytes:
         return _frame(self._head.chunk(self._format, [choice], **self._no_usage, **(more or {})).to_json())
 
     def _split_at_text(self, index: int, kind: type[StreamedText]) -> tuple[bytes, bytes]:

@@ -120,6 +120,12 @@ class GenerationFields(StructuredFields, WindowFields):
     )
     stream: bool = Field(False, description="Whether to send the answer in chunks, as server-sent events.")
     stream_options: StreamOptions | None = None
+    return_token_ids: bool = Field(
+        False,
+        description="Whether each choice has the answer's token ids (token_ids, in a stream all of them with "
+        "its last chunks), and a completion's choice or a chat's response the prompt's (prompt_token_ids). "
+        "Not in OpenAI's API.",
+    )
     return_progress: bool = Field(
         False,
         description="Whether a stream tells how far the prompt is, in chunks with prompt_progress. Not in "

@@ -19,7 +19,7 @@ _VLLM = """
     best_of cache_salt chat_template detokenize documents enable_response_messages
     guided_decoding_backend guided_whitespace_pattern kv_transfer_params length_penalty
     mm_processor_kwargs priority prompt_embeds prompt_logprobs repetition_detection request_id
-    return_token_ids return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens
+    return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens
     use_beam_search vllm_xargs
 """
 _LLAMA_SERVER = """
@@ -49,8 +49,8 @@ _OTHERS = """
 _ELSEWHERE = """
     add_generation_prompt add_special_tokens bad_words continue_final_message truncate_prompt_tokens
     allowed_token_ids ignore_eos include_reasoning include_stop_str_in_output min_tokens return_progress
-    stop_token_ids timings_per_token chat_template_kwargs frequency_penalty guided_choice guided_grammar
-    guided_json guided_regex logit_bias min_p presence_penalty repetition_penalty seed
+    return_token_ids stop_token_ids timings_per_token chat_template_kwargs frequency_penalty guided_choice
+    guided_grammar guided_json guided_regex logit_bias min_p presence_penalty repetition_penalty seed
     thinking_budget_tokens
 """
 """Fields that have a meaning at some endpoints, and are left out at the others."""

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
-from reprise.cli.arguments import FailedError
 from reprise.cli.main import main
-from reprise.cli.models.converted import with_converted
+from reprise.cli.models.convert import progress_bar
 from reprise.config.settings import Settings
 from reprise.engine.model.convert import kept
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.options import ConvertError, Options
-from reprise.engine.model.convert.sources import PACKAGED, Packaged
+from reprise.engine.model.convert.sources import PACKAGED, Packaged, with_converted
 from tests.engine.model.convert.gguf_files import write_gguf
 from tests.engine.model.fake_hub import MODEL, serve, use
 from tests.engine.model_folders import write_adapter, write_model
@@ -213,36 +212,36 @@ def test_a_gguf_file_is_converted_once_and_again_after_it_has_changed(
 ) -> None:
     source = write_gguf(tmp_path / "my-model.gguf", "qwen3", Kind.Q4_0)
     settings = Settings(model=str(source), draft_model=str(source))
-    found = with_converted(settings)
+    found = with_converted(settings, progress_bar)
     assert f"reprise: converting my-model.gguf, once, into {found.model}" in capsys.readouterr().err
     assert found.model == found.draft_model
     assert found.model_name == "my-model"
     assert Path(found.model).is_relative_to(cache)
-    assert with_converted(settings) == found
+    assert with_converted(settings, progress_bar) == found
     assert capsys.readouterr().err == ""
     os.utime(source, (1, 1))
-    assert with_converted(settings).model != found.model
+    assert with_converted(settings, progress_bar).model != found.model
 
 
 @pytest.mark.usefixtures("cache")
 def test_k_quants_are_served_in_8_bits(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q6_K, **sizes)
-    found = Path(str(with_converted(Settings(model=str(source))).model))
+    found = Path(str(with_converted(Settings(model=str(source)), progress_bar).model))
     assert json.loads((found / "config.json").read_text())["quantization"] == {"bits": 8, "group_size": 32}
 
 
 def test_folders_and_names_stay_as_they_are(folder: Path) -> None:
     for model in (None, str(folder), "org/name"):
-        assert with_converted(Settings(model=model)) == Settings(model=model)
+        assert with_converted(Settings(model=model), progress_bar) == Settings(model=model)
 
 
 def test_a_model_that_cannot_be_converted_is_not_served(tmp_path: Path, cache: Path) -> None:
     source = write_gguf(tmp_path / "model.gguf", fields={"general.architecture": "mamba"})
-    with pytest.raises(FailedError, match="mamba"):
-        with_converted(Settings(model=str(source)))
-    with pytest.raises(FailedError, match=f"^there is no file {tmp_path}/no.gguf$"):
-        with_converted(Settings(model=str(tmp_path / "no.gguf")))
+    with pytest.raises(ConvertError, match="mamba"):
+        with_converted(Settings(model=str(source)), progress_bar)
+    with pytest.raises(ConvertError, match=f"^there is no file {tmp_path}/no.gguf$"):
+        with_converted(Settings(model=str(tmp_path / "no.gguf")), progress_bar)
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
@@ -287,11 +286,11 @@ def test_a_model_in_an_installed_package_is_found_by_its_name(
 ) -> None:
     source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q8_0)
     install(tmp_path, monkeypatch, source, sha256_of(source))
-    settings = with_converted(Settings(model="made-up"))
+    settings = with_converted(Settings(model="made-up"), progress_bar)
     assert settings.model_name == "made-up"
     assert logits(Path(str(settings.model))).shape == (1, 5, 4096)
     shutil.rmtree(tmp_path / "site")
-    assert with_converted(Settings(model="made-up")) == settings, "the package is needed once"
+    assert with_converted(Settings(model="made-up"), progress_bar) == settings, "the package is needed once"
 
 
 def test_a_package_with_another_file_is_refused(

@@ -47,7 +47,7 @@ async def test_work_in_slices_that_nobody_waits_for_any_more_ends(lane):
             check_wanted()
 
     left = asyncio.ensure_future(lane.run("a", work_for_ever))
-    await asyncio.to_thread(begun.wait)
+    await asyncio.to_thread(begun.wait)  # noqa: TID251
     left.cancel()
     assert await lane.run("a", lambda: 5) == 5
 
@@ -71,7 +71,7 @@ async def test_several_threads_run_one_job_of_each_client():
         may_end.wait()
 
     jobs = [asyncio.ensure_future(lane.run(client, partial(work, client))) for client in "aabbc"]
-    assert {await asyncio.to_thread(begun.get) for _ in range(2)} == {"a", "b"}
+    assert {await asyncio.to_thread(begun.get) for _ in range(2)} == {"a", "b"}  # noqa: TID251
     assert [lane.num_waiting(client) for client in "abc"] == [1, 1, 1]
     jobs[1].cancel()
     await asyncio.sleep(0)

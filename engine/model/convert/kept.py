@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,17 +17,14 @@ import mlx.core as mx
 
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.gguf_file import check_digest
-from reprise.engine.model.convert.options import ConvertError, Options, Report
-from reprise.engine.model.convert.sources import Packaged, find_packaged
+from reprise.engine.model.convert.options import ConvertError, Options
+from reprise.engine.model.convert.sources import Packaged, Show, find_packaged
 from reprise.engine.model.hub.hub_download import RESERVED_BYTES
 
 FORMAT = 1
 """Counts changes of the conversion after which models are converted again."""
 
 FETCHED_WITHIN_S = 1800
-
-Show = Callable[[str], AbstractContextManager[Report]]
-"""Shows the progress of what is being done, by its name."""
 
 
 def default_cache(environment: Mapping[str, str] = os.environ) -> Path:

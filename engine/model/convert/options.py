@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from reprise.config.errors import RepriseError
+
 DType = Literal["float16", "bfloat16", "float32"]
 
 Report = Callable[[int, int], None]
 """Called with the bytes that have been read, and with those of the whole model."""
 
 
-class ConvertError(Exception):
+class ConvertError(RepriseError):
     """A model cannot be converted; the message is one sentence that names the reason and the way out."""
 
 

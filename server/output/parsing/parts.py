@@ -94,10 +94,20 @@ class ReportPart:
 
     fields: further fields of a stream's next chunk: the progress of the prompt, or the timings so far.
     trace: (text, source) of the next runs of the model's text; see reprise.engine.interface.events.Delta.
+    tokens: ids of the whole answer and of its prompt, at the end, if the request asks for them.
     """
 
     fields: Mapping[str, BaseModel] = field(default_factory=dict)
     trace: tuple[tuple[str, str], ...] = ()
+    tokens: "ChoiceTokens | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTokens:
+    """The token ids of a choice. answer: with the token that ended it, if one did. prompt: as encoded."""
+
+    answer: tuple[int, ...]
+    prompt: tuple[int, ...]
 
 
 StreamedText = TextPart | ReasoningPart
@@ -176,6 +186,7 @@ class ChoiceOutput:
     stop: str | None = None
     schema_valid: bool | Literal["unknown"] | None = None
     trace: list[tuple[str, str]] = field(default_factory=list)
+    tokens: ChoiceTokens | None = None
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> "ChoiceOutput":
@@ -202,6 +213,7 @@ class ChoiceOutput:
                     begun[-1][1].append(part.text)
                 case ReportPart():
                     output.trace += part.trace
+                    output.tokens = part.tokens or output.tokens
                 case EndPart():
                     output.finish_reason, output.stop = part.finish_reason, part.stop
                     output.schema_valid = part.schema_valid

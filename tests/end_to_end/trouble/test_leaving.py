@@ -99,13 +99,13 @@ def serving(prefix_cache_bytes: int) -> Iterator[tuple[str, Engine, Counted]]:
 async def test_nothing_is_left_of_clients_that_leave_and_who_stays_notices_nothing(prefix_cache_bytes):
     # Off the event loop of the test: starting and stopping wait for threads.
     entered = serving(prefix_cache_bytes)
-    url, engine, app = await asyncio.to_thread(entered.__enter__)
+    url, engine, app = await asyncio.to_thread(entered.__enter__)  # noqa: TID251
     try:
         alone = await _ask_neighbour(url)
         # The warm-up creates all that is created once: threads, compiled grammars, the process for templates.
         await _run_leaving_clients(url, random.Random(1), 28)
         await _wait_until_idle(engine)
-        before = await asyncio.to_thread(_holdings, engine, app)
+        before = await asyncio.to_thread(_holdings, engine, app)  # noqa: TID251
 
         leaving = asyncio.create_task(_run_leaving_clients(url, random.Random(2), NUM_LEAVING))
         beside = []
@@ -114,11 +114,11 @@ async def test_nothing_is_left_of_clients_that_leave_and_who_stays_notices_nothi
         statuses = await leaving
 
         await _wait_until_idle(engine)
-        after = await asyncio.to_thread(_holdings, engine, app)
+        after = await asyncio.to_thread(_holdings, engine, app)  # noqa: TID251
         assert await _ask_neighbour(url) == alone
         ends = await _ends(url)
     finally:
-        await asyncio.to_thread(entered.__exit__, None, None, None)
+        await asyncio.to_thread(entered.__exit__, None, None, None)  # noqa: TID251
     assert beside
     assert [answer for answer in beside if answer != alone] == []
     bytes_before = before.pop("arrays") - before.pop("kept")

@@ -30,7 +30,7 @@ def breaks(monkeypatch, owner, name, at=1):
 
 async def settle(engine):
     """Wait until the engine has no sequences left."""
-    assert await asyncio.to_thread(engine.wait_until, lambda: engine.num_live == 0, 30)
+    assert await asyncio.to_thread(engine.wait_until, lambda: engine.num_live == 0, 30)  # noqa: TID251
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])

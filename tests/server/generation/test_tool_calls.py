@@ -74,7 +74,7 @@ def _ask(client, said, key, **fields):
 async def _ask_and_get_stuck(client, engine, key="mallory", **fields):
     """Return the task of a request whose tool call is being parsed forever."""
     asking = asyncio.create_task(_ask(client, HOSTILE, key, **fields))
-    await asyncio.to_thread(engine.tokenizer.stuck.get, timeout=10)
+    await asyncio.to_thread(engine.tokenizer.stuck.get, timeout=10)  # noqa: TID251
     return asking
 
 

@@ -43,7 +43,7 @@ async def test_before_the_first_token_no_views_are_made_and_those_of_the_last_tu
     num_encoded = len(engine.tokenizer.encoded_answers)
     engine.script = wait_first
     asked = asyncio.ensure_future(ask(client, **turn))
-    assert await asyncio.to_thread(engine.wait_until, lambda: len(engine.requests) == 2, 30)
+    assert await asyncio.to_thread(engine.wait_until, lambda: len(engine.requests) == 2, 30)  # noqa: TID251
     assert await texts_of(app, engine.requests[1]) == [CODE]
     assert len(engine.tokenizer.encoded_answers) == num_encoded
     engine.release()

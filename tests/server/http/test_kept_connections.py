@@ -75,4 +75,4 @@ async def test_a_client_that_leaves_costs_no_other_client_its_connection(busy_ur
     staying = [_count_connections(busy_url, KEPT * NUM_ROUNDS) for _ in range(NUM_CLIENTS // 2)]
     counts = await asyncio.gather(*staying, *(leave() for _ in range(NUM_CLIENTS // 2)))
     assert counts[: len(staying)] == [1] * len(staying)
-    assert await asyncio.to_thread(engine.wait_until, lambda: engine.num_live == 0, 10)
+    assert await asyncio.to_thread(engine.wait_until, lambda: engine.num_live == 0, 10)  # noqa: TID251

@@ -73,7 +73,7 @@ async def test_an_invalid_id_is_refused(client, method, path, given):
 async def test_two_requests_with_the_same_id_do_not_mix(client, engine):
     engine.script = fake_engine.wait_first
     asked = [asyncio.create_task(client.post(CHAT, json=BODY, headers=GIVEN)) for _ in range(2)]
-    assert await asyncio.to_thread(engine.wait_until, lambda: len(engine.requests) == 2, 5)
+    assert await asyncio.to_thread(engine.wait_until, lambda: len(engine.requests) == 2, 5)  # noqa: TID251
     first, second = (request.id for request in engine.requests)
     assert first != second
     assert all(name.startswith(GIVEN["X-Request-Id"]) for name in (first, second))

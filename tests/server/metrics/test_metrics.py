@@ -264,7 +264,7 @@ async def test_errors_are_counted_by_code_also_those_in_a_stream(client, engine)
 async def test_requests_in_progress_are_counted(client, engine):
     engine.script = fake_engine.wait_first
     asked = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "hello"}))
-    assert await asyncio.to_thread(engine.wait_until, lambda: engine.num_live == 1, 5)
+    assert await asyncio.to_thread(engine.wait_until, lambda: engine.num_live == 1, 5)  # noqa: TID251
     # The scrape itself is a request too.
     assert (await _scrape(client))["reprise_requests_in_progress"] == 2
     engine.release()

@@ -1,0 +1,181 @@
+"""Call the server's ASGI app in this process: a thread with an event loop, and no socket."""
+
+import asyncio
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from fastapi import FastAPI
+
+from reprise.server.errors import CLIENT_CLOSED_REQUEST, ApiError
+
+_HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+
+
+class Mailbox:
+    """A queue between threads whose reader may be a thread or a coroutine of any event loop. One reads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._items: deque[Any] = deque()
+        self._waiting: Future[Any] | None = None
+
+    def put(self, item: Any) -> None:
+        """Hand an item to the reader. An exception is raised where it is read."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, None
+            # False if the reader has given up.
+            if waiting is None or not waiting.set_running_or_notify_cancel():
+                self._items.append(item)
+                return
+        _settle(waiting, item)
+
+    def get(self) -> "Future[Any]":
+        """Return a future of the next item."""
+        future: Future[Any] = Future()
+        with self._lock:
+            if not self._items:
+                self._waiting = future
+                return future
+            item = self._items.popleft()
+        _settle(future, item)
+        return future
+
+
+def _settle(future: "Future[Any]", item: Any) -> None:
+    if isinstance(item, Exception):
+        future.set_exception(item)
+    else:
+        future.set_result(item)
+
+
+class InProcess:
+    """The event loop of an app, on a thread of its own. Any thread may call its methods.
+
+    max_requests: requests that the app gets at once; the others wait for their turn here.
+    """
+
+    def __init__(self, app: FastAPI, max_requests: int) -> None:
+        self._app = app
+        self._turns = asyncio.Semaphore(max_requests)
+        self._stopping = asyncio.Event()
+        self._requests: set[asyncio.Task[None]] = set()
+        loop: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="reprise-llm", daemon=True)
+        self._thread.start()
+        self._loop = loop.result()
+
+    def post(self, path: str, body: Mapping[str, Any]) -> "Call":
+        """Begin a request. Raises RuntimeError after close()."""
+        if not self._thread.is_alive():
+            raise RuntimeError("the LLM is closed")
+        call = Call(self._loop)
+        content = json.dumps(body).encode()
+        self._loop.call_soon_threadsafe(self._begin, path, content, call)
+        return call
+
+    def close(self) -> None:
+        """Stop the loop, once its requests have ended. The engine must have been stopped before."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
+
+    def _run(self, loop: "Future[asyncio.AbstractEventLoop]") -> None:
+        try:
+            asyncio.run(self._live(loop))
+        except Exception as fault:
+            if loop.done():
+                raise
+            loop.set_exception(fault)
+
+    async def _live(self, loop: "Future[asyncio.AbstractEventLoop]") -> None:
+        async with self._app.router.lifespan_context(self._app):
+            loop.set_result(asyncio.get_running_loop())
+            await self._stopping.wait()
+            if self._requests:
+                await asyncio.wait(self._requests)
+
+    def _begin(self, path: str, content: bytes, call: "Call") -> None:
+        task = asyncio.ensure_future(self._serve(path, content, call))
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    async def _serve(self, path: str, content: bytes, call: "Call") -> None:
+        try:
+            async with self._turns:
+                if not call.has_left.is_set():
+                    await self._app(_scope(path), call.receiver(content), call.send)
+        # A bug in the server, after the response has begun: for the caller, who is in this process.
+        except Exception as fault:  # noqa: BLE001
+            call.parts.put(fault)
+        finally:
+            call.end()
+
+
+class Call:
+    """A request under way. status: that of the response, 0 until it has begun.
+
+    parts: the response's body as it comes, in bytes; an ApiError if the status is not 200; None at the end.
+    has_left: set if the caller is not interested any more.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.parts = Mailbox()
+        self.status = 0
+        self.has_left = asyncio.Event()
+        self._loop = loop
+        self._refusal = b""
+
+    def cancel(self) -> None:
+        """Leave, as a client that hangs up does: nothing more is computed. Any thread may call it."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.has_left.set)
+
+    def receiver(self, content: bytes) -> Callable[[], Any]:
+        """Return ASGI's receive(): the body, then nothing until the caller leaves."""
+        messages = [{"type": "http.request", "body": content, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await self.has_left.wait()
+            return {"type": "http.disconnect"}
+
+        return receive
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Take a message of the response: ASGI's send()."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif self.status == 200:
+            if part := message.get("body"):
+                self.parts.put(part)
+        else:
+            self._refusal += message.get("body", b"")
+
+    def end(self) -> None:
+        """Tell the reader that nothing more comes. Called once, on the loop."""
+        if self.status not in (0, 200, CLIENT_CLOSED_REQUEST):
+            self.parts.put(ApiError.of(json.loads(self._refusal)["error"], self.status))
+        self.parts.put(None)
+
+
+def _scope(path: str) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": _HEADERS,
+        "client": ("127.0.0.1", 0),
+        "server": ("127.0.0.1", 0),
+        "state": {},
+    }

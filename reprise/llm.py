@@ -1,0 +1,587 @@
+"""Use a model from Python, without a server: `LLM("smollm2").generate("Once upon a time")`.
+
+The server's own routes and engine run in this process, without a socket. So an answer has the same tokens as
+over HTTP, every field of docs/api.md works, and an error has the server's text.
+"""
+
+import base64
+import io
+import json
+import logging
+import os
+import sys
+import threading
+import weakref
+from array import array
+from asyncio import wrap_future
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
+
+from pydantic import BaseModel
+
+from reprise.config.setting import SettingsError
+from reprise.config.settings import SETTINGS, Settings
+from reprise.config.sources import suggestion
+from reprise.engine.interface.request import DraftType
+from reprise.server.errors import ApiError, UnavailableError
+
+if TYPE_CHECKING:
+    # Importing them takes seconds.
+    from reprise.engine.engine import Engine, ModelPool
+    from reprise.engine.speculative.proposers import MakeSources
+    from reprise.in_process import Call, InProcess
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+"""A text, or its token ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How an answer's tokens are chosen, and where it ends.
+
+    None means what the model's makers recommend, or else the API's default.
+
+    max_tokens: the answer's maximum; None for what is left of the context.
+    temperature: 0 chooses the likeliest token. top_p, top_k, min_p: which tokens are considered.
+    seed: the same seed and prompt give the same tokens; None for a random one.
+    stop: strings that end the answer, and are not part of it. stop_token_ids: tokens that do.
+    min_tokens: tokens before which nothing ends the answer.
+    ignore_eos: whether the model's own end does not end the answer.
+    logit_bias: numbers added to the logits of token ids.
+    logprobs: number of alternatives to report beside each token's log probability; 0 for that alone.
+    json_schema: the answer is JSON of this schema; a class of pydantic stands for its schema.
+    regex, grammar: the answer matches a regular expression, or a grammar in Lark's syntax.
+    draft: the source of drafts, such as "suffix"; False for none. It changes the speed, never the answer.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    logit_bias: Mapping[int, float] | None = None
+    logprobs: int | None = None
+    json_schema: Mapping[str, Any] | type[BaseModel] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    draft: bool | DraftType | None = None
+
+    def _fields(self, *, is_chat: bool) -> dict[str, Any]:
+        """Return the fields of a request's body."""
+        body = {name: value for name, value in vars(self).items() if value is not None}
+        if is_chat and (num := body.pop("logprobs", None)) is not None:
+            body |= {"logprobs": True, "top_logprobs": num}
+        schema: Any = body.pop("json_schema", None)
+        if schema is not None:
+            is_class = isinstance(schema, type) and issubclass(schema, BaseModel)
+            body["guided_json"] = schema.model_json_schema() if is_class else schema
+        for name in ("regex", "grammar"):
+            if name in body:
+                body[f"guided_{name}"] = body.pop(name)
+        if "logit_bias" in body:
+            body["logit_bias"] = {str(token): bias for token, bias in body["logit_bias"].items()}
+        draft = body.pop("draft", True)
+        if draft is not True:
+            body["draft"] = {"type": draft or "none"}
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that the model wants called.
+
+    arguments: parsed; as text if the tool is free-form, or if the answer ended within them.
+    """
+
+    id: str
+    name: str
+    arguments: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token of an answer, and its log probability. top: those of the likeliest tokens at its position."""
+
+    token: str
+    logprob: float | None
+    top: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The next piece of an answer. reasoning: of the model's reasoning, which is no part of the text."""
+
+    text: str = ""
+    reasoning: str = ""
+
+
+@dataclass(slots=True)
+class Completion:
+    """An answer.
+
+    text: without reasoning and tool calls. reasoning: empty if the model did not think.
+    token_ids: of the whole answer, with the token that ended it. prompt_token_ids: of the prompt.
+    finish_reason: "stop", "length" for max_tokens, or "tool_calls".
+    message: the answer as a message, to append to the conversation; empty unless it answers one.
+    logprobs: of the text's tokens; empty unless SamplingParams asks for them.
+    usage, timings: counts and times, as responses have them; see docs/api.md.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
+    message: dict[str, Any] = field(default_factory=dict)
+    logprobs: list[Logprob] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)
+
+
+class Stream:
+    """An answer under way. Iterate over it, with `for` or `async for`, or await it for the whole Completion.
+
+    Leaving a `with` or `async with` block, and close(), cancel what was not computed yet.
+
+    completion: what has come so far; complete once the iteration has ended.
+    """
+
+    def __init__(self, call: "Call", *, is_chat: bool) -> None:
+        self.completion = Completion()
+        self._call, self._is_chat = call, is_chat
+        self._unread = b""
+        self._deltas: list[Delta] = []
+        self._calls: list[dict[str, Any]] = []
+        self._has_ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        while not self._deltas:
+            if self._has_ended:
+                raise StopIteration
+            self._take(self._wait())
+        return self._deltas.pop(0)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._deltas:
+            if self._has_ended:
+                raise StopAsyncIteration
+            self._take(await self._wait_async())
+        return self._deltas.pop(0)
+
+    def __await__(self) -> Generator[Any, None, Completion]:
+        return self._read_async().__await__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel the rest of the answer; of no effect at its end. Any thread may call it."""
+        self._call.cancel()
+
+    def read(self) -> Completion:
+        """Wait for the rest of the answer and return all of it. Raises ApiError."""
+        for _ in self:
+            pass
+        return self.completion
+
+    async def _read_async(self) -> Completion:
+        async for _ in self:
+            pass
+        return self.completion
+
+    def _wait(self) -> bytes | None:
+        try:
+            part: bytes | None = self._call.parts.get().result()
+        except BaseException:
+            # Ctrl-C, too: nobody will read the rest.
+            self._abandon()
+            raise
+        return part
+
+    async def _wait_async(self) -> bytes | None:
+        try:
+            part: bytes | None = await wrap_future(self._call.parts.get())
+        except BaseException:
+            self._abandon()
+            raise
+        return part
+
+    def _abandon(self) -> None:
+        self._has_ended = True
+        self.close()
+
+    def _take(self, part: bytes | None) -> None:
+        """Read the next bytes of a response: server-sent events, or the one object of a whole response."""
+        if part is not None:
+            *frames, self._unread = (self._unread + part).split(b"\n\n")
+            for frame in frames:
+                if frame.startswith(b"data: {"):
+                    self._read_object(json.loads(frame[6:]))
+            return
+        self._has_ended = True
+        if self._unread:
+            self._read_object(json.loads(self._unread))
+        if self.completion.finish_reason is None:
+            raise UnavailableError(
+                "The request was cancelled before its answer was complete.", code="cancelled"
+            )
+        self._finish()
+
+    def _read_object(self, found: dict[str, Any]) -> None:
+        if "error" in found:
+            self._abandon()
+            raise ApiError.of(found["error"])
+        completion = self.completion
+        completion.usage = found.get("usage") or completion.usage
+        completion.timings = found.get("timings") or completion.timings
+        completion.prompt_token_ids += found.get("prompt_token_ids", ())
+        for choice in found["choices"]:
+            self._read_choice(choice)
+
+    def _read_choice(self, choice: dict[str, Any]) -> None:
+        completion = self.completion
+        said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        text, reasoning = said.get("content") or "", said.get("reasoning_content") or ""
+        if text or reasoning:
+            self._deltas.append(Delta(text, reasoning))
+        completion.text += text
+        completion.reasoning += reasoning
+        for call in said.get("tool_calls") or ():
+            self._read_call(call)
+        completion.finish_reason = choice["finish_reason"] or completion.finish_reason
+        completion.token_ids += choice.get("token_ids", ())
+        completion.prompt_token_ids += choice.get("prompt_token_ids", ())
+        if logprobs := choice.get("logprobs"):
+            completion.logprobs += _read_logprobs(logprobs)
+
+    def _read_call(self, call: dict[str, Any]) -> None:
+        kind = "function" if "function" in call else "custom"
+        if "id" in call:
+            self._calls.append({"id": call["id"], "type": kind, kind: dict(call[kind])})
+            return
+        begun = self._calls[call["index"]][kind]
+        for name, more in call[kind].items():
+            begun[name] += more
+
+    def _finish(self) -> None:
+        completion = self.completion
+        for call in self._calls:
+            tool = call[call["type"]]
+            arguments = _parsed(tool["arguments"]) if "arguments" in tool else tool["input"]
+            completion.tool_calls.append(ToolCall(call["id"], tool["name"], arguments))
+        if not self._is_chat:
+            return
+        completion.message = {"role": "assistant", "content": completion.text or None}
+        if completion.reasoning:
+            completion.message["reasoning_content"] = completion.reasoning
+        if self._calls:
+            completion.message["tool_calls"] = self._calls
+
+
+class LLM:
+    """A loaded model. Any thread may use it, several at a time. Close it, or use it as a context.
+
+    At most one is open in a process, because everything that computes shares one thread; settings such as
+    models_dir and embedding_model let it hold several models.
+
+    model: as `reprise serve` takes it: a folder, a name on the hub, smollm2, or a GGUF file; None for the
+        bundled demo model.
+    progress: whether to show a bar while it loads; None for on a terminal and in a notebook.
+    settings: of docs/settings.md, such as max_context_tokens=8192 or draft_model="...". Neither files nor
+        environment variables are read.
+    Raises RepriseError: SettingsError, ConvertError or ModelError.
+    """
+
+    _one: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self, model: str | Path | None = None, *, progress: bool | None = None, **settings: Any
+    ) -> None:
+        for name in settings:
+            if name not in SETTINGS:
+                raise SettingsError(f"unknown setting {name}{suggestion(name, SETTINGS)}")
+        chosen = Settings(model=None if model is None else str(model), **settings)
+        if not self._one.acquire(blocking=False):
+            raise SettingsError(
+                "an LLM is open in this process already, and one thread computes for all models: close it "
+                "first, or let it hold both (models_dir, embedding_model, rerank_model)"
+            )
+        try:
+            with _loading_bar(progress) as show:
+                self._engine, self._server = _start(chosen, show)
+        except BaseException:
+            self._one.release()
+            raise
+        # Also where it is dropped without close(), and before the interpreter ends.
+        self._close = weakref.finalize(self, _stop, self._engine, self._server, self._one)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what is under way, and free the model. Further calls do nothing."""
+        self._close()
+
+    @overload
+    def generate(self, prompts: Prompt, params: SamplingParams = ..., **fields: Any) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = ...,
+        **fields: Any,
+    ) -> list[Completion]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        **fields: Any,
+    ) -> Completion | list[Completion]:
+        """Continue a text or token ids, or several in one batch; return a Completion for each.
+
+        params: for all prompts, or one for each. fields: further fields of /v1/completions in docs/api.md.
+        Raises ApiError; what else was under way for this call is cancelled.
+        """
+        is_one = isinstance(prompts, str) or all(isinstance(token, int) for token in prompts)
+        answers = self._answer([prompts] if is_one else prompts, params, fields)
+        return answers[0] if is_one else answers
+
+    @overload
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams = ..., **fields: Any
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] = ...,
+        **fields: Any,
+    ) -> list[Completion]: ...
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        **fields: Any,
+    ) -> Completion | list[Completion]:
+        """Answer a conversation, or several in one batch; return a Completion for each.
+
+        messages: in OpenAI's format. An image may be {"type": "image", "image": X} in a message's content,
+            where X is a path, the bytes of a file, or an image of Pillow.
+        params: for all conversations, or one for each.
+        fields: further fields of /v1/chat/completions in docs/api.md, such as tools and tool_choice.
+        Raises ApiError; what else was under way for this call is cancelled.
+        """
+        is_one = all(isinstance(message, Mapping) for message in messages)
+        answers = self._answer([messages] if is_one else messages, params, fields)
+        return answers[0] if is_one else answers
+
+    def stream(
+        self, prompt: Prompt | Sequence[Message], params: SamplingParams = SamplingParams(), **fields: Any
+    ) -> Stream:
+        """Begin an answer to messages, as chat() does, or to a text or token ids, as generate() does.
+
+        Its exceptions are raised by the iteration.
+        """
+        fields = {**fields, "stream": True, "stream_options": {"include_usage": True}}
+        return self._begin(prompt, params, fields)
+
+    @overload
+    def embed(self, texts: str, **fields: Any) -> list[float]: ...
+
+    @overload
+    def embed(self, texts: Sequence[str], **fields: Any) -> list[list[float]]: ...
+
+    def embed(self, texts: str | Sequence[str], **fields: Any) -> list[float] | list[list[float]]:
+        """Return the vector of a text, or of each text, by a model that embeds; see docs/embeddings.md.
+
+        fields: further fields of /v1/embeddings in docs/api.md, such as dimensions and input_type.
+        Raises ApiError.
+        """
+        found = self._ask("/v1/embeddings", {**fields, "input": texts, "encoding_format": "base64"})
+        vectors = [array("f", base64.b64decode(one["embedding"])).tolist() for one in found["data"]]
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's token ids, without special tokens around it."""
+        tokens: list[int] = self._ask("/tokenize", {"content": text})["tokens"]
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids."""
+        text: str = self._ask("/detokenize", {"tokens": list(tokens)})["content"]
+        return text
+
+    def _answer(
+        self,
+        prompts: Sequence[Any],
+        params: SamplingParams | Sequence[SamplingParams],
+        fields: dict[str, Any],
+    ) -> list[Completion]:
+        chosen = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        streams: list[Stream] = []
+        try:
+            for prompt, own in zip(prompts, chosen, strict=True):
+                streams.append(self._begin(prompt, own, fields))
+            return [stream.read() for stream in streams]
+        finally:
+            for stream in streams:
+                stream.close()
+
+    def _begin(self, prompt: Any, params: SamplingParams, fields: Mapping[str, Any]) -> Stream:
+        is_chat = not isinstance(prompt, str) and any(isinstance(one, Mapping) for one in prompt)
+        if "n" in fields:
+            raise TypeError("a Completion has one choice: instead of n, pass the prompt several times")
+        body = {"return_token_ids": True, **params._fields(is_chat=is_chat), **fields}
+        if is_chat:
+            body["messages"] = [_with_images(message) for message in prompt]
+            return Stream(self._server.post("/v1/chat/completions", body), is_chat=True)
+        body["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
+        return Stream(self._server.post("/v1/completions", body), is_chat=False)
+
+    def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
+        call, parts = self._server.post(path, body), []
+        try:
+            while (part := call.parts.get().result()) is not None:
+                parts.append(part)
+        finally:
+            call.cancel()
+        return json.loads(b"".join(parts))
+
+
+def _start(settings: Settings, show: Callable[[str, float], None]) -> "tuple[Engine | ModelPool, InProcess]":
+    # Logs go where the program has them go, and nowhere if it has not said where.
+    logging.getLogger("reprise").addHandler(logging.NullHandler())
+    # transformers logs by a handler of its own: that PyTorch is missing.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from sse_starlette.sse import AppStatus
+
+    from reprise.drafters.assembly import make_drafters
+    from reprise.drafters.repetition import score_in_slices
+    from reprise.engine.engine import make_engine
+    from reprise.engine.model.convert.sources import with_converted
+    from reprise.engine.speculative.proposers import DraftSources
+    from reprise.in_process import InProcess
+    from reprise.server.app import create_app
+
+    @contextmanager
+    def converting(what: str) -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, total: show(what, done / max(1, total))
+
+    def make_sources(settings: Settings) -> "MakeSources":
+        return lambda vocabulary: DraftSources(make_drafters(settings, vocabulary), score_in_slices)
+
+    engine = make_engine(with_converted(settings, converting), make_sources, on_progress=show)
+    engine.start(show)
+    try:
+        # The engine ends each stream; sse-starlette would end them with another server of this process.
+        AppStatus.enable_automatic_graceful_drain = False
+        return engine, InProcess(create_app(engine, engine.settings), settings.max_rows + settings.max_queue)
+    except BaseException:
+        engine.stop(drain_s=0)
+        raise
+
+
+def _stop(engine: "Engine | ModelPool", server: "InProcess", one: threading.Lock) -> None:
+    engine.stop(drain_s=0)
+    server.close()
+    one.release()
+
+
+@contextmanager
+def _loading_bar(progress: bool | None) -> Iterator[Callable[[str, float], None]]:
+    """Yield a function that shows the share that is done of what is being done, in [0, 1]."""
+    from tqdm.auto import tqdm
+
+    if progress is None and "ipykernel" in sys.modules:
+        progress = True
+    # None: not unless standard error is a terminal.
+    disable = None if progress is None else not progress
+    with tqdm(total=100, unit="%", leave=False, delay=0.5, disable=disable) as bar:
+
+        def show(what: str, share: float) -> None:
+            bar.set_description(what, refresh=False)
+            bar.n = round(100 * share)
+            bar.refresh()
+
+        yield show
+
+
+def _with_images(message: Message) -> Message:
+    """Return a message with its images as data URLs, as the API takes them."""
+    content = message.get("content")
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return message
+    parts = [
+        {"type": "image_url", "image_url": {"url": _data_url(part["image"])}}
+        if isinstance(part, Mapping) and part.get("type") == "image" and "image" in part
+        else part
+        for part in content
+    ]
+    return {**message, "content": parts}
+
+
+def _data_url(image: Any) -> str:
+    """Return an image of Pillow, a path or the bytes of a file as a data URL."""
+    if isinstance(image, str | Path):
+        image = Path(image).expanduser().read_bytes()
+    elif not isinstance(image, bytes):
+        file = io.BytesIO()
+        image.save(file, format="PNG")
+        image = file.getvalue()
+    # The server goes by what the file holds.
+    return f"data:image/png;base64,{base64.b64encode(image).decode()}"
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def _read_logprobs(given: dict[str, Any]) -> list[Logprob]:
+    """Read the log probabilities of a chat, or of a completion."""
+    if "content" in given:
+        return [
+            Logprob(
+                one["token"], one["logprob"], {top["token"]: top["logprob"] for top in one["top_logprobs"]}
+            )
+            for one in given["content"]
+        ]
+    columns = given["tokens"], given["token_logprobs"], given["top_logprobs"]
+    return [Logprob(token, logprob, top or {}) for token, logprob, top in zip(*columns, strict=True)]
