@@ -10,8 +10,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from reprise.server.errors import CLIENT_CLOSED_REQUEST, ApiError
+from reprise.server.errors import CLIENT_CLOSED_REQUEST, ApiError, UnavailableError
 
+LEFT = "The request was cancelled before its answer was complete."
 _HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
 
 
@@ -69,9 +70,9 @@ class InProcess:
         self._loop = loop.result()
 
     def post(self, path: str, body: Mapping[str, Any]) -> "Call":
-        """Begin a request. Raises RuntimeError after close()."""
+        """Begin a request. Raises UnavailableError after close()."""
         if not self._thread.is_alive():
-            raise RuntimeError("the LLM is closed")
+            raise UnavailableError("The LLM is closed.", code="closed")
         call = Call(self._loop)
         content = json.dumps(body).encode()
         self._loop.call_soon_threadsafe(self._begin, path, content, call)
@@ -108,26 +109,27 @@ class InProcess:
             async with self._turns:
                 if not call.has_left.is_set():
                     await self._app(_scope(path), call.receiver(content), call.send)
+            call.end()
         # A bug in the server, after the response has begun: for the caller, who is in this process.
         except Exception as fault:  # noqa: BLE001
-            call.parts.put(fault)
-        finally:
-            call.end()
+            call.end(fault)
 
 
 class Call:
-    """A request under way. status: that of the response, 0 until it has begun.
+    """A request under way.
 
-    parts: the response's body as it comes, in bytes; an ApiError if the status is not 200; None at the end.
+    whole: the response's body at its end; an ApiError unless the status is 200.
+    parts: the same as it comes, with None at the end. Read one of the two.
     has_left: set if the caller is not interested any more.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.whole: Future[bytes] = Future()
         self.parts = Mailbox()
-        self.status = 0
         self.has_left = asyncio.Event()
         self._loop = loop
-        self._refusal = b""
+        self._status = CLIENT_CLOSED_REQUEST
+        self._body: list[bytes] = []
 
     def cancel(self) -> None:
         """Leave, as a client that hangs up does: nothing more is computed. Any thread may call it."""
@@ -149,18 +151,27 @@ class Call:
     async def send(self, message: Mapping[str, Any]) -> None:
         """Take a message of the response: ASGI's send()."""
         if message["type"] == "http.response.start":
-            self.status = message["status"]
-        elif self.status == 200:
-            if part := message.get("body"):
+            self._status = message["status"]
+        elif part := message.get("body"):
+            self._body.append(part)
+            if self._status == 200:
                 self.parts.put(part)
-        else:
-            self._refusal += message.get("body", b"")
 
-    def end(self) -> None:
-        """Tell the reader that nothing more comes. Called once, on the loop."""
-        if self.status not in (0, 200, CLIENT_CLOSED_REQUEST):
-            self.parts.put(ApiError.of(json.loads(self._refusal)["error"], self.status))
-        self.parts.put(None)
+    def end(self, fault: Exception | None = None) -> None:
+        """Tell the reader that nothing more comes. Called once, on the loop.
+
+        fault: what the app raised, if it did.
+        """
+        whole = b"".join(self._body)
+        if fault is None and self._status != 200:
+            left = {"message": LEFT, "type": UnavailableError.type, "param": None, "code": "cancelled"}
+            error = left if self._status == CLIENT_CLOSED_REQUEST else json.loads(whole)["error"]
+            fault = ApiError.of(error, self._status)
+        if fault is None:
+            self.whole.set_result(whole)
+        else:
+            self.whole.set_exception(fault)
+        self.parts.put(fault)
 
 
 def _scope(path: str) -> dict[str, Any]:

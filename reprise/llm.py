@@ -14,7 +14,9 @@ import threading
 import weakref
 from array import array
 from asyncio import wrap_future
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,41 +153,110 @@ class Completion:
     timings: dict[str, Any] = field(default_factory=dict)
 
 
+class _Reader:
+    """Reads a response, whole or in chunks, into a Completion.
+
+    deltas: what has come and was not taken yet.
+    """
+
+    def __init__(self, *, is_chat: bool) -> None:
+        self.completion = Completion()
+        self.deltas: deque[Delta] = deque()
+        self._is_chat = is_chat
+        self._calls: list[dict[str, Any]] = []
+
+    def read(self, found: dict[str, Any]) -> None:
+        """Read a response or a chunk. Raises ApiError for a chunk that is an error."""
+        if "error" in found:
+            raise ApiError.of(found["error"])
+        completion = self.completion
+        completion.usage = found.get("usage") or completion.usage
+        completion.timings = found.get("timings") or completion.timings
+        completion.prompt_token_ids += found.get("prompt_token_ids", ())
+        for choice in found["choices"]:
+            self._read_choice(choice)
+
+    def finish(self) -> Completion:
+        """Return the Completion, once all is read. Raises UnavailableError if the end is missing."""
+        completion = self.completion
+        if completion.finish_reason is None:
+            raise UnavailableError("The answer ended before it was complete.", code="cancelled")
+        for call in self._calls:
+            tool = call[call["type"]]
+            arguments = _parsed(tool["arguments"]) if "arguments" in tool else tool["input"]
+            completion.tool_calls.append(ToolCall(call["id"], tool["name"], arguments))
+        if self._is_chat:
+            completion.message = {"role": "assistant", "content": completion.text or None}
+            if completion.reasoning:
+                completion.message["reasoning_content"] = completion.reasoning
+            if self._calls:
+                completion.message["tool_calls"] = self._calls
+        return completion
+
+    def _read_choice(self, choice: dict[str, Any]) -> None:
+        completion = self.completion
+        said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        text, reasoning = said.get("content") or "", said.get("reasoning_content") or ""
+        if text or reasoning:
+            self.deltas.append(Delta(text, reasoning))
+        completion.text += text
+        completion.reasoning += reasoning
+        for call in said.get("tool_calls") or ():
+            self._read_call(call)
+        completion.finish_reason = choice["finish_reason"] or completion.finish_reason
+        completion.token_ids += choice.get("token_ids", ())
+        completion.prompt_token_ids += choice.get("prompt_token_ids", ())
+        if logprobs := choice.get("logprobs"):
+            completion.logprobs += _read_logprobs(logprobs)
+
+    def _read_call(self, call: dict[str, Any]) -> None:
+        kind = "function" if "function" in call else "custom"
+        if "id" in call:
+            self._calls.append({"id": call["id"], "type": kind, kind: dict(call[kind])})
+            return
+        begun = self._calls[call["index"]][kind]
+        for name, more in call[kind].items():
+            begun[name] += more
+
+
 class Stream:
     """An answer under way. Iterate over it, with `for` or `async for`, or await it for the whole Completion.
 
     Leaving a `with` or `async with` block, and close(), cancel what was not computed yet.
-
-    completion: what has come so far; complete once the iteration has ended.
     """
 
     def __init__(self, call: "Call", *, is_chat: bool) -> None:
-        self.completion = Completion()
-        self._call, self._is_chat = call, is_chat
+        self._call = call
+        self._reader = _Reader(is_chat=is_chat)
         self._unread = b""
-        self._deltas: list[Delta] = []
-        self._calls: list[dict[str, Any]] = []
         self._has_ended = False
+
+    @property
+    def completion(self) -> Completion:
+        """What has come so far; whole once the iteration has ended."""
+        return self._reader.completion
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Delta:
-        while not self._deltas:
+        while not self._reader.deltas:
             if self._has_ended:
                 raise StopIteration
-            self._take(self._wait())
-        return self._deltas.pop(0)
+            with self._reading():
+                self._take(self._call.parts.get().result())
+        return self._reader.deltas.popleft()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delta:
-        while not self._deltas:
+        while not self._reader.deltas:
             if self._has_ended:
                 raise StopAsyncIteration
-            self._take(await self._wait_async())
-        return self._deltas.pop(0)
+            with self._reading():
+                self._take(await wrap_future(self._call.parts.get()))
+        return self._reader.deltas.popleft()
 
     def __await__(self) -> Generator[Any, None, Completion]:
         return self._read_async().__await__()
@@ -217,93 +288,26 @@ class Stream:
             pass
         return self.completion
 
-    def _wait(self) -> bytes | None:
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """End the stream if reading raises anything, Ctrl-C too: nobody will read the rest."""
         try:
-            part: bytes | None = self._call.parts.get().result()
+            yield
         except BaseException:
-            # Ctrl-C, too: nobody will read the rest.
-            self._abandon()
+            self._has_ended = True
+            self.close()
             raise
-        return part
-
-    async def _wait_async(self) -> bytes | None:
-        try:
-            part: bytes | None = await wrap_future(self._call.parts.get())
-        except BaseException:
-            self._abandon()
-            raise
-        return part
-
-    def _abandon(self) -> None:
-        self._has_ended = True
-        self.close()
 
     def _take(self, part: bytes | None) -> None:
-        """Read the next bytes of a response: server-sent events, or the one object of a whole response."""
-        if part is not None:
-            *frames, self._unread = (self._unread + part).split(b"\n\n")
-            for frame in frames:
-                if frame.startswith(b"data: {"):
-                    self._read_object(json.loads(frame[6:]))
+        """Read the next server-sent events; None is the end."""
+        if part is None:
+            self._has_ended = True
+            self._reader.finish()
             return
-        self._has_ended = True
-        if self._unread:
-            self._read_object(json.loads(self._unread))
-        if self.completion.finish_reason is None:
-            raise UnavailableError(
-                "The request was cancelled before its answer was complete.", code="cancelled"
-            )
-        self._finish()
-
-    def _read_object(self, found: dict[str, Any]) -> None:
-        if "error" in found:
-            self._abandon()
-            raise ApiError.of(found["error"])
-        completion = self.completion
-        completion.usage = found.get("usage") or completion.usage
-        completion.timings = found.get("timings") or completion.timings
-        completion.prompt_token_ids += found.get("prompt_token_ids", ())
-        for choice in found["choices"]:
-            self._read_choice(choice)
-
-    def _read_choice(self, choice: dict[str, Any]) -> None:
-        completion = self.completion
-        said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-        text, reasoning = said.get("content") or "", said.get("reasoning_content") or ""
-        if text or reasoning:
-            self._deltas.append(Delta(text, reasoning))
-        completion.text += text
-        completion.reasoning += reasoning
-        for call in said.get("tool_calls") or ():
-            self._read_call(call)
-        completion.finish_reason = choice["finish_reason"] or completion.finish_reason
-        completion.token_ids += choice.get("token_ids", ())
-        completion.prompt_token_ids += choice.get("prompt_token_ids", ())
-        if logprobs := choice.get("logprobs"):
-            completion.logprobs += _read_logprobs(logprobs)
-
-    def _read_call(self, call: dict[str, Any]) -> None:
-        kind = "function" if "function" in call else "custom"
-        if "id" in call:
-            self._calls.append({"id": call["id"], "type": kind, kind: dict(call[kind])})
-            return
-        begun = self._calls[call["index"]][kind]
-        for name, more in call[kind].items():
-            begun[name] += more
-
-    def _finish(self) -> None:
-        completion = self.completion
-        for call in self._calls:
-            tool = call[call["type"]]
-            arguments = _parsed(tool["arguments"]) if "arguments" in tool else tool["input"]
-            completion.tool_calls.append(ToolCall(call["id"], tool["name"], arguments))
-        if not self._is_chat:
-            return
-        completion.message = {"role": "assistant", "content": completion.text or None}
-        if completion.reasoning:
-            completion.message["reasoning_content"] = completion.reasoning
-        if self._calls:
-            completion.message["tool_calls"] = self._calls
+        *frames, self._unread = (self._unread + part).split(b"\n\n")
+        for frame in frames:
+            if frame.startswith(b"data: {"):
+                self._reader.read(json.loads(frame[6:]))
 
 
 class LLM:
@@ -418,7 +422,7 @@ class LLM:
         Its exceptions are raised by the iteration.
         """
         fields = {**fields, "stream": True, "stream_options": {"include_usage": True}}
-        return self._begin(prompt, params, fields)
+        return Stream(self._post(prompt, params, fields), is_chat=_is_chat(prompt))
 
     @overload
     def embed(self, texts: str, **fields: Any) -> list[float]: ...
@@ -453,34 +457,50 @@ class LLM:
         fields: dict[str, Any],
     ) -> list[Completion]:
         chosen = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        streams: list[Stream] = []
+        calls: list[Call] = []
         try:
             for prompt, own in zip(prompts, chosen, strict=True):
-                streams.append(self._begin(prompt, own, fields))
-            return [stream.read() for stream in streams]
+                calls.append(self._post(prompt, own, fields))
+            ended, _ = wait([call.whole for call in calls], return_when=FIRST_EXCEPTION)
+            for whole in ended:
+                # Raises the exception of one that failed, while others may not have ended.
+                whole.result()
+            return [
+                _read_whole(call.whole.result(), _is_chat(one))
+                for call, one in zip(calls, prompts, strict=True)
+            ]
         finally:
-            for stream in streams:
-                stream.close()
+            for call in calls:
+                call.cancel()
 
-    def _begin(self, prompt: Any, params: SamplingParams, fields: Mapping[str, Any]) -> Stream:
-        is_chat = not isinstance(prompt, str) and any(isinstance(one, Mapping) for one in prompt)
+    def _post(self, prompt: Any, params: SamplingParams, fields: Mapping[str, Any]) -> "Call":
         if "n" in fields:
             raise TypeError("a Completion has one choice: instead of n, pass the prompt several times")
+        is_chat = _is_chat(prompt)
         body = {"return_token_ids": True, **params._fields(is_chat=is_chat), **fields}
         if is_chat:
             body["messages"] = [_with_images(message) for message in prompt]
-            return Stream(self._server.post("/v1/chat/completions", body), is_chat=True)
+            return self._server.post("/v1/chat/completions", body)
         body["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
-        return Stream(self._server.post("/v1/completions", body), is_chat=False)
+        return self._server.post("/v1/completions", body)
 
     def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
-        call, parts = self._server.post(path, body), []
+        call = self._server.post(path, body)
         try:
-            while (part := call.parts.get().result()) is not None:
-                parts.append(part)
+            return json.loads(call.whole.result())
         finally:
             call.cancel()
-        return json.loads(b"".join(parts))
+
+
+def _is_chat(prompt: Any) -> bool:
+    """Whether a prompt is messages, and not a text or token ids."""
+    return not isinstance(prompt, str) and any(isinstance(one, Mapping) for one in prompt)
+
+
+def _read_whole(body: bytes, is_chat: bool) -> Completion:
+    reader = _Reader(is_chat=is_chat)
+    reader.read(json.loads(body))
+    return reader.finish()
 
 
 def _start(settings: Settings, show: Callable[[str, float], None]) -> "tuple[Engine | ModelPool, InProcess]":

@@ -37,7 +37,7 @@ def run(examples: list[str], server: Server) -> dict[str, object]:
     return names
 
 
-README_PYTHON = blocks("README.md", "python")
+README_PYTHON = blocks("README.md", "python")[:1]
 README_SHELL = blocks("README.md", "sh")
 
 
@@ -73,13 +73,34 @@ def test_drafts_and_predictions_of_the_drafting_page_are_taken(server, tmp_path,
     assert int(capsys.readouterr().out.splitlines()[-1]) >= 0
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_examples_of_a_model_in_python_run_one_after_the_other(page, tmp_path, capsys):
+    examples = [example for example in blocks(page, "python") if "OpenAI(" not in example]
+    own = f'LLM(calibration_file="{tmp_path / "costs.json"}")'
+    names: dict[str, object] = {}
+    for example in examples:
+        exec(example.replace("LLM()", own), names)
+    printed = capsys.readouterr().out
+    assert printed.startswith("I am the Reprise demo model")
+    if page == "docs/python.md":
+        *_, passes = printed.splitlines()[1].split(" in ")
+        assert re.fullmatch(r"\d+ forward passes", passes)
+        assert printed.endswith("'temperature' must be at most 2, not 9.\n")
+        assert {"find_lantern {'size': 12}", "True True", "name='Ada' level=12"} <= set(printed.splitlines())
+
+
 def test_every_example_in_python_is_one_of_these():
     pages = [
         page
         for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
         if "```python" in page.read_text()
     ]
-    assert {page.name for page in pages} - {"page.md"} == {"README.md", "guide.md", "drafting.md"}
+    assert {page.name for page in pages} - {"page.md"} == {
+        "README.md",
+        "guide.md",
+        "drafting.md",
+        "python.md",
+    }
 
 
 @pytest.mark.parametrize("limit", [{}, {"max_tokens": 100}])
