@@ -1,4 +1,4 @@
-"""The wheel, installed into a fresh environment, serves the bundled model that it holds, whatever lies about."""
+"""The wheel, installed into a fresh environment, serves the bundled model that it holds."""
 
 import os
 import shutil
