@@ -304,10 +304,11 @@ class Stream:
             self._has_ended = True
             self._reader.finish()
             return
-        *frames, self._unread = (self._unread + part).split(b"\n\n")
-        for frame in frames:
-            if frame.startswith(b"data: {"):
-                self._reader.read(json.loads(frame[6:]))
+        # Each event's data is one line; the others are comments, and the last event, [DONE].
+        *lines, self._unread = (self._unread + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                self._reader.read(json.loads(line[6:]))
 
 
 class LLM:
