@@ -412,7 +412,7 @@ NOT_HERE = [
 
 async def test_what_is_not_here_says_so_in_ollama_s_shape(client):
     for method, path, status, told in NOT_HERE:
-        given = {"content": "{}"} if status == 415 else {"json": {"model": "a"}}
+        given = {"headers": {"Content-Type": "text/plain"}} if status == 415 else {"json": {"model": "a"}}
         response = await client.request(method, path, **given)
         assert response.status_code == status, path
         assert told in assert_ollama_error(response.json())
