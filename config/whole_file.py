@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from contextlib import suppress
+from errno import EIO
 from logging import Logger
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,22 @@ UNFINISHED_S = 600
 """Seconds after which an unfinished file counts as left by a killed process; a newer one may be in use."""
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace or create the file, readable by its owner only. After an OSError the old file is unchanged."""
+def write_whole(path: Path, content: bytes, mode: int = 0o600, *, compares: bool = False) -> None:
+    """Replace or create the file. After an OSError the old file is unchanged.
+
+    mode: who may read and write it; by default its owner only.
+    compares: whether to read the content again before it replaces the old file.
+    """
     new = unfinished_path(path)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if compares and new.read_bytes() != content:
+            raise OSError(EIO, "the disk does not hold what was written")
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)

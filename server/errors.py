@@ -234,7 +234,7 @@ class BodyTooLargeError(ApiError):
 class ContentTypeError(ApiError):
     """The Content-Type is not JSON.
 
-    Required because web pages may send other types to a local server without a CORS preflight.
+    Refused because web pages may send other types to a local server without a CORS preflight.
     """
 
     status = 415

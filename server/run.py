@@ -18,6 +18,7 @@ import uvicorn
 from sse_starlette.sse import AppStatus
 
 from reprise.config.freed_memory import frozen
+from reprise.config.loopback import is_loopback
 from reprise.config.per_model import Section, settings_of
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import SharedTableError
@@ -33,7 +34,6 @@ from reprise.server.banner import (
     describe_tools,
 )
 from reprise.server.engine_types import Models
-from reprise.server.http.access import is_loopback
 from reprise.server.http.api_keys import load_keys
 from reprise.server.http.connections.connection import uvicorn_config
 from reprise.server.http.connections.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED

@@ -16,6 +16,7 @@ import httpx
 from reprise.bench.serving.traffic import Answer, by_read
 from reprise.bench.statistics import divide_tokens
 from reprise.bench.workloads import Turn
+from reprise.config.loopback import takes_proxy
 
 
 @dataclass
@@ -37,7 +38,13 @@ class Server:
         # Fragments are stored as they come, so they must not be compressed.
         headers = {"Accept-Encoding": "identity", **self.headers}
         limits = httpx.Limits(max_keepalive_connections=0)
-        client = httpx.Client(base_url=self.url, headers=headers, timeout=self.idle_limit_s, limits=limits)
+        client = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=self.idle_limit_s,
+            limits=limits,
+            trust_env=takes_proxy(self.url, has_key=bool(self.headers)),
+        )
         with client, ThreadPoolExecutor(streams) as threads:
             found = list(threads.map(lambda turn: receive(client, self._body(turn)), turns))
         began = min(one.started for one in found)

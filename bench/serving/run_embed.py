@@ -31,6 +31,7 @@ from reprise.bench.serving.sentence_transformers import LIBRARY, start_library
 from reprise.bench.statistics import compare
 from reprise.bench.tables import Column
 from reprise.bench.workloads.words import ADJECTIVES, NOUNS, VERBS
+from reprise.config.loopback import takes_proxy
 from reprise.engine.model.loading import load_tokenizer
 from reprise.engine.text.tokenizer import Tokenizer
 
@@ -124,7 +125,11 @@ def ask(address: servers.Address, texts: Sequence[str]) -> tuple[float, Vectors]
     body = {"model": address.model, "input": list(texts), "encoding_format": "base64"}
     start = perf_counter()
     response = httpx.post(
-        f"{address.url}/v1/embeddings", json=body, headers=address.headers, timeout=IDLE_LIMIT_S
+        f"{address.url}/v1/embeddings",
+        json=body,
+        headers=address.headers,
+        timeout=IDLE_LIMIT_S,
+        trust_env=takes_proxy(address.url, has_key=bool(address.headers)),
     )
     seconds = perf_counter() - start
     given = [one["embedding"] for one in response.raise_for_status().json()["data"]]

@@ -18,6 +18,7 @@ import httpx
 from reprise.bench import options
 from reprise.bench.errors import ArgumentsError, BenchError
 from reprise.bench.options import Flag
+from reprise.config.loopback import takes_proxy
 
 OWN, MLX_LM, LLAMA = "reprise", "mlx_lm.server", "llama-server"
 PLAIN, DRAFTING = f"{OWN}-none", f"{MLX_LM}-draft"
@@ -121,7 +122,8 @@ def exit_on_sigterm() -> None:
 def is_ready(url: str) -> bool:
     """Return whether a server answers /health with status 200."""
     try:
-        return httpx.get(f"{url}/health", timeout=5.0).status_code == httpx.codes.OK
+        trusts = takes_proxy(url, has_key=False)
+        return httpx.get(f"{url}/health", timeout=5.0, trust_env=trusts).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
 
@@ -129,7 +131,12 @@ def is_ready(url: str) -> bool:
 def _first_model(url: str, headers: dict[str, str]) -> str:
     """Return the first model that a server lists."""
     try:
-        response = httpx.get(f"{url}/v1/models", headers=headers, timeout=30.0)
+        response = httpx.get(
+            f"{url}/v1/models",
+            headers=headers,
+            timeout=30.0,
+            trust_env=takes_proxy(url, has_key=bool(headers)),
+        )
         return str(response.raise_for_status().json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as fault:
         reason = str(fault).partition("\n")[0]

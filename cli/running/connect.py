@@ -8,8 +8,9 @@ from reprise.cli.arguments import UsageError
 from reprise.cli.running.server import DEFAULT_URL, RefusedError, Server, add_server_arguments
 from reprise.config.agents.config_file import (
     ConfigFileError,
-    backup_of,
     difference,
+    forget,
+    has_backup,
     keep,
     read,
     render,
@@ -96,25 +97,36 @@ def _find_model(server: Server, name: str | None) -> ServedModel:
 def _write(files: tuple[AgentFile, ...]) -> None:
     paths = [Path.home() / file.path for file in files]
     held = [read(path) for path in paths]
-    # All are rendered before any is written: one that is refused leaves the others as they were.
+    # All are rendered and kept before any is written: one that is refused leaves the others as they were.
     texts = [render(file, before) for file, before in zip(files, held, strict=True)]
-    for path, before, text in zip(paths, held, texts, strict=True):
-        changes = difference(path, before, text)
-        if changes:
-            print(changes)
+    changes = [difference(*change) for change in zip(paths, held, texts, strict=True)]
+    news = zip(paths, held, changes, strict=True)
+    kept = {path: before for path, before, change in news if change and not has_backup(path)}
+    try:
+        for path, before in kept.items():
             keep(path, before)
-            write(path, text)
-        print(f"{path} is {'written' if changes else 'up to date'}")
-    if any(backup_of(path).exists() for path in paths):
+        for path, text, change in zip(paths, texts, changes, strict=True):
+            if change:
+                print(change)
+                write(path, text)
+            print(f"{path} is {'written' if change else 'up to date'}")
+    except ConfigFileError:
+        # Else a later --undo would put back this text, whatever the file holds by then.
+        for path, before in kept.items():
+            if read(path) == before:
+                forget(path)
+        raise
+    if any(has_backup(path) for path in paths):
         print("to put back what was there before, run it with --undo in place of --write")
 
 
 def _undo(files: tuple[AgentFile, ...]) -> bool:
     """Put files back as they were, and print what that changes; return whether there were any."""
-    paths = [path for file in files if backup_of(path := Path.home() / file.path).exists()]
+    paths = {path: file for file in files if has_backup(path := Path.home() / file.path)}
     try:
-        for path in paths:
-            held = undo(path)
+        for path, file in paths.items():
+            held = read(path) or ""
+            undo(file, path)
             print(difference(path, held, read(path) or ""))
             print(
                 f"{path} is as it was before"

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from reprise.cli.arguments import FailedError, UsageError
+from reprise.config.loopback import takes_proxy
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 10
@@ -113,9 +114,7 @@ class Server:
         request = urllib.request.Request(f"{self.url}{path}", data, headers)
         try:
             # What only looks something up is answered at once, but a model may take long to be loaded.
-            response: HTTPResponse = urllib.request.urlopen(
-                request, timeout=PATIENCE_S if data is None else None
-            )
+            response: HTTPResponse = self._opener.open(request, timeout=PATIENCE_S if data is None else None)
         except urllib.error.HTTPError as error:
             if error.code == 401:
                 raise UsageError(f"{self.url} wants an API key: pass --api-key") from None
@@ -128,6 +127,11 @@ class Server:
                 f"no server at {self.url} ({reason}): start `reprise serve`, or pass --url"
             ) from None
         return response
+
+    @property
+    def _opener(self) -> urllib.request.OpenerDirector:
+        proxies: dict[str, str] | None = None if takes_proxy(self.url, has_key=bool(self.key)) else {}
+        return urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
 
     def _no_reprise(self, path: str) -> UsageError:
         return UsageError(f"{self.url}{path} does not answer as Reprise does")

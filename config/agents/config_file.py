@@ -2,9 +2,11 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import unified_diff
+from errno import EACCES
 from pathlib import Path
+from stat import S_IMODE, S_IWUSR
 from typing import Any
 
 import yaml
@@ -12,9 +14,20 @@ import yaml
 from reprise.config.agents import json_text, toml_text, yaml_text
 from reprise.config.agents.json_text import JsonTextError
 from reprise.config.agents.known import AgentFile
-from reprise.config.agents.merge import merge
 from reprise.config.agents.toml_text import TomlTextError
 from reprise.config.agents.yaml_text import YamlTextError
+from reprise.config.whole_file import write_whole
+
+_EDITORS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
+    "json": json_text.set_keys,
+    "toml": toml_text.set_keys,
+    "yaml": yaml_text.set_keys,
+}
+_PARSERS: Mapping[str, Callable[[str], object]] = {
+    "json": lambda text: json.loads(json_text.plain(text)),
+    "toml": tomllib.loads,
+    "yaml": yaml.safe_load,
+}
 
 
 class ConfigFileError(Exception):
@@ -25,35 +38,32 @@ def render(file: AgentFile, text: str | None) -> str:
     """Return the file's text with the settings merged into it.
 
     text: the file's present text; None without a file.
-    Comments stay. Raises ConfigFileError if the text cannot be parsed, or if a comment would be lost.
+    All other text stays, comments and line ends too. Raises ConfigFileError if the text cannot be parsed, or
+    if a comment would be lost.
     """
     if text is None or not text.strip():
         settings = {**file.new_file, **file.settings}
         return toml_text.set_keys("", settings) if file.format == "toml" else _dump(file, settings)
+    lines = text.replace("\r\n", "\n")
+    changed = _checked(file, lambda: _EDITORS[file.format](lines, file.settings))
+    if changed == lines:
+        return text
+    return changed.replace("\n", "\r\n") if lines != text else changed
+
+
+def _checked(file: AgentFile, read: Callable[[], str]) -> str:
+    """Return what a reader of the file's text returns. Raises ConfigFileError if it refuses the text."""
     try:
-        return _set_keys(file, text)
-    except json.JSONDecodeError as error:
-        raise _refusal(file, f"it is not valid JSON: {error}") from None
-    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        return read()
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
         reason = f"it is not valid {file.format.upper()}: {str(error).splitlines()[0]}"
-        raise _refusal(file, reason) from None
+    except RecursionError:
+        reason = "it is nested too deep"
     except (TomlTextError, JsonTextError, YamlTextError) as error:
-        raise _refusal(file, str(error)) from None
-
-
-def _set_keys(file: AgentFile, text: str) -> str:
-    if file.format == "toml":
-        return toml_text.set_keys(text, file.settings)
-    if file.format == "yaml":
-        return yaml_text.set_keys(text, file.settings)
-    try:
-        held = json.loads(text)
-    except json.JSONDecodeError:
-        return json_text.set_keys(text, file.settings)
-    if not isinstance(held, Mapping):
-        raise JsonTextError("it does not hold a table")
-    merged = merge(held, file.settings)
-    return text if merged == held else _dump(file, merged)
+        reason = str(error)
+    raise ConfigFileError(
+        f"~/{file.path} is left as it is: {reason}. Add the settings by hand, as shown without --write"
+    )
 
 
 def difference(path: Path, before: str | None, after: str) -> str:
@@ -66,68 +76,83 @@ def difference(path: Path, before: str | None, after: str) -> str:
 def read(path: Path) -> str | None:
     """Return the file's text, None without the file. Raises ConfigFileError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigFileError(f"cannot read {path}: {error}") from None
 
 
-def backup_of(path: Path) -> Path:
-    """Return the path of the backup of a file. The backup is empty if the file did not exist."""
-    return path.with_name(f"{path.name}.before-reprise")
+def has_backup(path: Path) -> bool:
+    """Return whether a file has a backup, or a mark that there was no such file."""
+    return _backup_of(path).exists() or _absence_of(path).exists()
 
 
 def keep(path: Path, before: str | None) -> None:
-    """Back up a file, unless it has a backup already. Raises ConfigFileError.
-
-    before: the file's text; None if the file does not exist.
-    """
-    if not backup_of(path).exists():
-        write(backup_of(path), before or "")
+    """Back up a file. before: its text; None if it does not exist. Raises ConfigFileError."""
+    write(_absence_of(path) if before is None else _backup_of(path), before or "")
 
 
-def undo(path: Path) -> str | None:
-    """Restore a file from its backup, and return the text that it replaces; None without a backup.
+def forget(path: Path) -> None:
+    """Remove the backup of a file. Raises OSError."""
+    _backup_of(path).unlink(missing_ok=True)
+    _absence_of(path).unlink(missing_ok=True)
 
-    Raises ConfigFileError.
-    """
-    before = read(backup_of(path))
-    if before is None:
-        return None
-    held = read(path) or ""
+
+def undo(file: AgentFile, path: Path) -> None:
+    """Restore a file from its backup, and remove the backup. Raises ConfigFileError."""
+    before = read(_backup_of(path))
     try:
-        if before:
-            write(path, before)
+        if before is None:
+            path.resolve().unlink(missing_ok=True)
         else:
-            path.unlink(missing_ok=True)
-        backup_of(path).unlink()
+            _check_whole(file, path, before)
+            write(path, before)
+        forget(path)
     except OSError as error:
         raise ConfigFileError(f"cannot restore {path}: {error.strerror}") from None
-    return held
 
 
 def write(path: Path, text: str) -> None:
-    """Write the file. A new one can be read by its owner alone, since it may hold a key.
+    """Write the file whole or not at all. A new one can be read by its owner alone, since it may hold a key.
 
     Raises ConfigFileError if it cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.touch(mode=0o600)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigFileError(f"cannot write {path}: {error.strerror}") from None
+        content = text.encode()
+        # A link to a file elsewhere stays one.
+        target = path.resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        mode = S_IMODE(target.stat().st_mode) if target.exists() else 0o600
+        if not mode & S_IWUSR:
+            raise PermissionError(EACCES, "it may not be written")
+        write_whole(target, content, mode, compares=True)
+    except (OSError, UnicodeEncodeError) as error:
+        raise ConfigFileError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from None
 
 
-def _refusal(file: AgentFile, reason: str) -> ConfigFileError:
-    return ConfigFileError(
-        f"~/{file.path} is left as it is: {reason}. Add the settings by hand, as shown without --write"
-    )
+def _backup_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.before-reprise")
+
+
+def _absence_of(path: Path) -> Path:
+    """Return the path of the mark that there was no file: an empty backup is that of an empty file."""
+    return path.with_name(f"{path.name}.none.before-reprise")
+
+
+def _check_whole(file: AgentFile, path: Path, before: str) -> None:
+    """Raise ConfigFileError if a backup is cut short, as a full disk once left them."""
+    try:
+        if before.strip():
+            _PARSERS[file.format](before)
+    except (ValueError, yaml.YAMLError):
+        raise ConfigFileError(
+            f"{path} is left as it is: {_backup_of(path)} is not whole. Mend one of the two by hand, and "
+            "remove the backup"
+        ) from None
 
 
 def _dump(file: AgentFile, settings: Mapping[str, Any]) -> str:
     if file.format == "json":
-        return json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+        return json_text.dump(settings) + "\n"
     return str(yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True))

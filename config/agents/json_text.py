@@ -10,6 +10,7 @@ from reprise.config.agents.merge import merge
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _TRAILING = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
 _SPACE = re.compile(r"[\s,]*")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _DECODER = json.JSONDecoder()
 
 
@@ -46,7 +47,7 @@ def set_keys(text: str, settings: Mapping[str, Any]) -> str:
 
 def _set(text: str, opening: int, held: Mapping[str, Any], settings: Mapping[str, Any], depth: int) -> str:
     """Return the text with settings set in the object that opens at a place. held: what it holds."""
-    for key, value in settings.items():
+    for key, value in reversed(list(settings.items())):
         spans = _members(plain(text), opening)
         before = held.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
@@ -54,12 +55,12 @@ def _set(text: str, opening: int, held: Mapping[str, Any], settings: Mapping[str
             continue
         new = merge(held, {key: value})[key]
         if key not in spans:
-            text = _insert(text, opening, f"{json.dumps(key)}: {_dump(new, depth)}", bool(spans), depth)
+            text = _insert(text, opening, f"{json.dumps(key)}: {dump(new, depth)}", bool(spans), depth)
         elif new != before:
             start, end = spans[key]
             if plain(text)[start:end] != text[start:end]:
                 raise JsonTextError(f'the comments in "{key}" would be lost')
-            text = text[:start] + _dump(new, depth) + text[end:]
+            text = text[:start] + dump(new, depth) + text[end:]
     return text
 
 
@@ -91,8 +92,11 @@ def _insert(text: str, opening: int, member: str, has_more: bool, depth: int) ->
     return f"{text[:at]}\n{indent}{member}{end}{rest}"
 
 
-def _dump(value: Any, depth: int) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n" + "  " * depth)
+def dump(value: Any, depth: int = 0) -> str:
+    """Return a value as JSON. depth: of the objects that it is in."""
+    text = json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n" + "  " * depth)
+    # Half of a UTF-16 pair, which JSON may hold and no file can.
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _skip(text: str, at: int) -> int:

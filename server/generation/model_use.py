@@ -180,7 +180,7 @@ class _Waiting:
         entries = self.service.models.loaded_entries()
         progress = next((entry.progress for entry in entries if entry.name == self.name), None)
         what = "waiting for memory" if progress is None else f"{progress:.0%}"
-        return f": loading {self.name}, {what}\n\n".encode()
+        return f": loading {self.name}, {what}\n".encode()
 
     async def wait_long(self, receive: Receive) -> ModelUse:
         """Wait for the use of the model for --load-timeout-s. Raises as wait()."""

@@ -1,6 +1,5 @@
 """Check each request's API key and Host header."""
 
-import ipaddress
 import re
 import socket
 
@@ -8,6 +7,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from reprise.config.loopback import address_of, is_loopback
 from reprise.config.settings import Settings
 from reprise.server.errors import ApiError, ForbiddenError, UnauthorizedError, shortened
 from reprise.server.fair_queue import OWNER
@@ -67,7 +67,7 @@ class Access:
             return False
         name = (match[1] or match[2]).lower().removesuffix(".")
         # An IP address is safe: no DNS lookup decides what it means.
-        return name in self._names or name.endswith(_PRIVATE) or _address(name) is not None
+        return name in self._names or name.endswith(_PRIVATE) or address_of(name) is not None
 
 
 def _is_open(scope: Scope) -> bool:
@@ -80,20 +80,6 @@ def wants_page(scope: Scope) -> bool:
     return scope["path"] == "/" and "text/html" in Headers(scope=scope).get("accept", "")
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether text is a loopback IP address. Host names, localhost included, give False."""
-    address = _address(host)
-    mapped = getattr(address, "ipv4_mapped", None)
-    return address is not None and (mapped or address).is_loopback
-
-
 def _came_over_loopback(scope: Scope) -> bool:
     server = scope.get("server")
     return server is not None and is_loopback(server[0])
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None

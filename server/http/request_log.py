@@ -30,6 +30,7 @@ RELAXED = "x-reprise-relaxed"
 ID_PATTERN = "[!-~]{1,128}"
 """Valid request ids. They are written to the log and sent back in a header."""
 _ID = re.compile(ID_PATTERN)
+_FRONT = re.compile("/+(?:v1/+)*")
 UNPREFIXED = frozenset({"chat", "completions", "embeddings", "messages", "models", "responses"})
 """Beginnings of paths that are served without /v1 in front, too."""
 
@@ -67,6 +68,22 @@ def with_prefix(path: str) -> str:
     return f"/v1{path}" if first in UNPREFIXED else path
 
 
+def tidied(path: str) -> str:
+    """Return the path without a second /v1, doubled slashes and a slash at its end.
+
+    They come from addresses that a user and a client put together. A model's name keeps its slashes, and the
+    page's files are found from its path.
+    """
+    front = _FRONT.match(path)
+    rest = path[front.end() :] if front else ""
+    if front is None or rest.startswith("ui/"):
+        return path
+    if not rest.startswith("models/"):
+        rest = re.sub("//+", "/", rest)
+    start = "/v1/" if "v1" in front[0] else "/"
+    return (start + rest).rstrip("/") or "/"
+
+
 class RequestLog:
     """The outermost ASGI middleware: request id, log line, metrics, and the handler of last resort."""
 
@@ -79,7 +96,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        scope["path"] = with_prefix(scope["path"])
+        known = tidied(scope["path"])
+        is_tidied, scope["path"] = known != scope["path"], with_prefix(known)
         start_s = time.perf_counter()
         # A path may contain any character, but must not start a new line in the log.
         path = scope["path"].encode("unicode_escape").decode()[:200]
@@ -87,6 +105,8 @@ class RequestLog:
         request_id = given if given is not None and _ID.fullmatch(given) else f"req-{unique}"
         record = RequestRecord(request_id, unique, f"{scope['method']} {path}")
         attach_record(scope, record)
+        if is_tidied:
+            note_ignored(Request(scope), ["path (understood)"])
         self.metrics.begin_request()
 
         async def send_with_id(message: Message) -> None:

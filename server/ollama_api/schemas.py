@@ -10,7 +10,7 @@ from reprise.server.conversation.ollama import read_conversation
 from reprise.server.conversation.settled import MAX_PARTS
 from reprise.server.requests.chat import ReasoningEffort, of_chats
 from reprise.server.requests.drafts import DraftFields
-from reprise.server.requests.embeddings import Inputs
+from reprise.server.requests.embeddings import Inputs, Text, read_inputs
 from reprise.server.requests.messages import TOOLS_SCHEMA, Tools
 from reprise.server.requests.models import KeepAlive
 from reprise.server.validation.field_errors import field_error
@@ -28,11 +28,23 @@ from reprise.server.validation.fields import (
 from reprise.server.validation.notes import notes_in
 from reprise.server.validation.peer_fields import IGNORED
 
+Factor = Annotated[float, Field(ge=0.01, le=100)]
+
+
+def _factor(given: object) -> object:
+    """Return 1 for 0, which is no factor of anything."""
+    return 1 if given == 0 and not isinstance(given, bool) else given
+
 
 class Options(RequestModel):
     """Sampling options of a request. Options about how Ollama runs a model are left out."""
 
-    temperature: of_chats("temperature") = None  # type: ignore[valid-type]
+    temperature: float | None = Field(
+        default=None,
+        ge=0,
+        le=INT32_MAX,
+        description="Sampling temperature. 0: always the most likely token. Higher is more random.",
+    )
     top_p: of_chats("top_p") = None  # type: ignore[valid-type]
     top_k: of_chats("top_k") = None  # type: ignore[valid-type]
     min_p: of_chats("min_p") = None  # type: ignore[valid-type]
@@ -46,7 +58,13 @@ class Options(RequestModel):
         default=None, description="Maximum tokens to generate. 0 or less: as many as the context allows."
     )
     stop: of_chats("stop") = None  # type: ignore[valid-type]
-    repeat_penalty: of_chats("repetition_penalty") = None  # type: ignore[valid-type]
+    repeat_penalty: (
+        Annotated[Factor, BeforeValidator(_factor, json_schema_input_type=Factor | Literal[0])] | None
+    ) = Field(
+        default=None,
+        description="Above 1 makes tokens of the prompt and the answer less likely, below 1 more likely. 0 "
+        "or 1: no effect.",
+    )
     presence_penalty: of_chats("presence_penalty") = None  # type: ignore[valid-type]
     frequency_penalty: of_chats("frequency_penalty") = None  # type: ignore[valid-type]
 
@@ -75,6 +93,7 @@ def _think(given: object) -> object:
 
 
 Format = Annotated[Any, BeforeValidator(_format, json_schema_input_type=Literal["", "json"] | dict[str, Any])]
+EmptyArray = Annotated[list[Any], Field(max_length=0)]
 Think = Annotated[Any, BeforeValidator(_think, json_schema_input_type=bool | ReasoningEffort)]
 Images = Annotated[
     list[Any],
@@ -248,10 +267,16 @@ class _EmbeddingFields(_NamesModel):
     options: no_effect("none of them changes a vector.") = None  # type: ignore[valid-type]
 
 
+def _texts(given: object) -> tuple[Text, ...]:
+    return () if given in ("", []) else read_inputs(given)
+
+
 class OllamaEmbedRequest(_EmbeddingFields):
     """The body of POST /api/embed."""
 
-    input: Inputs = Field(description="A text, or an array of texts.")
+    input: Annotated[
+        tuple[Text, ...], BeforeValidator(_texts, json_schema_input_type=Inputs | Literal[""] | EmptyArray)
+    ] = Field(description="A text, or an array of texts. Empty: load the model.")
     truncate: bool = Field(True, description="Cut texts that are too long. false: a 400.")
     dimensions: int | None = Field(
         None, ge=1, le=INT32_MAX, description="Keep this many leading numbers, and normalize again."
@@ -261,4 +286,4 @@ class OllamaEmbedRequest(_EmbeddingFields):
 class OllamaEmbeddingsRequest(_EmbeddingFields):
     """The body of POST /api/embeddings, which is older."""
 
-    prompt: str = Field(min_length=1, description="A text.")
+    prompt: str = Field(description="A text. Empty: load the model.")

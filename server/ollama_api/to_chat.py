@@ -1,7 +1,7 @@
 """Convert requests of Ollama's API to chat requests and completions."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 from reprise.server.conversation.model import Message
 from reprise.server.conversation.ollama import images_of
@@ -11,6 +11,7 @@ from reprise.server.requests.completions import CompletionRequest
 from reprise.server.validation.field_errors import validate
 from reprise.server.validation.notes import Notes
 
+RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 TAG = ":latest"
 """The end of a model's name that Ollama's clients add where there is none."""
@@ -51,7 +52,7 @@ def to_completion(body: OllamaGenerateRequest, notes: Notes) -> CompletionReques
             notes.left_out(name, is_peers=True)
     logprobs = body.top_logprobs if body.logprobs else None
     given = {"prompt": body.prompt, "suffix": body.suffix or None, "logprobs": logprobs}
-    return validate(_common(body) | given, CompletionRequest)
+    return _validated(_common(body) | given, CompletionRequest)
 
 
 def _chat(body: GeneratingFields, messages: tuple[Message, ...], **more: Any) -> ChatRequest:
@@ -66,7 +67,14 @@ def _chat(body: GeneratingFields, messages: tuple[Message, ...], **more: Any) ->
         "truncation": "auto" if body.truncate else "disabled",
         "continue_final_message": messages[-1].can_continue,
     }
-    return validate(_common(body) | given | more, ChatRequest)
+    return _validated(_common(body) | given | more, ChatRequest)
+
+
+def _validated(given: dict[str, Any], model: type[RequestT]) -> RequestT:
+    """Validate a translated request. Ollama's temperature has no limit, other than OpenAI's."""
+    temperature = {"temperature": given.pop("temperature", None)}
+    request = validate(given, model)
+    return request if temperature["temperature"] is None else request.model_copy(update=temperature)
 
 
 def _common(body: GeneratingFields) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from reprise.server.output.parsing.parts import ChoiceOutput, Part
 Events = Sequence[tuple[int, Part]]
 """(index of the choice, part), in order of arrival."""
 
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, which no client shows."""
+KEEP_ALIVE = b": keep-alive\n"
+"""A comment, which no client shows. After an empty line, several decoders would see an empty event."""
 
 
 class Presenter(Protocol):

@@ -18,7 +18,7 @@ Cut = Literal["none", "start", "end"]
 """The part that a too long text loses: nothing, its start or its end."""
 
 
-def _inputs(given: object) -> tuple[Text, ...]:
+def read_inputs(given: object) -> tuple[Text, ...]:
     """Return the texts of a string, token ids, or an array of either, as OpenAI has them."""
     if isinstance(given, list) and given and all(type(token) is int for token in given):
         return (tuple(given),)
@@ -61,7 +61,7 @@ _String = Annotated[str, Field(min_length=1)]
 Inputs = Annotated[
     tuple[Text, ...],
     BeforeValidator(
-        _inputs,
+        read_inputs,
         json_schema_input_type=_String
         | _Ids
         | Annotated[list[_String | _Ids], Field(min_length=1, max_length=MAX_INPUTS)],

@@ -10,14 +10,20 @@ from fastapi.responses import JSONResponse
 from pydantic_core import to_json
 
 from reprise.config.version import VERSION
-from reprise.server.errors import ApiError, BadRequestError, ClientGoneError, NotImplementedHereError
+from reprise.server.errors import (
+    ApiError,
+    BadRequestError,
+    ClientGoneError,
+    ModelNotFoundError,
+    NotImplementedHereError,
+)
 from reprise.server.fair_queue import beside
 from reprise.server.generation.chat import answer_chat
 from reprise.server.generation.completion import answer_completion
 from reprise.server.generation.embedding import answer, encode_inputs
 from reprise.server.generation.model_use import Answer, serve_model
 from reprise.server.generation.service import Service, service_of
-from reprise.server.generation.sse import TokenStream
+from reprise.server.generation.sse import LINES_TYPE, TokenStream
 from reprise.server.http.errors.error_format import ollama_error
 from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import note_ignored
@@ -98,7 +104,11 @@ async def _serve(
     service = _ready(request)
     name = _own_name(service, body.model)
     if answer is None and _is_zero(body.keep_alive):
-        await unload(service, name)
+        if service.models.is_fixed:
+            service.check_model(name)
+            note_ignored(request, ["keep_alive"])
+        else:
+            await unload(service, name)
         return _done(presenter, "unload")
 
     async def load(_: Service) -> Response:
@@ -177,8 +187,15 @@ async def show(request: Request) -> JSONResponse:
 
 @router.post("/api/pull", openapi_extra=body_schema(OllamaPullRequest, in_lines=True))
 async def pull(request: Request) -> Response:
-    """Download a model from the hub, in Ollama's format. Only where there are several models."""
+    """Download a model from the hub, in Ollama's format. A model that is here is there at once.
+
+    Others only where there are several models.
+    """
     body = await read_body(request, OllamaPullRequest)
+    if await _is_here(_ready(request), body.model):
+        return Response(
+            b'{"status":"success"}\n', media_type=LINES_TYPE if body.stream else "application/json"
+        )
     download = begin_pull(service_of(request), body.model.removesuffix(TAG))
 
     async def lines() -> AsyncIterator[bytes]:
@@ -199,6 +216,15 @@ async def pull(request: Request) -> Response:
         return JSONResponse({"status": "success"})
     finally:
         await download.stop()
+
+
+async def _is_here(service: Service, model: str) -> bool:
+    """Return whether a model can be loaded without a download."""
+    try:
+        entry = await find_entry(service, str(_own_name(service, model)))
+    except ModelNotFoundError:
+        return False
+    return entry.fault is None
 
 
 def _told(state: PullState) -> dict[str, Any]:
@@ -232,10 +258,10 @@ async def embed_texts(request: Request) -> Response:
 async def embed_text(request: Request) -> Response:
     """Make the vector of a text, as older clients of Ollama ask for it."""
     body = await read_body(request, OllamaEmbeddingsRequest)
-    fields = {"input": (body.prompt,), "truncate": "end"}
+    fields = {"input": (body.prompt,) if body.prompt else (), "truncate": "end"}
 
     def write(vectors: Sequence[bytes], _num_tokens: int, **_: int) -> bytes:
-        return b'{"embedding":' + write_numbers(vectors[0]) + b"}"
+        return b'{"embedding":' + (write_numbers(vectors[0]) if vectors else b"[]") + b"}"
 
     return await _embed(request, body.model, body.keep_alive, fields, write)
 
@@ -255,6 +281,8 @@ async def _embed(
 
     async def with_model(service: Service) -> Response:
         told = partial(write, loaded_ns=time.perf_counter_ns())
+        if not asked.input:
+            return Response(told((), 0), media_type="application/json")
         inputs = await encode_inputs(request, service, asked)
         return await answer(request, service, inputs, told, asked.dimensions)
 

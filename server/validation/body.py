@@ -38,11 +38,7 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
 
     Raises BadRequestError or ContentTypeError.
     """
-    # Requiring JSON keeps web pages out: they can post other content types without a CORS preflight.
-    content_type = request.headers.get("content-type", "")
-    media_type = content_type.split(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        raise ContentTypeError(content_type)
+    _check_content_type(request)
     body = await request.body()
     notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
     record = record_in(request.scope)
@@ -53,6 +49,19 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
     if is_logging_prompts():
         await PROMPT_LOG.run(copy_context().run, log_prompt, "asked", body)
     return parsed
+
+
+def _check_content_type(request: Request) -> None:
+    """Raise ContentTypeError unless the body is JSON, or nothing is said of it.
+
+    That keeps web pages out: they can post other content types, and none, without a CORS preflight.
+    """
+    content_type = request.headers.get("content-type", "")
+    media_type = content_type.split(";")[0].strip().lower()
+    # Browsers say where each post comes from.
+    is_untyped = not media_type and not {"origin", "sec-fetch-site"} & set(request.headers)
+    if not is_untyped and media_type != "application/json" and not media_type.endswith("+json"):
+        raise ContentTypeError(content_type)
 
 
 def read_query(request: Request, model: type[ModelT]) -> ModelT:

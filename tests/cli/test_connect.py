@@ -1,10 +1,13 @@
 """`reprise connect`, against a server that answers GET /v1/models, with a home of its own."""
 
 import json
+import os
 import tomllib
 from collections.abc import Iterator
+from errno import ENOSPC
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from stat import S_ISREG
 from threading import Thread
 
 import pytest
@@ -12,7 +15,7 @@ import yaml
 
 from reprise.cli.main import main
 from reprise.config.agents.known import AGENTS
-from reprise.config.agents.toml_text import TomlTextError, set_keys
+from reprise.config.agents.toml_text import set_keys
 
 CARD = {"id": "qwen/coder", "owned_by": "reprise", "context_length": 40_000, "tools": True}
 FILES = {
@@ -154,7 +157,7 @@ def test_a_toml_file_keeps_its_comments_and_its_other_lines(url, home):
     path.write_text(HELD["codex"])
     main(["connect", "codex", "--url", url, "--write"])
     assert path.read_text() == (
-        '# mine\nmodel = "qwen/coder"\napproval_policy = "never"\nmodel_provider = "local_reprise"\n'
+        '# mine\nmodel = "qwen/coder" # old\napproval_policy = "never"\nmodel_provider = "local_reprise"\n'
         'model_context_window = 40000\n\n[mcp_servers.docs]\ncommand = "d"\n\n'
         f'[model_providers.local_reprise]\nname = "Reprise"\nbase_url = "{url}/v1"\nwire_api = "responses"\n'
     )
@@ -182,7 +185,8 @@ def test_a_list_of_models_keeps_the_others_and_their_order(url, home):
         ("continue", "models:\n# mine\n- name: Other\n  model: m\n", "the comments in models would be lost"),
         ("aider", "a: [", "it is not valid YAML"),
         ("codex", "a = ", "it is not valid TOML"),
-        ("codex", 'model_providers = { a = { name = "A" } }\n', "in another form"),
+        ("codex", "[[model_providers]] # mine\nx = 1\n", "its model_providers is no table"),
+        ("claude", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "it is nested too deep"),
     ],
 )
 def test_a_file_that_would_lose_something_is_left_as_it_is(agent, text, reason, url, home, capsys):
@@ -309,7 +313,113 @@ def test_keys_that_need_quotes_and_deep_tables_are_written_as_toml():
     assert tomllib.loads(text) == {"a": {"b c": {"d.e": 'x"y', "n": 1}}}
 
 
-@pytest.mark.parametrize("text", ["a.x = 1\n", '"a" = {x = 1}\n', 'k = """\n[a]\n"""\na = {}\n'])
-def test_toml_that_cannot_be_edited_by_line_is_refused(text):
-    with pytest.raises(TomlTextError):
-        set_keys(text, {"a": {"x": 2}})
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("a.x = 1 # one\n", "a.x = 2 # one\n"),
+        ('"a" = {x = 1, y = 0}\n', '"a" = {x = 2, y = 0}\n'),
+        ('k = """\n[a]\n"""\na = {}\n', 'k = """\n[a]\n"""\na = {x = 2}\n'),
+        ("a = { x = 2 } # so\n", "a = { x = 2 } # so\n"),
+    ],
+)
+def test_toml_is_edited_in_the_form_that_it_has(text, changed):
+    assert set_keys(text, {"a": {"x": 2}}) == changed
+
+
+@pytest.mark.parametrize(
+    ("agent", "text", "line"),
+    [
+        ("claude", b'{"s": "\\ud800"}', '"s": "\\ud800"'),
+        ("claude", b'{"env": {"ANTHROPIC_MODEL": "\\ud800"}, "n": 1e400}', '"n": 1e400'),
+        ("droid", b'{"customModels": [{"displayName": "Other", "model": "\\udfff"}]}', '"model": "\\udfff"'),
+        ("claude", b'{\r\n  "s": 1\r\n}\r\n', '"s": 1\r\n}\r\n'),
+        ("codex", b'# mine\r\na = """\r\n"""\r\n', '# mine\r\na = """\r\n"""\r\n'),
+        ("continue", b"name: Mine\r\n# yes\r\n", "name: Mine\r\n# yes\r\n"),
+        ("goose", b"a: 1", "a: 1\n"),
+        ("claude", b"", ""),
+        ("codex", b"\n", ""),
+        ("claude", None, ""),
+    ],
+)
+def test_every_byte_of_others_stays_and_comes_back(agent, text, line, url, home):
+    path = home / FILES[agent]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if text is not None:
+        path.write_bytes(text)
+        path.chmod(0o644)
+    assert main(["connect", agent, "--url", url, "--write"]) == 0
+    written = path.read_bytes()
+    assert line in written.decode()
+    assert written.count(b"\n") == written.count(b"\r\n") or b"\r" not in written
+    assert path.stat().st_mode & 0o777 == (0o600 if text is None else 0o644)
+    assert main(["connect", agent, "--undo"]) == 0
+    assert (path.read_bytes() if path.exists() else None) == text
+    assert all(one == path for one in home.rglob("*") if one.is_file())
+
+
+def files(home: Path) -> dict[Path, bytes]:
+    return {one: one.read_bytes() for one in home.rglob("*") if one.is_file()}
+
+
+@pytest.mark.parametrize("num_writes", range(4))
+@pytest.mark.parametrize("fault", ["full", "cut"])
+def test_a_disk_that_fills_takes_nothing(num_writes, fault, url, home, capsys, monkeypatch):
+    """Aider has two files, so there are two backups and two texts to write. Each time another one fails."""
+    paths = home / FILES["aider"], home / ".aider.model.metadata.json"
+    before = {paths[0]: b"dark-mode: true\nmodel: old\n", paths[1]: b'{"mine": {}}'}
+    for path, text in before.items():
+        path.write_bytes(text)
+    real, left = os.fsync, iter([True] * num_writes)
+
+    def fsync(descriptor: int) -> None:
+        if not S_ISREG(os.fstat(descriptor).st_mode) or next(left, False):
+            real(descriptor)
+        elif fault == "full":
+            raise OSError(ENOSPC, "No space left on device")
+        else:
+            os.ftruncate(descriptor, 3)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert main(["connect", "aider", "--url", url, "--write"]) == 2
+    assert "cannot write " in capsys.readouterr().err
+    monkeypatch.setattr(os, "fsync", real)
+    held = files(home)
+    assert (held[paths[0]] == before[paths[0]], held[paths[1]]) == (num_writes < 3, before[paths[1]])
+    assert len(held) == (2 if num_writes < 3 else 3)
+    main(["connect", "aider", "--undo"])
+    assert files(home) == before
+
+
+def test_a_backup_that_was_cut_short_is_not_put_back(url, home, capsys):
+    path = home / FILES["claude"]
+    path.parent.mkdir()
+    path.write_text(HELD["claude"])
+    main(["connect", "claude", "--url", url, "--write"])
+    backup = path.with_name("settings.json.before-reprise")
+    backup.write_text(HELD["claude"][:20])
+    held = files(home)
+    assert main(["connect", "claude", "--undo"]) == 2
+    assert f"{path} is left as it is: {backup} is not whole" in capsys.readouterr().err
+    assert files(home) == held
+
+
+def test_a_link_to_a_file_elsewhere_stays_a_link(url, home):
+    path, target = home / FILES["claude"], home / "dotfiles" / "claude.json"
+    for folder in (path.parent, target.parent):
+        folder.mkdir()
+    target.write_text(HELD["claude"])
+    path.symlink_to(target)
+    assert main(["connect", "claude", "--url", url, "--write"]) == 0
+    assert "qwen/coder" in target.read_text()
+    assert main(["connect", "claude", "--undo"]) == 0
+    assert (path.readlink(), target.read_text()) == (target, HELD["claude"])
+
+
+def test_a_file_that_its_owner_may_not_write_is_left_as_it_is(url, home, capsys):
+    path = home / FILES["claude"]
+    path.parent.mkdir()
+    path.write_text(HELD["claude"])
+    path.chmod(0o444)
+    assert main(["connect", "claude", "--url", url, "--write"]) == 2
+    assert "it may not be written" in capsys.readouterr().err
+    assert files(home) == {path: HELD["claude"].encode()}

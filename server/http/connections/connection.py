@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from reprise.engine.interface.stations import station
@@ -175,6 +176,8 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
         super().resume_writing()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = partial(_without_chunks, app, cycle)
         start = partial(super()._start_asgi_task, cycle, app)
         if self._rounds.has_time:
             self._rounds.do(start, REQUEST_S)
@@ -221,6 +224,25 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+async def _without_chunks(
+    app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Serve a request of HTTP/1.0, which has no chunks: a body of unknown length ends with its connection."""
+
+    is_sized = True
+
+    async def send_plainly(message: Message) -> None:
+        nonlocal is_sized
+        if message["type"] == "http.response.start":
+            is_sized = "content-length" in Headers(scope=message)
+            cycle.chunked_encoding = None if is_sized else False
+        elif not is_sized:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_plainly)
 
 
 def _without_upgrade(data: bytes) -> bytes:

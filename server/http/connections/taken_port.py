@@ -10,6 +10,7 @@ from typing import Literal
 from reprise.config.settings import Settings
 from reprise.server.http.connections.listener import ListenError
 
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 ASK_S = 2
 """How long what holds the port may take to say whether it is Reprise."""
 
@@ -39,7 +40,7 @@ def explain(fault: ListenError, settings: Settings) -> str:
 def find_user(url: str) -> Literal["reprise", "silent", "other"]:
     """Name the kind of program that listens at a URL. Reprise is recognized even if it wants an API key."""
     try:
-        with urllib.request.urlopen(f"{url}/", timeout=ASK_S) as response:
+        with _OPENER.open(f"{url}/", timeout=ASK_S) as response:
             return "reprise" if "Reprise" in json.load(response)["message"] else "other"
     except urllib.error.HTTPError as refused:
         return "reprise" if "x-request-id" in refused.headers else "other"

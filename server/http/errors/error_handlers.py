@@ -44,6 +44,14 @@ def install_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
                 f"There is no endpoint {request.method} {path}. GET / lists the endpoints.",
                 code="unknown_url",
             )
+        elif fault.status_code == 405 and "sec-websocket-key" in request.headers:
+            # Codex then sends its requests over HTTP at once, rather than after several tries.
+            error = NotFoundError(
+                f"{path} is not served as a WebSocket. Use HTTP.",
+                code="websocket_not_supported",
+                headers={"Upgrade": "HTTP/1.1", "Connection": "Upgrade"},
+            )
+            error.status = 426
         else:
             allowed = _allowed_methods(request.scope, routes)
             error = NotFoundError(

@@ -254,7 +254,7 @@ async def _card_response(service: Service, name: str) -> Response:
 async def find_entry(service: Service, name: str) -> ModelEntry:
     """Return the entry of the model with a name. Raises ModelNotFoundError."""
     entry = await MODEL_FILES.run(service.models.find, service.resolve(name))
-    if entry is None and service.models.is_fixed:
+    if entry is None:
         entry = await MODEL_FILES.run(service.models.find, service.resolve_unknown(name))
     if entry is None:
         raise ModelNotFoundError(name)

@@ -1,7 +1,7 @@
 """GET /ui and its files: the page for people. It is static; what it shows comes from the API."""
 
 from fastapi import APIRouter
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from reprise.server.page.files import page_file
 
@@ -16,5 +16,5 @@ async def index() -> Response:
 
 @router.get("/ui/{name:path}", include_in_schema=False)
 async def file(name: str) -> Response:
-    """Return one of the page's files."""
-    return page_file(name)
+    """Return one of the page's files; for none, lead to the page, whose files are found from /ui."""
+    return page_file(name) if name else RedirectResponse("../ui")

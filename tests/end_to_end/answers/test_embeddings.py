@@ -172,6 +172,10 @@ def test_ollama_s_clients_get_the_same_vectors(http):
     assert shown["model_info"]["bert.embedding_length"] == 384
     older = http.post("/api/embeddings", json={"model": "model", "prompt": TEXTS[0]}).json()
     assert np.array_equal([older["embedding"]], whole[:1])
+    for given in ("", []):
+        empty = http.post("/api/embed", json={"model": "model", "input": given})
+        assert (empty.status_code, empty.json()["embeddings"]) == (200, [])
+    assert http.post("/api/embeddings", json={"model": "model", "prompt": ""}).json() == {"embedding": []}
     refused = http.post("/api/embed", json={"input": ["a", "word " * 300], "truncate": False})
     assert refused.status_code == 400
     assert "'input[1]' has 300 tokens" in refused.json()["error"]

@@ -320,6 +320,10 @@ def test_nothing_is_loaded_where_that_is_not_allowed(models: Path, hub: HubCache
         assert ask(client, "nobody").status_code == 404
         for path in ("unload", "pull"):
             assert client.post(f"/v1/models/{path}", json={"model": "one"}).status_code == 403
+        # Ollama's clients pull each model before they ask for it.
+        assert client.post("/api/pull", json={"model": "three:latest"}).json() == {"status": "success"}
+        assert client.post("/api/pull", json={"model": "nobody"}).status_code == 403
+        assert client.post("/api/generate", json={"model": "one", "keep_alive": 0}).status_code == 403
         # The owner chose this one.
         wait_until(lambda: states(client)["one"] == "unloaded")
         assert answer(ask(client, "one")) == text_of(models / "one", ASKED)
@@ -330,7 +334,9 @@ def test_aliases_and_any_name_mean_the_first_model(models: Path, hub: HubCache) 
         for name in ("gpt", "whatever"):
             assert answer(ask(client, name)) == text_of(models / "one", ASKED)
         assert answer(ask(client, "three")) == text_of(models / "three", ASKED)
-        assert client.get("/v1/models/gpt").json()["state"] == "loaded"
+        for name in ("gpt", "whatever"):
+            card = client.get(f"/v1/models/{name}").json()
+            assert (card["id"], card["state"]) == (name, "loaded")
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ async def _answer(connection, method, path, **request):
 
 
 @pytest.mark.parametrize(
-    "endpoint", [*ENDPOINTS, "GET /", "GET /openapi.json", "GET /nothing", "PUT /health/"]
+    "endpoint", [*ENDPOINTS, "GET /", "GET /openapi.json", "GET /nothing", "PUT /healthy"]
 )
 async def test_everything_but_health_needs_a_key(connect, with_keys, engine, endpoint):
     method, path = endpoint.split()

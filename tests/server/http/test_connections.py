@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import socket
 from urllib.parse import urlsplit
 
@@ -16,6 +17,9 @@ from tests.server.served import served
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LENGTH = b"Content-Length: 15\r\n\r\n"
 BODY = b'{"prompt": "a"}'
+_VARYING = re.compile(
+    rb'"(?:id|created|created_at|[a-z_]+_(?:ms|duration|per_second))":\s*(?:"[^"]*"|[0-9.e-]+)'
+)
 
 
 @pytest.fixture
@@ -69,6 +73,31 @@ def test_an_unfinished_body_is_a_408(hasty_url, connect, engine, sent):
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert "--body-timeout-s" in assert_error(_error(answer), None, "body_timeout")
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        (b"POST", b"/v1/completions", b'{"prompt": "a", "stream": true}'),
+        (b"POST", b"/v1/completions", b'{"prompt": "a"}'),
+        (b"POST", b"/api/generate", b'{"prompt": "a"}'),
+        (b"GET", b"/v1/models", b""),
+        (b"HEAD", b"/v1/models", b""),
+        (b"GET", b"/nowhere", b""),
+    ],
+)
+def test_http_1_0_has_no_chunks(url, connect, method, path, body):
+    """The body is that of HTTP/1.1, but for what is new in each, and ends with the connection."""
+    connection = connect(url)
+    length = b"Content-Length: %d\r\n\r\n" % len(body)
+    connection.sendall(
+        b"%s %s HTTP/1.0\r\nContent-Type: application/json\r\n" % (method, path) + length + body
+    )
+    head, _, answer = _read(connection).partition(b"\r\n\r\n")
+    assert b"chunked" not in head.lower()
+    asked = httpx.request(method.decode(), url + path.decode(), content=body)
+    assert _VARYING.sub(b"", answer) == _VARYING.sub(b"", asked.content)
+    assert b"content-length" in head.lower() or b"stream" in head or b"ndjson" in head
 
 
 def test_slow_clients_do_not_block_others_and_are_served_when_complete(url, connect):

@@ -18,7 +18,7 @@ KEPT = [
     ("POST", COMPLETIONS, {"json": {"prompt": "hello", "stream": True}}, 200),
     ("POST", COMPLETIONS, {"json": {"prompt": "hello", "n": 3}}, 200),
     ("POST", COMPLETIONS, {"json": {"prompt": {}}}, 400),
-    ("POST", COMPLETIONS, {"content": b"x" * 50_000}, 415),
+    ("POST", COMPLETIONS, {"content": b"x" * 50_000, "headers": {"Content-Type": "text/plain"}}, 415),
     ("POST", COMPLETIONS, {"content": b"{", "headers": {"Content-Type": "application/json"}}, 400),
     ("POST", "/nowhere", {"content": b"x" * 50_000}, 404),
     ("GET", COMPLETIONS, {}, 405),

@@ -48,6 +48,26 @@ async def test_allow_names_all_methods_of_a_path(client, method, path, allowed):
         assert f"Use {allowed}." in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "given", "status"),
+    [
+        ("/v1/responses", {"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}, 426),
+        ("/v1/responses", {}, 405),
+        ("/v1/nothing", {"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}, 404),
+        ("/v1/models", {"Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}, 200),
+    ],
+)
+def test_a_websocket_is_told_to_use_http(app, path, given, status):
+    wish = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    with served(app) as url, httpx.Client(base_url=url) as client:
+        for _ in range(2):
+            response = client.get(path, headers=wish | given)
+            assert response.status_code == status
+            assert response.headers.get("upgrade") == ("HTTP/1.1" if status == 426 else None)
+        if status == 426:
+            assert response.json()["error"]["code"] == "websocket_not_supported"
+
+
 async def test_allow_names_every_method_of_the_endpoints_that_are_listed(client):
     for endpoint in ENDPOINTS:
         method, path = endpoint.split()

@@ -117,7 +117,7 @@ async def test_histograms_get_no_value_for_what_did_not_happen(client, engine):
         ("GET", "/v1/models/org/fake-model", "/v1/models/{name}", 200),
         ("GET", "/v1/models/no/such", "/v1/models/{name}", 404),
         ("GET", "/v1/models", "/v1/models", 200),
-        ("POST", CHAT, CHAT, 415),
+        ("POST", CHAT, CHAT, 400),
         ("GET", "/v1/secret-7", "other", 404),
         ("GET", "/metrics/7", "other", 404),
     ],

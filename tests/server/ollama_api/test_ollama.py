@@ -232,9 +232,39 @@ async def test_nothing_to_say_loads_the_model(client, engine, ask, empty):
         assert response.headers["content-type"] == "application/json"
         assert (response.json()["done"], response.json()["done_reason"]) == (True, "load")
     assert not engine.requests
-    refused = await ask(client, **empty, keep_alive=0)
-    assert refused.status_code == 403
-    assert "--allow-load" in assert_ollama_error(refused.json())
+    unloaded = await ask(client, **empty, keep_alive=0)
+    assert (unloaded.json()["done_reason"], unloaded.headers["x-reprise-ignored"]) == ("unload", "keep_alive")
+    assert (await ask(client, **empty, keep_alive=0, model="llama3.2")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"), [({}, "application/x-ndjson"), ({"stream": False}, "application/json")]
+)
+async def test_a_model_that_is_here_is_pulled_at_once(client, body, kind):
+    for name in ("alias", "alias:latest", "org/fake-model"):
+        pulled = await client.post("/api/pull", json={"model": name} | body)
+        assert (pulled.status_code, pulled.headers["content-type"]) == (200, kind)
+        assert pulled.json() == {"status": "success"}
+
+
+@pytest.mark.parametrize("ask", [chat, generate])
+@pytest.mark.parametrize(
+    ("options", "sampling"),
+    [
+        ({"temperature": 2.5}, {"temperature": 2.5}),
+        ({"temperature": 40}, {"temperature": 40.0}),
+        ({"temperature": 0}, {"temperature": 0.0}),
+        ({"temperature": None}, {"temperature": 1.0}),
+        ({"repeat_penalty": 0}, {"repetition_penalty": 1.0}),
+        ({"repeat_penalty": 0.0, "temperature": 2.5}, {"repetition_penalty": 1.0, "temperature": 2.5}),
+    ],
+)
+async def test_sampling_that_openai_s_api_lacks_is_taken(client, engine, ask, options, sampling):
+    for more in ({}, {"raw": True}) if ask is generate else ({},):
+        response = await ask(client, options=options, **more)
+        assert response.status_code == 200, response.text
+        used = engine.requests[-1].sampling
+        assert {name: getattr(used, name) for name in sampling} == sampling
 
 
 async def test_models_are_listed_with_a_tag_and_found_with_and_without(client):
@@ -362,7 +392,8 @@ async def test_what_clients_send_is_answered(client, strict_client, path, body):
 
 BAD = [
     (CHAT, {"messages": "hello"}, "'messages' must be an array"),
-    (CHAT, {"options": {"temperature": 3}}, "'options.temperature' must be at most 2"),
+    (CHAT, {"options": {"temperature": -1}}, "'options.temperature' must be at least 0"),
+    (CHAT, {"options": {"temperature": 1e300}}, "'options.temperature' must be at most 2147483647"),
     (CHAT, {"options": {"num_predict": "5"}}, "'options.num_predict' must be an integer"),
     (CHAT, {"options": {f"key{n}": 0 for n in range(MAX_FIELDS + 1)}}, f"at most {MAX_FIELDS}"),
     (CHAT, {"format": "xml"}, "'format' must be 'json'"),
@@ -412,7 +443,7 @@ NOT_HERE = [
 
 async def test_what_is_not_here_says_so_in_ollama_s_shape(client):
     for method, path, status, told in NOT_HERE:
-        given = {"content": "{}"} if status == 415 else {"json": {"model": "a"}}
+        given = {"headers": {"Content-Type": "text/plain"}} if status == 415 else {"json": {"model": "a"}}
         response = await client.request(method, path, **given)
         assert response.status_code == status, path
         assert told in assert_ollama_error(response.json())

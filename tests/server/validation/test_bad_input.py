@@ -376,7 +376,7 @@ async def test_a_very_long_unknown_name_is_shortened_in_the_error(client):
         ("application/json", 200),
         ("application/json; charset=utf-8", 200),
         ("APPLICATION/JSON", 200),
-        (None, 415),
+        (None, 200),
         ("application/x-www-form-urlencoded", 415),
         ("text/plain", 415),
         ("multipart/form-data; boundary=x", 415),
@@ -388,6 +388,22 @@ async def test_only_json_is_read(client, content_type, status):
     assert response.status_code == status
     if status != 200:
         assert_error(response.json(), None, "unsupported_content_type")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Origin": "https://evil.example", "Content-Type": ""},
+    ],
+)
+async def test_a_web_page_that_posts_without_a_type_is_refused(client, engine, told):
+    response = await client.post(COMPLETIONS, content=b'{"prompt": "a"}', headers=told)
+    assert response.status_code == 415
+    assert_error(response.json(), None, "unsupported_content_type")
+    assert engine.requests == []
 
 
 @pytest.mark.parametrize(

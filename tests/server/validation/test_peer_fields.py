@@ -312,6 +312,41 @@ async def test_paths_work_without_their_prefix(client, path, body):
     assert (await client.get(f"/models/{names[0]['id']}")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "means"),
+    [
+        ("POST", "//v1/completions", "/v1/completions"),
+        ("POST", "/v1/v1/completions", "/v1/completions"),
+        ("POST", "/v1//v1//completions/", "/v1/completions"),
+        ("POST", "/v1//completions", "/v1/completions"),
+        ("POST", "//completions/", "/v1/completions"),
+        ("GET", "/v1/models/", "/v1/models"),
+        ("GET", "//models/", "/v1/models"),
+        ("GET", "/v1/models/org/fake-model/", "/v1/models/org/fake-model"),
+        ("GET", "/health/", "/health"),
+        ("GET", "//", "/"),
+    ],
+)
+async def test_slashes_and_prefixes_too_many_are_understood(client, method, path, means):
+    body = {"json": {"prompt": "x", "max_tokens": 1}} if method == "POST" else {}
+    found, meant = [await client.request(method, f"http://reprise{one}", **body) for one in (path, means)]
+    assert (found.status_code, meant.status_code) == (200, 200)
+    assert found.json().keys() == meant.json().keys()
+    assert found.headers["x-reprise-ignored"] == "path (understood)"
+    assert "x-reprise-ignored" not in meant.headers
+
+
+@pytest.mark.parametrize("path", ["/v1//models/org//fake-model", "/v2/v1/models", "/ui//main.js", "/v1/v1"])
+async def test_other_paths_are_as_they_are(client, path):
+    response = await client.get(f"http://reprise{path}")
+    assert response.status_code == 404
+
+
+async def test_the_page_is_found_with_a_slash_at_its_end(client):
+    response = await client.get("http://reprise/ui/")
+    assert (response.status_code, response.headers["location"]) == (307, "../ui")
+
+
 async def test_errors_have_the_api_s_format_without_the_prefix_too(client):
     assert (await client.post("/messages", json={})).json()["type"] == "error"
 
