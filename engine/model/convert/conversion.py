@@ -12,6 +12,7 @@ from reprise.engine.model.convert import gguf_folder, mlx_folder
 from reprise.engine.model.convert.gguf_file import GgufFile, first_line, read_gguf
 from reprise.engine.model.convert.options import ConvertError, Options, Report
 from reprise.engine.model.convert.sources import is_path
+from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.hub.hub_cache import HubError
 from reprise.engine.model.hub.hub_download import RESERVED_BYTES, pull
 
@@ -62,6 +63,14 @@ def _write(path: Path, made: Path, options: Options, report: Report) -> None:
         mlx_folder.write_folder(path, made, options)
         return
     gguf = read_gguf(path)
+    try:
+        _write_gguf(gguf, made, options, report)
+    # Fields and tensors that contradict each other show in whatever is made of them.
+    except (ArithmeticError, LookupError, TypeError, ValueError) as fault:
+        raise gguf.refusal(f"contradicts itself ({type(fault).__name__}: {first_line(fault)})") from fault
+
+
+def _write_gguf(gguf: GgufFile, made: Path, options: Options, report: Report) -> None:
     base = made.with_name("base") if options.adapter else made
     _check_space(made, gguf_folder.bytes_needed(gguf, options) * (2 if options.adapter else 1))
     base.mkdir()
@@ -83,6 +92,7 @@ def _check_loads(gguf: GgufFile, folder: Path) -> None:
     """Raise ConvertError if weights have not the names and shapes that mlx-lm wants. Reads none of them."""
     load = partial(mlx_lm.utils.load_model, folder, lazy=True)
     try:
+        check_loadable(folder)
         load()
     # Model code may raise anything.
     except Exception as fault:

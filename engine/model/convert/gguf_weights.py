@@ -159,9 +159,9 @@ def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def _ordered(gguf: GgufFile, tensor: ReaderTensor, rows: np.ndarray) -> np.ndarray:
     if find_architecture(gguf).permutes and ".attn_q." in tensor.name:
-        return unpermute(rows, gguf.hyper("attention.head_count"))
+        return unpermute(rows, gguf.count("attention.head_count"))
     if find_architecture(gguf).permutes and ".attn_k." in tensor.name:
-        return unpermute(rows, gguf.hyper("attention.head_count_kv", gguf.hyper("attention.head_count")))
+        return unpermute(rows, gguf.count("attention.head_count_kv", gguf.count("attention.head_count")))
     return rows
 
 

@@ -1,6 +1,8 @@
 """A folder converted from a GGUF file computes what the model in the file computes."""
 
 import json
+import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 from gguf.constants import GGMLQuantizationType as Kind
+from gguf.constants import GGUFValueType
 from gguf.quants import dequantize
 from mlx.utils import tree_flatten
 
@@ -264,6 +267,14 @@ BAD = {
     "has the tensor blk.0.ffn_gate_exps": {
         "extra": {"blk.0.ffn_gate_exps.weight": np.ones((2, 32), np.float32)}
     },
+    "has llama.attention.head_count 0, which": {"fields": {"llama.attention.head_count": 0}},
+    "has llama.attention.head_count_kv 0, which": {"fields": {"llama.attention.head_count_kv": 0}},
+    "has llama.embedding_length 'wide', which": {"fields": {"llama.embedding_length": "wide"}},
+    "is no llama as mlx-lm has it (config.json has num_hidden_layers 2000000": {
+        "fields": {"llama.block_count": 2_000_000}
+    },
+    "contradicts itself (ValueError": {"fields": {"tokenizer.ggml.token_type": [1, 1]}},
+    "contradicts itself (TypeError": {"fields": {"tokenizer.chat_template": 7}},
     "is no llama as mlx-lm has it": {"fields": {"llama.embedding_length": 96}},
 }
 
@@ -300,3 +311,55 @@ def test_a_file_that_is_named_by_its_checksum_must_have_it(tmp_path: Path) -> No
     with pytest.raises(ConvertError, match=r"does not have the checksum 000000000000...; download it again"):
         converted(wrong)
     assert list(tmp_path.iterdir()) == [wrong]
+
+
+def claimed(kind: int, count: int, content: bytes = b"") -> bytes:
+    """Return a file whose only field is an array of so many elements."""
+    name = b"tokenizer.ggml.tokens"
+    field = struct.pack("<Q", len(name)) + name + struct.pack("<IIQ", GGUFValueType.ARRAY, kind, count)
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + field + content
+
+
+HOSTILE = {
+    "its arrays claim 1099511627776 elements": claimed(GGUFValueType.UINT8, 2**40),
+    "something is at": claimed(GGUFValueType.UINT8, 2**20),
+    "it has an array of arrays": claimed(GGUFValueType.ARRAY, 2**20),
+    "something is at 9223372036854775": claimed(GGUFValueType.STRING, 1, struct.pack("<Q", 2**63)),
+    "it claims 1099511627776 fields": b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40),
+    "it claims 1099511627776 tensors": b"GGUF" + struct.pack("<IQQ", 3, 2**40, 0),
+}
+
+
+@pytest.mark.parametrize("why", HOSTILE)
+def test_a_file_that_claims_more_than_it_has_is_refused_at_once(tmp_path: Path, why: str) -> None:
+    (tmp_path / "model.gguf").write_bytes(HOSTILE[why])
+    # Beyond the end of a file with a hole there are zeros without end.
+    os.truncate(tmp_path / "model.gguf", len(HOSTILE[why]) if "something" in why else 2**40)
+    with pytest.raises(ConvertError, match=rf"is cut off or damaged \(.*{why}.*download it again"):
+        converted(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("token_id", [4294967295, 4096])
+def test_special_tokens_outside_the_vocabulary_are_ignored(tmp_path: Path, token_id: int) -> None:
+    names = ("bos", "eos", "eot", "padding", "unknown")
+    fields = {f"tokenizer.ggml.{name}_token_id": token_id for name in names}
+    folder = converted(
+        write_gguf(tmp_path / "model.gguf", fields=fields | {"tokenizer.ggml.add_bos_token": True})
+    )
+    _, tokenizer = mlx_lm.load(str(folder))
+    assert tokenizer.decode(tokenizer.encode("a b")) == "a b"
+    assert (tokenizer.bos_token_id, tokenizer.pad_token_id) == (None, None)
+    ends = json.loads((folder / "generation_config.json").read_text())
+    assert ends == {"eos_token_id": [tokenizer.get_vocab()[one] for one in ("<|im_end|>", "<|endoftext|>")]}
+
+
+def test_named_templates_are_kept(tmp_path: Path) -> None:
+    named = {"tool_use": "{{ tools }}", "rag": "{{ documents }}", "../../up": "no name", "number": 7}
+    fields = {f"tokenizer.chat_template.{name}": text for name, text in named.items()}
+    folder = converted(write_gguf(tmp_path / "model.gguf", fields=fields))
+    _, tokenizer = mlx_lm.load(str(folder))
+    default = (BUNDLED_MODEL / "chat_template.jinja").read_text()
+    assert tokenizer.chat_template == {
+        "default": default, "tool_use": named["tool_use"], "rag": named["rag"]
+    }  # fmt: skip
+    assert len(list(tmp_path.rglob("*.jinja"))) == 3
