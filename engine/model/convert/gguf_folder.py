@@ -55,7 +55,7 @@ def write_folder(gguf: GgufFile, folder: Path, options: Options, report: Report)
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", make_tokenizer_config(gguf))
     _write_templates(folder, gguf)
-    _write_shards(folder, _read(gguf, weights, dtype, report))
+    write_shards(folder, _read(gguf, weights, dtype, report))
 
 
 def _write_templates(folder: Path, gguf: GgufFile) -> None:
@@ -76,6 +76,7 @@ def _read(
 ) -> Iterator[tuple[str, mx.array]]:
     total = sum(int(weight.tensor.n_bytes) for weight in weights)
     done = 0
+    report(done, total)
     for weight in weights:
         for name, array in convert_weight(gguf, weight, dtype):
             mx.eval(array)
@@ -84,8 +85,8 @@ def _read(
         report(done, total)
 
 
-def _write_shards(folder: Path, arrays: Iterator[tuple[str, mx.array]]) -> None:
-    """Write weights into files of about SHARD_BYTES, with an index if there are several."""
+def write_shards(folder: Path, arrays: Iterator[tuple[str, mx.array]]) -> None:
+    """Write weights by name into files of about SHARD_BYTES, with an index if there are several."""
     shards: list[list[str]] = []
     shard: dict[str, mx.array] = {}
     total = num_written = 0

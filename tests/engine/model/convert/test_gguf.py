@@ -37,6 +37,11 @@ TOKENS = mx.array([[5, 900, 17, 4000, 33, 5, 900, 61, 8, 2100, 77, 12, 950, 3, 4
 
 FLOATS = {Kind.F32: mx.float32, Kind.F16: mx.float16, Kind.BF16: mx.bfloat16}
 KEPT = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}
+KEPT_PRODUCTS = {Kind.Q4_K: 4, Kind.Q5_K: 5}
+"""Types that MLX's own reader does not know, and MLX holds as they are."""
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+"""Sizes with whole blocks of 256 numbers."""
 
 
 def converted(source: Path, options: Options | None = None) -> Path:
@@ -107,12 +112,24 @@ def test_kept_weights_are_the_numbers_that_llama_cpp_means(kind: Kind, tmp_path:
     assert np.array_equal(np.array(meant), dequantize(tensor.data, kind))
 
 
+@pytest.mark.parametrize("kind", KEPT_PRODUCTS, ids=lambda kind: kind.name)
+def test_k_quants_that_mlx_can_hold_are_the_numbers_that_llama_cpp_means(kind: Kind, tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", kind, **WIDE)
+    tensor = next(tensor for tensor in GGUFReader(source).tensors if tensor.name == "blk.0.attn_q.weight")
+    numbers, scales, biases = map(mx.array, unpack(tensor.data, kind))
+    meant = mx.dequantize(numbers, scales, biases, group_size=32, bits=KEPT_PRODUCTS[kind])
+    # The library subtracts the least number, where MLX adds a bias.
+    assert np.allclose(np.array(meant), dequantize(tensor.data, kind), rtol=1e-6, atol=1e-7)
+    folder = converted(source)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["quantization"] == {"group_size": 32, "bits": KEPT_PRODUCTS[kind]}
+    assert np.isfinite(logits(mlx_lm.load(str(folder))[0])).all()
+
+
 @pytest.mark.parametrize("kind", SCALES_AT, ids=lambda kind: kind.name)
-def test_other_quantised_weights_are_dequantised(kind: Kind, tmp_path: Path) -> None:
-    source = write_gguf(
-        tmp_path / "model.gguf", "qwen3", kind, hidden_size=256, intermediate_size=256, head_dim=64
-    )
-    folder = converted(source, Options(dtype="float32"))
+def test_quantised_weights_are_dequantised_if_asked(kind: Kind, tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", kind, **WIDE)
+    folder = converted(source, Options(dequantize=True, dtype="float32"))
     tensors = {tensor.name: tensor for tensor in GGUFReader(source).tensors}
     for name, array in arrays_of(folder).items():
         tensor = tensors[tensor_name("qwen3", name)]
@@ -122,19 +139,22 @@ def test_other_quantised_weights_are_dequantised(kind: Kind, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "bits"),
+    ("kind", "options", "bits"),
     [
-        (Options(bits=4), 4),
-        (Options(bits=8), 8),
-        (Options(compact=True), 8),
-        (Options(dequantize=True), None),
+        (Kind.Q6_K, Options(bits=4), 4),
+        (Kind.Q6_K, Options(bits=8), 8),
+        (Kind.Q6_K, Options(), 8),
+        (Kind.Q3_K, Options(), 4),
+        (Kind.Q2_K, Options(), 3),
+        (Kind.Q6_K, Options(dequantize=True), None),
     ],
 )
-def test_weights_are_quantised_as_asked(options: Options, bits: int | None, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
-    folder = converted(write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q6_K, **sizes), options)
+def test_weights_are_quantised_as_asked(
+    kind: Kind, options: Options, bits: int | None, tmp_path: Path
+) -> None:
+    folder = converted(write_gguf(tmp_path / "model.gguf", "qwen3", kind, **WIDE), options)
     quantization = json.loads((folder / "config.json").read_text()).get("quantization")
-    assert quantization == (bits and {"bits": bits, "group_size": 32 if options.compact else 64})
+    assert quantization == (bits and {"bits": bits, "group_size": 64 if options.bits else 32})
     assert np.isfinite(logits(mlx_lm.load(str(folder))[0])).all()
 
 
