@@ -19,7 +19,9 @@ from reprise.engine.interface.errors import ModelError
 from reprise.engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from reprise.engine.model import wedlm
 from reprise.engine.model.files.context_length import find_context_tokens
+from reprise.engine.model.files.folder_reader import check_files
 from reprise.engine.model.files.model_folder import (
+    check_counts_of,
     find_vision,
     missing_shards,
     missing_tokenizer,
@@ -112,8 +114,11 @@ def check_folder(folder: Path) -> None:
 
     Reads the folder's small files and the headers of the others, which takes no time beside the load.
     """
+    check_files(folder)
     config = read_config(folder)
-    refused = _missing_files(folder, [read_header(path) for path in _shards(folder)])
+    files = [read_header(path) for path in _shards(folder)]
+    refused = _missing_files(folder, files)
+    check_counts_of(config, files)
     is_known = "model_file" in config or find_purpose(folder, config) != "generate"
     unknown = None if is_known else unknown_architecture(config)
     if faults := (*refused, *([unknown] if unknown else ()), *missing_tokenizer(folder)):
@@ -131,10 +136,11 @@ def inspect_checkpoint(source: str) -> CheckpointInfo:
     Raises ModelError if it is neither, or one of its files cannot be read.
     """
     folder = find_folder(source)
+    check_files(folder)
     config = read_config(folder)
     try:
         return _inspect(folder, source, config)
-    except (AttributeError, KeyError, TypeError, ValueError) as fault:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as fault:
         raise ModelError(f"{folder / 'config.json'} has an entry that cannot be read: {fault!r}") from fault
 
 
@@ -245,6 +251,7 @@ def find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[Ca
     if unknown := unknown_architecture(config):
         return None, unknown
     try:
+        check_counts_of(config, files)
         model_class, args = mlx_lm.utils._get_classes(config)
         model = model_class(args.from_dict(deepcopy(config)))
         model.set_dtype(DTYPES.get(_main_dtype(files), mx.bfloat16))

@@ -36,9 +36,11 @@ class Loading(Protocol):
     """Loads and unloads models, on the thread that owns MLX.
 
     serve: takes a time by perf_counter(), and lets models that have work run until then.
+    interrupt: ends a load that runs, and any later one. For other threads.
     """
 
     serve: Callable[[float], None]
+    interrupt: Callable[[], None]
 
     def begin(self, on_progress: StartProgress | None) -> None:
         """Load the models that are to be there from the start. Raises ModelError."""
@@ -106,6 +108,7 @@ class Loop:
         except BaseException:
             # Ctrl-C while loading. Exiting with the thread at work could abort the process.
             self._known.is_stopping = True
+            self._loading.interrupt()
             self._thread.join()
             raise
         if self._start_error:
@@ -119,6 +122,7 @@ class Loop:
             for model in self._known.list_all():
                 if model.engine:
                     model.engine.begin_stop(drain_s)
+        self._loading.interrupt()
         self._known.wake.set()
         self.join()
 

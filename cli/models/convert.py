@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from reprise.cli.arguments import failing
+from reprise.cli.units import format_bytes
 
 HELP = "Convert a GGUF file, a model on the hub or a folder of one into a folder that can be served."
 
@@ -24,8 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bits",
         type=int,
         choices=(4, 8),
-        help="Quantise to so many bits. Weights of a GGUF file in Q4_0, Q4_1 or Q8_0 stay as they are, also "
-        "without this, unless they have more bits. Default: other weights are not quantised.",
+        help="Quantise to so many bits. Weights of a GGUF file in Q4_0, Q4_1, Q4_K, Q5_K or Q8_0 stay as they "
+        "are, also without this, unless they have more bits. Default: what the file has quantised in another "
+        "way gets the next number of bits that MLX has above its own; all else is not quantised.",
     )
     parser.add_argument(
         "--group-size",
@@ -68,8 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
         source_of(arguments.source, progress_bar) as source,
         progress_bar(f"converting {arguments.source}") as report,
     ):
-        convert(source, folder, options, report)
+        sizes = convert(source, folder, options, report)
     print(folder)
+    told = f"{format_bytes(sizes.before)} of weights became {format_bytes(sizes.after)}"
+    print(f"reprise: {told}", file=sys.stderr)
     print(f"reprise: serve it with: reprise serve --model {folder}", file=sys.stderr)
     return 0
 

@@ -1,6 +1,5 @@
 """Load a model that embeds texts or ranks documents, on the thread that owns MLX."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,6 +21,8 @@ from reprise.engine.interface.embeddings import EmbeddingInfo, Recipe
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.memory.machine import wire_weights
+from reprise.engine.model.files.folder_reader import read_json
+from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.files.purpose import ENCODERS, GEMMA, find_purpose
 from reprise.engine.model.files.recipe import find_longest, read_recipe
 from reprise.engine.model.loading import LoadedModel, describe, load_model, load_tokenizer
@@ -57,7 +58,8 @@ def load_embedding_model(settings: Settings, name: str, progress: Progress | Non
     """Load the model that the settings name. name: how the API shows it. Raises ModelError."""
     folder = Path(settings.model_source)
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        check_loadable(folder)
+        config = read_json(folder / "config.json")
         recipe = read_recipe(folder, config)
         if config.get("model_type") in ENCODERS:
             body, config, tokenizer, info = _load_encoder(folder, config, name, progress)

@@ -27,7 +27,9 @@ from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.model import lfm2_vl, wedlm
 from reprise.engine.model.files.context_length import find_context_tokens
 from reprise.engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
+from reprise.engine.model.files.folder_reader import check_files
 from reprise.engine.model.files.image_processor import has_library, read_vision
+from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.findings import Findings
 from reprise.engine.model.head_names import leave_heads_out
 from reprise.engine.model.load_options import NO_OPTIONS, LoadOptions
@@ -181,6 +183,7 @@ def load_model(
     check_adapter(options.adapter)
     folder = find_folder(source, progress)
     try:
+        check_loadable(folder)
         load = partial(
             mlx_lm.load,
             str(folder),
@@ -250,8 +253,11 @@ def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path) -> Loade
 
 def check_adapter(path: str | None) -> None:
     """Raise ModelError if there is no LoRA adapter at a path; None for no path."""
-    if path is not None and not (Path(path) / "adapter_config.json").is_file():
+    if path is None:
+        return
+    if not (Path(path) / "adapter_config.json").is_file():
         raise ModelError(f"--adapter-path {path}: there is no adapter_config.json")
+    check_files(Path(path))
 
 
 def find_folder(source: str, progress: Progress | None = None) -> Path:

@@ -1,6 +1,5 @@
 """Find the models that requests may ask for: in a folder of models, and in the cache of the model hub."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +7,8 @@ from pathlib import Path
 from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
 from reprise.engine.interface.embeddings import Purpose
-from reprise.engine.interface.errors import LoadFault, ModelLoadError
+from reprise.engine.interface.errors import LoadFault, ModelError, ModelLoadError
+from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.model.files.model_folder import ModelFolder, describe_folder
 from reprise.engine.model.hub.hub_cache import HubCache, HubError, HubFault
 from reprise.engine.model.hub.hub_download import ReportBytes, pull
@@ -139,13 +139,19 @@ class Catalogue:
         return _in_hub(self._hub, name) if self._hub else None
 
     def _path(self, name: str) -> Path | None:
-        """Return the path of a name in the folder; None without a folder, or if the name leads elsewhere."""
+        """Return the path of a name in the folder; None if there is no such folder that may be a model."""
         parts = name.split("/")
         if self._folder is None or len(parts) > MAX_PARTS or "\0" in name or {"", ".", ".."} & {*parts}:
             return None
-        # What is in a model's folder is a part of it, such as a head.
-        is_part = len(parts) > 1 and (self._folder / parts[0] / "config.json").is_file()
-        return None if is_part else self._folder / name
+        try:
+            # A folder's name that is not in UTF-8 could not be listed.
+            name.encode()
+            # What is in a model's folder is a part of it, such as a head.
+            is_part = len(parts) > 1 and (self._folder / parts[0] / "config.json").is_file()
+            return self._folder / name if not is_part and (self._folder / name).is_dir() else None
+        # It may be too long for the file system.
+        except (OSError, UnicodeEncodeError):
+            return None
 
     def in_folder(self) -> list[ModelFolder]:
         """Return the models in the settings' folder, whole or not, sorted by name."""
@@ -173,8 +179,8 @@ class Catalogue:
     def _base_of(self, adapter: Path, models: dict[str, FoundModel]) -> FoundModel | None:
         """Return the model that an adapter was trained for, by its configuration; None if it is not here."""
         try:
-            trained = str(json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["model"])
-        except (OSError, ValueError, KeyError, TypeError):
+            trained = str(read_json(adapter / ADAPTER_CONFIG)["model"])
+        except (ModelError, OSError, ValueError, KeyError, TypeError):
             return None
         if trained in models:
             return models[trained]

@@ -21,6 +21,7 @@ from reprise.engine.interface.events import Failed
 from reprise.engine.memory.between_models import Holder, SharedMemory
 from reprise.engine.memory.machine import usable_bytes
 from reprise.engine.model.loading import StartProgress
+from reprise.engine.models.interruption import Interruptible, Interruption
 from reprise.engine.models.known import KnownModels
 from reprise.engine.models.model_engine import ModelEngine
 from reprise.engine.models.served import ServedModel
@@ -42,7 +43,7 @@ class Loads:
     """Loads and unloads models. Used by the thread that owns MLX only.
 
     known: all models. make_engine: makes the engine of one. save: saves the drafters that engines share.
-    serve: see Loading in loop.py.
+    serve, interrupt: see Loading in loop.py.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class Loads:
         self._memory = SharedMemory(known.settings.memory_bytes or usable_bytes(), self._unload_for)
         self._served_at = 0.0
         self._on_progress: StartProgress | None = None
+        self._interruptible = Interruptible()
+        self.interrupt = self._interruptible.interrupt
 
     def begin(self, on_progress: StartProgress | None) -> None:
         """Load the model that the server starts with, and others that start with it. Raises ModelError."""
@@ -174,8 +177,8 @@ class Loads:
                     if self._known.is_stopping:
                         raise ModelError("the server is stopping")
                     model.engine = engine
-            engine.load(partial(self._note_progress, model))
-        except ModelError as raised:
+            self._interruptible.run(partial(engine.load, partial(self._note_progress, model)))
+        except (Interruption, ModelError) as raised:
             # Without the traceback, which keeps what was loaded.
             told = str(raised)
         except Exception as raised:
@@ -216,7 +219,8 @@ class Loads:
         now = time.perf_counter()
         if now - self._served_at < SLICE_S:
             return
-        self.serve(now + min(1.0, now - self._served_at))
+        with self._interruptible.suspended():
+            self.serve(now + min(1.0, now - self._served_at))
         self._served_at = time.perf_counter()
 
     def _unload_due(self) -> None:
@@ -298,18 +302,23 @@ class Loads:
 class GivenModel:
     """Loads the only model of a server, whose engine exists already when loading begins.
 
-    on_death: called with the fault's text if the model's engine dies. serve: see Loading in loop.py.
+    on_death: called with the fault's text if the model's engine dies. serve, interrupt: see Loading in loop.py.
     """
 
     def __init__(self, known: KnownModels, on_death: Callable[[str], None]) -> None:
         self.serve: Callable[[float], None] = lambda _: None
         self._known, self._on_death = known, on_death
+        self._interruptible = Interruptible()
+        self.interrupt = self._interruptible.interrupt
 
     def begin(self, on_progress: StartProgress | None) -> None:
         """Load the model. Raises ModelError."""
         model = self._known.first
         assert model.engine
-        model.engine.load(partial(self._note_progress, on_progress))
+        try:
+            self._interruptible.run(partial(model.engine.load, partial(self._note_progress, on_progress)))
+        except Interruption:
+            raise ModelError("loading was interrupted") from None
         model.is_loaded = True
 
     def _note_progress(self, on_progress: StartProgress | None, stage: str, share: float) -> None:

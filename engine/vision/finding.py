@@ -1,9 +1,9 @@
 """Find the tower of a model in its folder."""
 
-import json
 import logging
 from pathlib import Path
 
+from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.vision.gemma3 import Gemma3Tower
 from reprise.engine.vision.gemma4 import Gemma4Tower
 from reprise.engine.vision.lfm2 import Lfm2Tower
@@ -75,7 +75,7 @@ def read_processor(folder: Path) -> Config:
         file = folder / name
         if file.is_file():
             try:
-                read: Config = json.loads(file.read_text(encoding="utf-8"))
+                read: Config = read_json(file)
             except ValueError:
                 return {}
             return read.get("image_processor") or read

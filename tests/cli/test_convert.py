@@ -13,10 +13,12 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType as Kind
 
 from reprise.cli.main import main
 from reprise.cli.models.convert import progress_bar
+from reprise.cli.units import format_bytes
 from reprise.config.settings import Settings
 from reprise.engine.model.convert import kept
 from reprise.engine.model.convert.conversion import convert
@@ -33,6 +35,11 @@ Refused = pytest.CaptureFixture[str]
 def logits(folder: Path, adapter: Path | None = None) -> np.ndarray:
     model, _ = mlx_lm.load(str(folder), adapter_path=adapter and str(adapter))
     return np.array(model(TOKENS).astype(mx.float32))
+
+
+def arrays_of(folder: Path) -> dict[str, mx.array]:
+    found: dict[str, mx.array] = mx.load(str(folder / "model.safetensors"))  # type: ignore[assignment]
+    return found
 
 
 def refusal(capsys: Refused, *arguments: str) -> str:
@@ -61,6 +68,9 @@ def test_a_gguf_file_becomes_a_folder(tmp_path: Path, capsys: Refused) -> None:
     said = capsys.readouterr()
     assert said.out == f"{tmp_path}/new/made\n"
     assert f"serve it with: reprise serve --model {tmp_path}/new/made" in said.err
+    (weights,) = (tmp_path / "new" / "made").glob("*.safetensors")
+    before = format_bytes(sum(tensor.n_bytes for tensor in GGUFReader(source).tensors))
+    assert f"reprise: {before} of weights became {format_bytes(weights.stat().st_size)}\n" in said.err
     assert main(["info", str(tmp_path / "new" / "made"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["architecture"], told["quantization"], told["refused"]) == (
@@ -74,6 +84,7 @@ def test_a_folder_is_quantised_as_mlx_lm_does_it(folder: Path, tmp_path: Path) -
     mlx_lm.convert(str(folder), str(tmp_path / "mlx"), quantize=True, q_bits=4, q_group_size=32)
     assert main(["convert", str(folder), str(tmp_path / "made"), "--bits", "4", "--group-size", "32"]) == 0
     assert np.array_equal(logits(tmp_path / "made"), logits(tmp_path / "mlx"))
+    assert {file.name for file in (tmp_path / "made").glob("model*")} == {"model.safetensors"}
     for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
         assert (tmp_path / "made" / name).read_text() == (tmp_path / "mlx" / name).read_text()
 
@@ -224,11 +235,30 @@ def test_a_gguf_file_is_converted_once_and_again_after_it_has_changed(
 
 
 @pytest.mark.usefixtures("cache")
-def test_k_quants_are_served_in_8_bits(tmp_path: Path) -> None:
+def test_a_served_file_and_a_converted_one_have_the_same_weights(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q6_K, **sizes)
     found = Path(str(with_converted(Settings(model=str(source)), progress_bar).model))
     assert json.loads((found / "config.json").read_text())["quantization"] == {"bits": 8, "group_size": 32}
+    assert main(["convert", str(source), str(tmp_path / "made")]) == 0
+    for file in found.glob("*"):
+        assert file.is_dir() or file.read_bytes() == (tmp_path / "made" / file.name).read_bytes()
+
+
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_the_bytes_of_all_are_known_from_the_start(folder: Path, tmp_path: Path, is_gguf: bool) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q8_0) if is_gguf else folder
+    told: list[tuple[int, int]] = []
+    sizes = convert(str(source), tmp_path / "made", Options(), lambda *at: told.append(at))
+    assert told == sorted(told)
+    (first, total), last = told[0], told[-1]
+    assert (first, last) == (0, (total, total))
+    weights = arrays_of(tmp_path / "made")
+    assert sizes.after == (tmp_path / "made" / "model.safetensors").stat().st_size
+    if is_gguf:
+        assert total == sizes.before == sum(tensor.n_bytes for tensor in GGUFReader(source).tensors)
+    else:
+        assert total == sum(array.nbytes for array in weights.values())
 
 
 def test_folders_and_names_stay_as_they_are(folder: Path) -> None:

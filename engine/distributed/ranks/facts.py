@@ -9,6 +9,7 @@ from pathlib import Path
 from reprise.config.settings import Settings
 from reprise.config.version import VERSION
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.files.folder_reader import read_bytes
 from reprise.engine.model.files.model_folder import describe_folder
 from reprise.engine.model.loading import check_adapter
 
@@ -70,7 +71,7 @@ def _digest_adapter(path: str | None) -> str:
 
 
 def _digest(config: Path, files: Sequence[Path]) -> str:
-    digest = hashlib.sha256(config.read_bytes())
+    digest = hashlib.sha256(read_bytes(config))
     for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())

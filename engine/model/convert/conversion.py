@@ -10,18 +10,19 @@ import mlx_lm.utils
 
 from reprise.engine.model.convert import gguf_folder, mlx_folder
 from reprise.engine.model.convert.gguf_file import GgufFile, first_line, read_gguf
-from reprise.engine.model.convert.options import ConvertError, Options, Report
+from reprise.engine.model.convert.options import ConvertError, Options, Report, Sizes
 from reprise.engine.model.convert.sources import is_path
+from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.hub.hub_cache import HubError
 from reprise.engine.model.hub.hub_download import RESERVED_BYTES, pull
 
 
-def convert(source: str, folder: Path, options: Options, report: Report) -> None:
-    """Write a model's folder, as mlx-lm loads it.
+def convert(source: str, folder: Path, options: Options, report: Report) -> Sizes:
+    """Write a model's folder, as mlx-lm loads it; return the sizes of the weights.
 
     source: a GGUF file, a folder in Hugging Face's or mlx-lm's format, or a name on the hub.
     folder: must not exist yet; it appears once everything is in it.
-    report: called with the bytes downloaded, or read from a GGUF file.
+    report: called with the bytes downloaded, and with those of weights that are read or written.
 
     Raises ConvertError, and whatever report raises; then nothing is left of the folder.
     """
@@ -40,8 +41,10 @@ def convert(source: str, folder: Path, options: Options, report: Report) -> None
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
             made = Path(place, "model")
-            _write(path, made, options, report)
+            before = _write(path, made, options, report)
+            sizes = Sizes(before, _weight_bytes(made))
             made.rename(folder)
+            return sizes
     # MLX reads and writes files itself, and raises RuntimeError.
     except (OSError, RuntimeError) as fault:
         if isinstance(fault, RuntimeError):
@@ -55,20 +58,35 @@ def convert(source: str, folder: Path, options: Options, report: Report) -> None
         raise ConvertError(f"{reason}; name a folder that can be written") from fault
 
 
-def _write(path: Path, made: Path, options: Options, report: Report) -> None:
+def _write(path: Path, made: Path, options: Options, report: Report) -> int:
+    """Write the folder; return the bytes of the weights that it is made of."""
     if path.is_dir():
         _check_configured(path)
-        _check_space(made, sum(file.stat().st_size for file in path.glob("*.safetensors")))
-        mlx_folder.write_folder(path, made, options)
-        return
+        before = _weight_bytes(path)
+        _check_space(made, before)
+        mlx_folder.write_folder(path, made, options, report)
+        return before
     gguf = read_gguf(path)
+    try:
+        _write_gguf(gguf, made, options, report)
+    # Fields and tensors that contradict each other show in whatever is made of them.
+    except (ArithmeticError, LookupError, TypeError, ValueError) as fault:
+        raise gguf.refusal(f"contradicts itself ({type(fault).__name__}: {first_line(fault)})") from fault
+    return sum(int(tensor.n_bytes) for tensor in gguf.tensors)
+
+
+def _write_gguf(gguf: GgufFile, made: Path, options: Options, report: Report) -> None:
     base = made.with_name("base") if options.adapter else made
     _check_space(made, gguf_folder.bytes_needed(gguf, options) * (2 if options.adapter else 1))
     base.mkdir()
     gguf_folder.write_folder(gguf, base, options, report)
     _check_loads(gguf, base)
     if options.adapter:
-        mlx_folder.write_folder(base, made, Options(adapter=options.adapter))
+        mlx_folder.write_folder(base, made, Options(adapter=options.adapter), report)
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def _check_configured(folder: Path) -> None:
@@ -83,6 +101,7 @@ def _check_loads(gguf: GgufFile, folder: Path) -> None:
     """Raise ConvertError if weights have not the names and shapes that mlx-lm wants. Reads none of them."""
     load = partial(mlx_lm.utils.load_model, folder, lazy=True)
     try:
+        check_loadable(folder)
         load()
     # Model code may raise anything.
     except Exception as fault:

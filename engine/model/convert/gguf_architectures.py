@@ -75,18 +75,18 @@ def find_architecture(gguf: GgufFile) -> Architecture:
 
 def make_config(gguf: GgufFile, is_tied: bool, vocab_size: int) -> dict[str, Any]:
     """Make the model's config.json, without types and quantisation. Raises ConvertError."""
-    heads = gguf.hyper("attention.head_count")
+    heads, size = gguf.count("attention.head_count"), gguf.count("embedding_length")
     config = {
         "model_type": find_architecture(gguf).model_type,
-        "hidden_size": gguf.hyper("embedding_length"),
-        "num_hidden_layers": gguf.hyper("block_count"),
-        "intermediate_size": gguf.hyper("feed_forward_length"),
+        "hidden_size": size,
+        "num_hidden_layers": gguf.count("block_count"),
+        "intermediate_size": gguf.count("feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": gguf.hyper("attention.head_count_kv", heads),
-        "head_dim": gguf.hyper("attention.key_length", gguf.hyper("embedding_length") // heads),
+        "num_key_value_heads": gguf.count("attention.head_count_kv", heads),
+        "head_dim": gguf.count("attention.key_length", size // heads),
         "rms_norm_eps": gguf.hyper("attention.layer_norm_rms_epsilon"),
         "rope_theta": gguf.hyper("rope.freq_base", 10_000.0),
-        "max_position_embeddings": gguf.hyper("context_length"),
+        "max_position_embeddings": gguf.count("context_length"),
         "vocab_size": vocab_size,
         "tie_word_embeddings": is_tied,
     }

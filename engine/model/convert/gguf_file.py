@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gguf import GGUFReader, ReaderTensor
+from gguf.constants import GGUFValueType
 
 from reprise.engine.model.convert.options import ConvertError
 from reprise.engine.model.convert.sources import is_gguf
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+MAX_ELEMENTS = 2**22
+"""Maximum elements of all arrays in a file's fields. Known vocabularies and their merges have 1.3 million."""
+
+MAX_FIELDS = 2**16
+"""Maximum number of fields, and of tensors."""
+
 _DIGEST = re.compile("sha256-([0-9a-f]{64})")
 
 
@@ -46,6 +54,19 @@ class GgufFile:
             raise self.refusal(f"has another {full} for each layer, which is not converted")
         return value
 
+    def count(self, name: str, *default: Any) -> int:
+        """Return an architecture's field that counts something, so 1 or more. Raises ConvertError."""
+        value = self.hyper(name, *default)
+        if not isinstance(value, int) or value < 1:
+            raise self.refusal(f"has {self.architecture}.{name} {value!r}, which must be a number above 0")
+        return value
+
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a special token; None if the file names none, or one outside its vocabulary."""
+        value = self.fields.get(f"tokenizer.ggml.{name}_token_id")
+        is_known = isinstance(value, int) and 0 <= value < len(self.field("tokenizer.ggml.tokens"))
+        return value if is_known else None
+
     def refusal(self, reason: str) -> ConvertError:
         """Return the error that this file cannot be converted. reason: a sentence without its subject."""
         return ConvertError(f"{self.path} {reason}; look for the model in MLX's format, as on the hub")
@@ -59,7 +80,7 @@ def read_gguf(path: Path) -> GgufFile:
     readers = [_open(part) for part in _parts(path)]
     try:
         fields = {name: field.contents() for name, field in readers[0].fields.items()}
-    except (ValueError, IndexError) as fault:
+    except (ValueError, IndexError, TypeError) as fault:
         raise _damaged(path, fault) from fault
     return GgufFile(path, fields, [tensor for reader in readers for tensor in reader.tensors])
 
@@ -92,9 +113,45 @@ def _parts(path: Path) -> list[Path]:
     return parts
 
 
+class _Reader(GGUFReader):
+    """Reads a file whose counts may be anything: the library goes through as many elements as are claimed."""
+
+    def __init__(self, path: Path) -> None:
+        self._num_elements = 0
+        super().__init__(path)
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        end = offset + np.dtype(dtype).itemsize * int(count)
+        if end > len(self.data):
+            raise ValueError(f"it ends at byte {len(self.data)}, and something is at {end}")
+        return super()._get(offset, dtype, count, override_order)
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == GGUFValueType.ARRAY:
+            if self._get(orig_offs, np.uint32)[0] == GGUFValueType.ARRAY:
+                raise ValueError("it has an array of arrays")
+            self._num_elements += int(self._get(orig_offs + 4, np.uint64)[0])
+            if self._num_elements > MAX_ELEMENTS:
+                raise ValueError(f"its arrays claim {self._num_elements} elements, more than {MAX_ELEMENTS}")
+        return super()._get_field_parts(orig_offs, raw_type)
+
+    def _build_fields(self, offs: int, count: int) -> int:
+        _check_number(count, "fields")
+        return super()._build_fields(offs, count)
+
+    def _build_tensor_info(self, offs: int, count: int) -> Any:
+        _check_number(count, "tensors")
+        return super()._build_tensor_info(offs, count)
+
+
+def _check_number(count: int, what: str) -> None:
+    if count > MAX_FIELDS:
+        raise ValueError(f"it claims {count} {what}, more than {MAX_FIELDS}")
+
+
 def _open(path: Path) -> GGUFReader:
     try:
-        return GGUFReader(path)
+        return _Reader(path)
     # A file that is cut off shows in whatever was being read.
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as fault:
         raise _damaged(path, fault) from fault

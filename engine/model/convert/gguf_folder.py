@@ -1,6 +1,7 @@
 """Write the folder of a model, as mlx-lm loads it, from a GGUF file."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from reprise.engine.model.convert.gguf_weights import (
     quantization_of,
 )
 from reprise.engine.model.convert.options import DType, Options, Report
+
+_TEMPLATE = "tokenizer.chat_template"
+_TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+"""A name without a dot: that of a template, once the beginning is gone, and a file's for any system."""
 
 SHARD_BYTES = 4 << 30
 """Bytes of weights that are in memory at a time, and in one file."""
@@ -49,9 +54,21 @@ def write_folder(gguf: GgufFile, folder: Path, options: Options, report: Report)
     _write_json(folder / "generation_config.json", ids)
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", make_tokenizer_config(gguf))
-    if template := gguf.fields.get("tokenizer.chat_template"):
+    _write_templates(folder, gguf)
+    write_shards(folder, _read(gguf, weights, dtype, report))
+
+
+def _write_templates(folder: Path, gguf: GgufFile) -> None:
+    """Write a file's chat template, and its named ones, such as tool_use, where transformers looks for them."""
+    if template := gguf.fields.get(_TEMPLATE):
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    _write_shards(folder, _read(gguf, weights, dtype, report))
+    named = {name.removeprefix(f"{_TEMPLATE}."): text for name, text in gguf.fields.items()}
+    # Without one that has no name, none of them is the default.
+    for name, text in named.items() if template else ():
+        if _TEMPLATE_NAME.fullmatch(name) and isinstance(text, str):
+            place = folder / "additional_chat_templates"
+            place.mkdir(exist_ok=True)
+            (place / f"{name}.jinja").write_text(text, encoding="utf-8")
 
 
 def _read(
@@ -59,6 +76,7 @@ def _read(
 ) -> Iterator[tuple[str, mx.array]]:
     total = sum(int(weight.tensor.n_bytes) for weight in weights)
     done = 0
+    report(done, total)
     for weight in weights:
         for name, array in convert_weight(gguf, weight, dtype):
             mx.eval(array)
@@ -67,8 +85,8 @@ def _read(
         report(done, total)
 
 
-def _write_shards(folder: Path, arrays: Iterator[tuple[str, mx.array]]) -> None:
-    """Write weights into files of about SHARD_BYTES, with an index if there are several."""
+def write_shards(folder: Path, arrays: Iterator[tuple[str, mx.array]]) -> None:
+    """Write weights by name into files of about SHARD_BYTES, with an index if there are several."""
     shards: list[list[str]] = []
     shard: dict[str, mx.array] = {}
     total = num_written = 0

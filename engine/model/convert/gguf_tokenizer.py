@@ -39,6 +39,9 @@ _WITH_GPT2 = ("gpt-2", "smollm")
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "tekken")
 """Splits whose tokenizers take a part of a text that is a token as it is, whatever the merges say."""
 
+_MAX_PIECE = 1000
+"""Maximum characters of a SentencePiece token, of which every split is tried."""
+
 _ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>",
 )  # fmt: skip
@@ -66,8 +69,8 @@ def _make_tokenizer(gguf: GgufFile) -> Tokenizer:
         raise gguf.refusal(
             f"has a tokenizer of the kind {kind}, and only gpt2 (byte pairs) and llama (SentencePiece) are"
         )
-    if _adds_bos(gguf):
-        bos_id = gguf.field("tokenizer.ggml.bos_token_id")
+    bos_id = gguf.token_id("bos")
+    if _adds_bos(gguf) and gguf.field("tokenizer.ggml.bos_token_id") == bos_id:
         bos = gguf.field("tokenizer.ggml.tokens")[bos_id]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], pair=[bos, "$A", f"{bos}:1", "$B:1"], special_tokens=[(bos, bos_id)]
@@ -80,11 +83,11 @@ def make_tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
     """Return the content of the model's tokenizer_config.json."""
     tokens = gguf.field("tokenizer.ggml.tokens")
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    ids = {name: gguf.fields.get(f"tokenizer.ggml.{field}_token_id") for name, field in names.items()}
+    ids = {name: gguf.token_id(field) for name, field in names.items()}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": gguf.hyper("context_length"),
+        "model_max_length": gguf.count("context_length"),
         **{f"{name}_token": tokens[i] for name, i in ids.items() if i is not None},
     }
 
@@ -92,11 +95,11 @@ def make_tokenizer_config(gguf: GgufFile) -> dict[str, Any]:
 def find_token_ids(gguf: GgufFile) -> dict[str, Any]:
     """Return the ids that begin a text and end an answer, for config.json and generation_config.json."""
     tokens, kinds = gguf.field("tokenizer.ggml.tokens"), gguf.field("tokenizer.ggml.token_type")
-    named = [gguf.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    named = [gguf.token_id(name) for name in ("eos", "eot", "eom")]
     control = {token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.CONTROL}
     known = [tokens.index(token) for token in _ENDS if token in control]
     eos = list(dict.fromkeys(i for i in (*named, *known) if i is not None))
-    bos = gguf.fields.get("tokenizer.ggml.bos_token_id")
+    bos = gguf.token_id("bos")
     return {"eos_token_id": eos} | ({} if bos is None else {"bos_token_id": bos})
 
 
@@ -129,8 +132,10 @@ def _make_sentencepiece(gguf: GgufFile) -> Tokenizer:
     tokens = [token.replace(" ", "▁") for token in gguf.field("tokenizer.ggml.tokens")]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     scores, kinds = gguf.field("tokenizer.ggml.scores"), gguf.field("tokenizer.ggml.token_type")
+    if (longest := max(map(len, tokens))) > _MAX_PIECE:
+        raise gguf.refusal(f"has a token of {longest} characters, more than {_MAX_PIECE}")
     merges = find_merges(vocabulary, scores, kinds)
-    unknown = tokens[gguf.fields.get("tokenizer.ggml.unknown_token_id", 0)]
+    unknown = tokens[gguf.token_id("unknown") or 0]
     tokenizer = Tokenizer(
         models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )

@@ -1,7 +1,8 @@
 """Convert the tensors of a GGUF file into arrays by mlx-lm's names, one after the other.
 
 MLX quantises affinely: a group of numbers q, each of a few bits, stands for scale * q + bias. Q4_0, Q4_1 and
-Q8_0 do the same in groups of 32 with scales of float16, so their numbers are only packed in another order.
+Q8_0 do the same in groups of 32 with scales of float16, so their numbers are only packed in another order. So do
+Q4_K and Q5_K, whose scales are products of two numbers.
 """
 
 from collections.abc import Iterator
@@ -11,19 +12,20 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from gguf import ReaderTensor
+from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
-from gguf.quants import dequantize
+from gguf.quants import Q4_K, dequantize
 
 from reprise.engine.model.convert.gguf_architectures import ROPE_FREQUENCIES, find_architecture
 from reprise.engine.model.convert.gguf_file import GgufFile
 from reprise.engine.model.convert.options import DType, Options
 
 KEPT_GROUP_SIZE = 32
-KEPT_BITS = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}
+KEPT_BITS = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q4_K: 4, Kind.Q5_K: 5, Kind.Q8_0: 8}
 """Bits of the types that MLX holds as they are."""
 
-COMPACT_BITS = 8
-"""Bits of what is quantised in another way, which has 6 at most."""
+_WIDTHS = (3, 4, 5, 6, 8)
+"""Bits that MLX quantises to and that are of use here."""
 
 _FLOATS: dict[Kind, DType] = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF16: "bfloat16"}
 
@@ -64,8 +66,8 @@ def plan_weights(gguf: GgufFile, options: Options) -> list[Weight]:
         path = f"model.layers.{block[1]}.{names[name]}" if block else names[name]
         kept = is_kept(tensor, options)
         bits, group_size = options.bits, options.group_size
-        if options.compact and tensor.tensor_type not in _FLOATS:
-            bits, group_size = COMPACT_BITS, KEPT_GROUP_SIZE
+        if bits is None and not options.dequantize and tensor.tensor_type not in _FLOATS:
+            bits, group_size = compact_bits(tensor.tensor_type), KEPT_GROUP_SIZE
         if kept:
             bits, group_size = KEPT_BITS[tensor.tensor_type], KEPT_GROUP_SIZE
         elif len(tensor.shape) < 2 or int(tensor.shape[0]) % group_size:
@@ -78,6 +80,12 @@ def is_kept(tensor: ReaderTensor, options: Options) -> bool:
     """Whether a tensor stays quantised as it is in the file."""
     bits = KEPT_BITS.get(tensor.tensor_type)
     return bits is not None and not options.dequantize and bits <= (options.bits or bits)
+
+
+def compact_bits(kind: Kind) -> int:
+    """Return the bits for what is quantised in a way that MLX does not have: the next width above its own."""
+    per_block, num_bytes = GGML_QUANT_SIZES[kind]
+    return next((bits for bits in _WIDTHS if bits >= 8 * num_bytes / per_block), _WIDTHS[-1])
 
 
 def find_dtype(weights: list[Weight], options: Options) -> DType:
@@ -131,21 +139,51 @@ def convert_weight(gguf: GgufFile, weight: Weight, dtype: DType) -> Iterator[tup
 def unpack(data: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Put a quantised tensor's numbers, scales and biases into MLX's order, with no number changed.
 
-    data: (rows, bytes), blocks of a float16 scale, in Q4_1 also a float16 bias, and 32 numbers.
+    data: (rows, bytes), blocks of a float16 scale, in Q4_1 also a float16 bias, and 32 numbers; those of Q4_K and
+        Q5_K have eight groups of 32.
 
-    Returns numbers (rows, columns * bits / 32) uint32, then scales and biases (rows, columns / 32) float16.
+    Returns numbers (rows, columns * bits / 32) uint32, then scales and biases (rows, columns / 32), float16, or
+    float32 of Q4_K and Q5_K.
     """
-    blocks = data.reshape(data.shape[0], -1, _block_bytes(kind))
+    blocks = data.reshape(data.shape[0], -1, GGML_QUANT_SIZES[kind][1])
+    if kind in (Kind.Q4_K, Kind.Q5_K):
+        return _unpack_k(blocks, kind)
     scales = blocks[..., :2].copy().view(np.float16)[..., 0]
     if kind == Kind.Q8_0:
         numbers = blocks[..., 2:] ^ 0x80  # From -128 to 127, counted from 0.
         biases = -128 * scales
     else:
         packed = blocks[..., -16:]
-        halves = np.concatenate([packed & 0xF, packed >> 4], axis=-1)
-        numbers = halves[..., ::2] | halves[..., 1::2] << 4
+        numbers = _pack(np.concatenate([packed & 0xF, packed >> 4], axis=-1), 4)
         biases = -8 * scales if kind == Kind.Q4_0 else blocks[..., 2:4].copy().view(np.float16)[..., 0]
     return np.ascontiguousarray(numbers).reshape(data.shape[0], -1).view(np.uint32), scales, biases
+
+
+def _unpack_k(blocks: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """See unpack(). blocks: (rows, blocks, bytes), each of two float16, 16 numbers of 6 bits, and 256 numbers."""
+    rows = blocks.shape[0]
+    scale, least = (blocks[..., at : at + 2].copy().view(np.float16).astype(np.float32) for at in (0, 2))
+    each = Q4_K.get_scale_min(blocks[..., 4:16].reshape(-1, 12))
+    scales, biases = (
+        (whole * part.reshape(rows, -1, 8)).reshape(rows, -1)
+        for whole, part in zip((scale, -least), each, strict=True)
+    )
+    low = blocks[..., -128:].reshape(rows, -1, 4, 1, 32)
+    numbers = np.concatenate([low & 0xF, low >> 4], axis=-2).reshape(rows, -1, 8, 32)
+    if kind == Kind.Q5_K:
+        # Bit i of each byte belongs to group i.
+        high = blocks[..., 16:48].reshape(rows, -1, 1, 32) >> np.arange(8, dtype=np.uint8)[:, None]
+        numbers = numbers | (high & 1) << 4
+    packed = _pack(numbers.reshape(rows, -1), KEPT_BITS[kind])
+    return np.ascontiguousarray(packed).view(np.uint32), scales, biases
+
+
+def _pack(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Pack numbers (..., n) of a few bits each into bytes (..., n * bits / 8), the lowest bits first."""
+    if bits == 4:
+        return numbers[..., ::2] | numbers[..., 1::2] << 4
+    digits = numbers[..., None] >> np.arange(bits, dtype=np.uint8) & 1
+    return np.packbits(digits.reshape(*numbers.shape[:-1], -1), axis=-1, bitorder="little")
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -159,14 +197,10 @@ def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def _ordered(gguf: GgufFile, tensor: ReaderTensor, rows: np.ndarray) -> np.ndarray:
     if find_architecture(gguf).permutes and ".attn_q." in tensor.name:
-        return unpermute(rows, gguf.hyper("attention.head_count"))
+        return unpermute(rows, gguf.count("attention.head_count"))
     if find_architecture(gguf).permutes and ".attn_k." in tensor.name:
-        return unpermute(rows, gguf.hyper("attention.head_count_kv", gguf.hyper("attention.head_count")))
+        return unpermute(rows, gguf.count("attention.head_count_kv", gguf.count("attention.head_count")))
     return rows
-
-
-def _block_bytes(kind: Kind) -> int:
-    return {Kind.Q4_0: 18, Kind.Q4_1: 20, Kind.Q8_0: 34}[kind]
 
 
 def _size(dtype: DType) -> int:

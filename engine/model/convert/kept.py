@@ -21,7 +21,7 @@ from reprise.engine.model.convert.options import ConvertError, Options
 from reprise.engine.model.convert.sources import Packaged, Show, find_packaged
 from reprise.engine.model.hub.hub_download import RESERVED_BYTES
 
-FORMAT = 1
+FORMAT = 2
 """Counts changes of the conversion after which models are converted again."""
 
 FETCHED_WITHIN_S = 1800
@@ -88,7 +88,7 @@ def source_of(source: str, show: Show, place: Path | None = None) -> Iterator[st
 
 def _convert(gguf: Path, folder: Path, show: Show) -> None:
     with show(f"converting {gguf.name}, once, into {folder}") as report:
-        convert(str(gguf), folder, Options(compact=True), report)
+        convert(str(gguf), folder, Options(), report)
 
 
 @contextmanager

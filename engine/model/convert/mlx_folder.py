@@ -2,22 +2,24 @@
 
 import contextlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx_lm
-from mlx.utils import tree_map_with_path, tree_unflatten
+from mlx.utils import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
 from mlx_lm.utils import dequantize_model, quantize_model, save
 
 from reprise.engine.model.convert.gguf_file import first_line
-from reprise.engine.model.convert.options import ConvertError, Options
+from reprise.engine.model.convert.gguf_folder import write_shards
+from reprise.engine.model.convert.options import ConvertError, Options, Report
 
 
-def write_folder(source: Path, folder: Path, options: Options) -> None:
+def write_folder(source: Path, folder: Path, options: Options, report: Report) -> None:
     """Load a model from a source folder, fuse the adapter, change types, quantise, and write the new folder.
 
-    folder: must not exist yet. Raises ConvertError.
+    folder: must not exist yet. report: called with the bytes written. Raises ConvertError.
     """
     try:
         # mlx-lm reports to standard output, where only the folder's name belongs.
@@ -31,8 +33,26 @@ def write_folder(source: Path, folder: Path, options: Options) -> None:
             raise
         reason = f"mlx-lm cannot convert {source}: {first_line(fault)}"
         raise ConvertError(f"{reason}; look for it in MLX's format") from fault
+    arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+    # Each array is freed once it is written.
+    model.update(tree_map(lambda _: mx.array([]), model.parameters()))
     with contextlib.redirect_stdout(io.StringIO()):
         save(folder, source, model, tokenizer, config)
+    for file in ("model.safetensors", "model.safetensors.index.json"):
+        (folder / file).unlink()
+    write_shards(folder, _take(arrays, report))
+
+
+def _take(arrays: dict[str, mx.array], report: Report) -> Iterator[tuple[str, mx.array]]:
+    """Yield computed arrays by name, and remove each from the dictionary."""
+    total, done = sum(array.nbytes for array in arrays.values()), 0
+    report(done, total)
+    for name in tuple(arrays):
+        array = arrays.pop(name)
+        mx.eval(array)
+        done += array.nbytes
+        yield name, array
+        report(done, total)
 
 
 def _prepare(source: Path, options: Options) -> tuple[Any, Any, dict[str, Any]]:

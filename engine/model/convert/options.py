@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from reprise.config.errors import RepriseError
 
@@ -16,13 +16,20 @@ class ConvertError(RepriseError):
     """A model cannot be converted; the message is one sentence that names the reason and the way out."""
 
 
+class Sizes(NamedTuple):
+    """Bytes of a model's weights, before and after it was converted."""
+
+    before: int
+    after: int
+
+
 @dataclass(frozen=True)
 class Options:
-    """How weights are written.
+    """How weights are written. By default with about the bits that they have.
 
-    bits: quantise to 4 or 8 bits, in groups of group_size; None to quantise nothing. Quantised weights of a
-        GGUF file that MLX can hold as they are stay so, unless they have more bits.
-    compact: quantise to 8 bits the weights that a GGUF file has quantised in a way that MLX does not know.
+    bits: quantise to 4 or 8 bits, in groups of group_size; None to quantise only what a GGUF file has quantised
+        in a way that MLX does not know, to the next number of bits above its own. Quantised weights of such a
+        file that MLX can hold as they are stay so, unless they have more bits.
     dequantize: write no quantised weights at all.
     dtype: the type of all weights that are not quantised, and of scales; None for the source's.
     adapter: folder of a LoRA adapter in mlx-lm's format to fuse with the model.
@@ -31,6 +38,5 @@ class Options:
     bits: int | None = None
     group_size: int = 64
     dtype: DType | None = None
-    compact: bool = False
     dequantize: bool = False
     adapter: str | None = None

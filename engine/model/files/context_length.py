@@ -14,9 +14,12 @@ CONTEXT_KEYS = (
 
 
 def find_context_tokens(config: dict[str, Any]) -> int | None:
-    """Return the longest sequence the model was made for; None if no usual configuration key names it."""
+    """Return the longest sequence the model was made for; None if no usual configuration key names it.
+
+    It is at most 2**31 - 1. Raises ValueError for a value that is no number.
+    """
     for part in (config.get("text_config") or {}, config):
         for key in CONTEXT_KEYS:
             if part.get(key):
-                return int(part[key])
+                return min(int(part[key]), 2**31 - 1)
     return None

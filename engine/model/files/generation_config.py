@@ -1,12 +1,12 @@
 """Read the settings that a model's makers recommend for its answers, from its generation_config.json."""
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from reprise.engine.interface.models import AnswerLimits, SamplingDefaults
+from reprise.engine.model.files.folder_reader import read_json
 
 log = logging.getLogger("reprise.engine")
 
@@ -41,7 +41,7 @@ def read_answer_limits(folder: Path) -> AnswerLimits:
 
 def _read(folder: Path, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
     try:
-        given = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+        given = read_json(folder / "generation_config.json")
     except (OSError, ValueError):
         return {}
     found: dict[str, Any] = {}

@@ -17,7 +17,9 @@ from reprise.engine.foreign.image_sizes import (
     num_tile_tokens,
     num_tokens,
 )
+from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.images import Cut, ImageProcessor, Tiles, VisionInfo
+from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.vision.finding import tower_type
 
 CUTS: dict[str, Cut] = {
@@ -32,6 +34,10 @@ EXAMPLE = (768, 1024)
 """Height and width of the image whose tokens people are told."""
 BILINEAR, BICUBIC = 2, 3
 _UNLIMITED = 2**31
+MAX_TILES = 64
+"""Maximum number of tiles of an image that a processor may name. LFM2-VL has 10."""
+MAX_EDGE = 2**16
+"""Maximum pixels of an edge, and of a patch, that a processor may name."""
 _LFM2 = {
     "encoder_patch_size": 16,
     "downsample_factor": 2,
@@ -62,6 +68,7 @@ def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> Vi
     """Describe how a model sees images; None if it does not, or its processor is unknown or incomplete.
 
     config: its config.json. backend: the model's tokenizers.Tokenizer; without it only sizes are right.
+    Raises ModelError if a number of the processor is beyond all that is known.
     """
     inner = _read(folder, "processor_config.json").get("image_processor")
     given = _read(folder, "preprocessor_config.json") or inner
@@ -175,6 +182,9 @@ def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: A
             )
             shown = f"{start}{token}{end}"
             more["tiles"] = _tiles(told, patch * merge, backend)
+    edges = (patch, merge, most) if cut in ("gemma3", "pixtral") else (patch, merge)
+    if max(edges) > MAX_EDGE:
+        raise ModelError(f"its images have edges of {max(edges)} pixels; at most {MAX_EDGE} are known here")
     return ImageProcessor(cut, patch, merge, least, most, placeholder, written, shown, alone, **more)
 
 
@@ -183,6 +193,8 @@ def _tiles(told: Json, side: int, backend: Any) -> Tiles | None:
     size, most = int(told["tile_size"]), int(told["max_tiles"])
     if not told["do_image_splitting"] or most < 2:
         return None
+    if most > MAX_TILES:
+        raise ModelError(f"its images have max_tiles {most}; at most {MAX_TILES} are known here")
     if size % side:
         raise ValueError(f"tiles of {size} pixels have no tokens of {side}")
     starts = tuple(
@@ -215,7 +227,7 @@ def _token_id(backend: Any, text: str) -> int:
 def _read(folder: Path, name: str) -> Json:
     """Return a file of the folder as JSON; empty if there is none."""
     try:
-        found = json.loads((folder / name).read_text())
+        found = read_json(folder / name)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -3,12 +3,11 @@
 No weights are read and no model is built, so a folder that is called whole here may still fail to load.
 """
 
-import json
 import re
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,30 @@ from reprise.engine.interface.embeddings import EmbeddingInfo, Purpose
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.images import VisionInfo
 from reprise.engine.model.files.context_length import find_context_tokens
+from reprise.engine.model.files.folder_reader import MAX_INDEX_BYTES, check_files, read_json
 from reprise.engine.model.files.image_processor import read_vision
 from reprise.engine.model.files.purpose import ENCODERS, find_purpose
 from reprise.engine.model.files.recipe import find_vectors
-from reprise.engine.model.files.safetensors_file import read_header
+from reprise.engine.model.files.safetensors_file import SafetensorsFile, read_header
 from reprise.engine.vision.finding import TOWERS, tower_type
 from reprise.engine.vision.weights import is_of_tower
 
 INDEX = "model.safetensors.index.json"
 """File that names the shards of a model."""
 
+MAX_LAYERS = 4096
+"""Maximum number of layers, and of experts in each, that a configuration may name. Known models have 126, 512."""
+
+MAX_MISSING = 100
+"""Maximum number of missing files that are named."""
+
+MAX_FAULT_CHARACTERS = 500
+"""Length at which the reason why a model cannot be loaded is cut: names from its files may be in it."""
+
 _SHARD = re.compile(r"-(\d+)-of-(\d+)\.safetensors")
+_COUNTS = re.compile(r"(?:.*_)?(?:num|n)_(?:\w+_)?(?:layer|expert)s?|depth")
+"""Entries of configurations that say how often a part of the model is built."""
+
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken")
 
 
@@ -59,8 +71,9 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
     weights = [file for file in files if file.match("model*.safetensors") and file.parent == path]
     config: dict[str, Any] = {}
     purpose: Purpose = "generate"
-    embedding = vision = None
+    context_tokens = embedding = vision = None
     try:
+        check_files(path)
         config = _read_config(path)
         purpose = find_purpose(path, config)
         context_tokens = find_context_tokens(config)
@@ -69,15 +82,16 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
         vision = find_vision(path, config) if purpose == "generate" else None
     except ModelError as error:
         fault = str(error)
-    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        context_tokens, fault = None, f"config.json cannot be read: {error}"
+    # Its files may hold anything.
+    except Exception as error:
+        fault = f"config.json cannot be read: {error}"
     return ModelFolder(
         name=path.resolve().name if name is None else name,
         path=path,
         num_bytes=sum(file.stat().st_size for file in files),
         weight_bytes=sum(file.stat().st_size for file in weights),
         context_tokens=context_tokens,
-        fault=fault,
+        fault=fault and readable(fault),
         purpose=purpose,
         embedding=embedding,
         vision=vision,
@@ -96,27 +110,26 @@ def find_vision(path: Path, config: dict[str, Any]) -> VisionInfo | None:
 
 
 def _array_names(path: Path) -> Iterator[str]:
-    """Yield the names of a model's arrays, as far as its files can be read."""
+    """Yield the names of a model's arrays, by its index or its files. Raises ModelError."""
     try:
-        yield from json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        yield from read_json(path / INDEX, MAX_INDEX_BYTES)["weight_map"]
         return
     except (OSError, ValueError, KeyError, TypeError):
         pass
     for file in path.glob("model*.safetensors"):
-        with suppress(ModelError):
-            yield from read_header(file).arrays
+        yield from read_header(file).arrays
 
 
 def missing_shards(folder: Path) -> tuple[str, ...]:
     """Return a fault for each missing safetensors file, by the index or the numbers in others' names."""
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = read_json(folder / INDEX, MAX_INDEX_BYTES)
         named = {str(name) for name in index["weight_map"].values()}
     except FileNotFoundError:
         return _missing_numbers(folder)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as fault:
         return (f"{INDEX} cannot be read: {fault!r}",)
-    absent = sorted(name for name in named if not (folder / name).is_file())
+    absent = islice((name for name in sorted(named) if not (folder / name).is_file()), MAX_MISSING)
     return tuple(f"{name} is missing, which the index names; download it" for name in absent)
 
 
@@ -131,13 +144,14 @@ def _missing_numbers(folder: Path) -> tuple[str, ...]:
     shards = [_SHARD.search(file.name) for file in folder.glob("model*.safetensors")]
     numbers = {int(shard[1]) for shard in shards if shard}
     count = max((int(shard[2]) for shard in shards if shard), default=0)
-    absent = sorted({*range(1, count + 1)} - numbers)
+    # Not a set of all: a name may speak of any number of files.
+    absent = islice((number for number in range(1, count + 1) if number not in numbers), MAX_MISSING)
     return tuple(f"file {number} of {count} of the weights is missing; download it" for number in absent)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
     except FileNotFoundError:
         return {}
     if not isinstance(config, dict):
@@ -155,8 +169,60 @@ def _find_fault(folder: Path, config: dict[str, Any], files: list[Path]) -> str 
         return missing[0]
     if missing := missing_tokenizer(folder):
         return missing[0]
+    if fault := excess(config, sum(1 for _ in _array_names(folder))):
+        return fault
     # Code that comes with a model runs only with --trust-remote-code, when the model is loaded.
     return None if "model_file" in config else unknown_architecture(config)
+
+
+def check_loadable(folder: Path) -> None:
+    """Raise ModelError if loading a folder could wait, or build parts, without end.
+
+    Reads the headers of the weights, in no time beside the load.
+    """
+    check_files(folder)
+    try:
+        config = _read_config(folder)
+    except ValueError as fault:
+        raise ModelError(f"{folder / 'config.json'} cannot be read: {fault}") from fault
+    check_counts_of(config, map(read_header, folder.glob("model*.safetensors")))
+
+
+def check_counts_of(config: dict[str, Any], files: Iterable[SafetensorsFile]) -> None:
+    """Raise ModelError if a configuration has more layers, or experts, than the arrays of files can hold."""
+    shapes = [array.shape for file in files for array in file.arrays.values()]
+    if fault := excess(config, len(shapes), max((size for shape in shapes for size in shape), default=0)):
+        raise ModelError(fault)
+
+
+def excess(config: dict[str, Any], num_arrays: int, largest: int | None = None) -> str | None:
+    """Return a fault if a configuration has more layers, or experts, than the weights can hold, else None.
+
+    largest: largest dimension of any array, in which experts may be stacked; None if it is not known.
+    """
+    for name, count in _counts(config):
+        limit = MAX_LAYERS
+        if "expert" not in name:
+            limit = min(limit, num_arrays)
+        elif largest is not None:
+            limit = min(limit, max(largest, num_arrays))
+        if count > limit:
+            return f"config.json has {name} {count}, and {num_arrays} arrays of weights allow {limit}"
+    return None
+
+
+def _counts(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the entries of a configuration and its parts that say how often something is built."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _counts(value)
+        elif isinstance(value, int) and _COUNTS.fullmatch(name):
+            yield name, value
+
+
+def readable(fault: str) -> str:
+    """Return a reason as it can be sent to clients: of limited length, and every character can be encoded."""
+    return fault.encode("utf-8", "replace").decode()[:MAX_FAULT_CHARACTERS]
 
 
 def unknown_architecture(config: dict[str, Any]) -> str | None:

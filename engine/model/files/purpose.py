@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from reprise.engine.interface.embeddings import Purpose
+from reprise.engine.model.files.folder_reader import read_bytes
 
 ROBERTAS = frozenset({"roberta", "xlm-roberta", "camembert"})
 """Model types whose positions follow that of the padding token."""
@@ -31,4 +32,4 @@ def find_purpose(folder: Path, config: dict[str, Any]) -> Purpose:
         # What attends to later tokens generates nothing.
         sees_later = config.get("use_bidirectional_attention") or config.get("is_causal") is False
         return "embed" if sees_later else "generate"
-    return "rerank" if LOGIT_SCORE in modules.read_text(encoding="utf-8", errors="replace") else "embed"
+    return "rerank" if LOGIT_SCORE.encode() in read_bytes(modules) else "embed"

@@ -3,13 +3,13 @@
 The files are those of sentence-transformers. The architecture decides whatever they leave out.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from reprise.engine.interface.embeddings import Dense, EmbeddingInfo, Pooling, Recipe
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model.files.context_length import find_context_tokens
+from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.model.files.purpose import ENCODERS, GEMMA, LOGIT_SCORE, MODULES, ROBERTAS
 
 _OLD_POOLINGS: dict[str, Pooling] = {
@@ -111,7 +111,7 @@ def _pooling_of(given: dict[str, Any], path: Path) -> Pooling:
 def _read(file: Path, otherwise: Any) -> Any:
     """Return a JSON file's value, or `otherwise` without the file. Raises ModelError if it cannot be read."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
     except FileNotFoundError:
         return otherwise
     except (OSError, ValueError) as fault:

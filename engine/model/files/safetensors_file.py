@@ -4,7 +4,6 @@ The file begins with 8 bytes, the length of a JSON object, and that object: by t
 type, shape and place, and under __metadata__ texts of whoever wrote the file. Source: the safetensors format.
 """
 
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +11,7 @@ from math import prod
 from pathlib import Path
 
 from reprise.engine.interface.errors import ModelError
-
-MAX_HEADER_BYTES = 100 * 2**20
-"""Maximum length of a header, as in the safetensors library."""
+from reprise.engine.model.files.folder_reader import MAX_INDEX_BYTES, open_regular, parse_json
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,12 @@ class SafetensorsFile:
 def read_header(path: Path) -> SafetensorsFile:
     """Read a file's header. Raises ModelError if it is no safetensors file, or ends within an array."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-            if not 2 <= length <= MAX_HEADER_BYTES:
+            if not 2 <= length <= MAX_INDEX_BYTES:
                 raise ModelError(f"{path} is no safetensors file, or is truncated; download it again")
-            entries = json.loads(file.read(length))
+            entries = parse_json(file.read(length), path)
         metadata = entries.pop("__metadata__", None) or {}
         arrays, end = {}, 0
         for name, entry in entries.items():

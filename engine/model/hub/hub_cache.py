@@ -17,6 +17,8 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.files.folder_reader import read_bytes
 from reprise.engine.model.files.model_folder import ModelFolder, describe_folder
 
 HubFault = Literal["name", "unknown", "gated", "offline", "space", "busy", "kind", "failed"]
@@ -122,8 +124,8 @@ class HubCache:
         """Return the snapshot of the main branch, which mlx-lm loads; without one, the one written last."""
         snapshots = [folder for folder in (home / "snapshots").glob("*") if folder.is_dir()]
         try:
-            main = home / "snapshots" / (home / "refs" / "main").read_text(encoding="utf-8").strip()
-        except OSError:
+            main = home / "snapshots" / read_bytes(home / "refs" / "main").decode().strip()
+        except (ModelError, OSError, ValueError):
             return max(snapshots, key=lambda folder: folder.stat().st_mtime, default=None)
         return main if main in snapshots else None
 

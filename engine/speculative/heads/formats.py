@@ -13,7 +13,6 @@ for arrays as published, and mlx for converted ones; `mtp_norm_encoding` in conf
 Source: the checkpoints and converters named; mlx-vlm, vllm-mlx and MTPLX, for their layouts.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from mlx_lm.utils import MODEL_REMAPPING
 
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import HeadKind
+from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.model.files.safetensors_file import SafetensorsFile, read_header
 from reprise.engine.model.head_names import name_in_first_layer, name_in_head, rename
 from reprise.engine.model.hub.hub_cache import NEEDED_FILES
@@ -88,7 +88,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         raise not_a_model(folder)
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
         if not isinstance(config, dict):
             raise ValueError("not an object")
     except (OSError, ValueError) as fault:

@@ -491,3 +491,29 @@ def test_ollama_s_clients_pull_models(models: Path, tmp_path: Path) -> None:
                 failed = client.post("/api/pull", json={"model": "some-org/none", "stream": stream})
                 assert failed.status_code == (200 if stream else 404)
                 assert "some-org/none" in json.loads(failed.text.splitlines()[-1])["error"]
+
+
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": SAID},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": SAID, "max_tokens": 1},
+    "/v1/embeddings": {"input": "a"},
+    "/v1/models/load": {},
+    "/v1/models/unload": {},
+    "/api/chat": {"messages": SAID},
+    "/api/generate": {"prompt": "a"},
+    "/api/show": {},
+    "/tokenize": {"content": "a"},
+}
+
+
+@pytest.mark.parametrize("long", ["x" * 256, "org/" + "x" * 256, "x" * 250 + ":" + "x" * 256, "é" * 128])
+def test_a_name_that_no_folder_can_have_is_no_model(
+    client: httpx.Client, long: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = {path: client.post(path, json={"model": long} | body) for path, body in ROUTES.items()}
+    asked["/v1/models"] = client.get(f"/v1/models/{long}")
+    assert {path: response.status_code for path, response in asked.items()} == dict.fromkeys(asked, 404)
+    assert "failed" not in caplog.text
+    assert long not in caplog.text

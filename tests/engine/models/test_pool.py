@@ -5,7 +5,10 @@ import logging
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -596,3 +599,43 @@ def test_only_as_many_requests_wait_for_a_model_as_it_may_have(start_pool: Start
     left.result(60)
     for future in waiting:
         future.result(60).end()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_stopping_ends_a_load_that_makes_no_progress(models: Path, tmp_path: Path, *, is_first: bool) -> None:
+    begun = threading.Event()
+    num_loads = iter([True, *[False] * 9] if not is_first else [False] * 9)
+
+    def make_engine(settings: Settings, makers: Makers, inbox: Inbox) -> GeneratingEngine:
+        def load(progress: Any) -> Any:
+            if next(num_loads):
+                assert makers.load
+                return makers.load(progress)
+            begun.set()
+            while True:
+                # Code of a model may catch what it does not know.
+                with suppress(Exception):
+                    begun.is_set()
+
+        return GeneratingEngine(settings, replace(makers, load=load), inbox)
+
+    wanted = Settings(model=str(models / "one"), models_dir=str(models))
+    pool = ModelPool(wanted, catalogue=Catalogue(wanted, HubCache(tmp_path)), make_engine=make_engine)
+    if is_first:
+        with ThreadPoolExecutor() as starting:
+            started = starting.submit(pool.start)
+            assert begun.wait(60)
+            pool.stop(drain_s=0)
+            with pytest.raises(ModelError, match="the server is stopping"):
+                started.result(60)
+        return
+    pool.start()
+    asked = request(prompt_of(20), max_tokens=200)
+    running = ask(pool, "one", asked)
+    wait_until(lambda: bool(running.text))
+    waiting = pool.acquire("three")
+    assert begun.wait(60)
+    pool.stop(drain_s=60)
+    with pytest.raises(ModelLoadError, match="the server is stopping"):
+        waiting.result(60)
+    assert list(running.finished().tokens) == answer_of(models / "one", asked)

@@ -1,6 +1,8 @@
 """A folder converted from a GGUF file computes what the model in the file computes."""
 
 import json
+import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 from gguf.constants import GGMLQuantizationType as Kind
+from gguf.constants import GGUFValueType
 from gguf.quants import dequantize
 from mlx.utils import tree_flatten
 
@@ -34,6 +37,11 @@ TOKENS = mx.array([[5, 900, 17, 4000, 33, 5, 900, 61, 8, 2100, 77, 12, 950, 3, 4
 
 FLOATS = {Kind.F32: mx.float32, Kind.F16: mx.float16, Kind.BF16: mx.bfloat16}
 KEPT = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}
+KEPT_PRODUCTS = {Kind.Q4_K: 4, Kind.Q5_K: 5}
+"""Types that MLX's own reader does not know, and MLX holds as they are."""
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+"""Sizes with whole blocks of 256 numbers."""
 
 
 def converted(source: Path, options: Options | None = None) -> Path:
@@ -104,12 +112,24 @@ def test_kept_weights_are_the_numbers_that_llama_cpp_means(kind: Kind, tmp_path:
     assert np.array_equal(np.array(meant), dequantize(tensor.data, kind))
 
 
+@pytest.mark.parametrize("kind", KEPT_PRODUCTS, ids=lambda kind: kind.name)
+def test_k_quants_that_mlx_can_hold_are_the_numbers_that_llama_cpp_means(kind: Kind, tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", kind, **WIDE)
+    tensor = next(tensor for tensor in GGUFReader(source).tensors if tensor.name == "blk.0.attn_q.weight")
+    numbers, scales, biases = map(mx.array, unpack(tensor.data, kind))
+    meant = mx.dequantize(numbers, scales, biases, group_size=32, bits=KEPT_PRODUCTS[kind])
+    # The library subtracts the least number, where MLX adds a bias.
+    assert np.allclose(np.array(meant), dequantize(tensor.data, kind), rtol=1e-6, atol=1e-7)
+    folder = converted(source)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["quantization"] == {"group_size": 32, "bits": KEPT_PRODUCTS[kind]}
+    assert np.isfinite(logits(mlx_lm.load(str(folder))[0])).all()
+
+
 @pytest.mark.parametrize("kind", SCALES_AT, ids=lambda kind: kind.name)
-def test_other_quantised_weights_are_dequantised(kind: Kind, tmp_path: Path) -> None:
-    source = write_gguf(
-        tmp_path / "model.gguf", "qwen3", kind, hidden_size=256, intermediate_size=256, head_dim=64
-    )
-    folder = converted(source, Options(dtype="float32"))
+def test_quantised_weights_are_dequantised_if_asked(kind: Kind, tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", kind, **WIDE)
+    folder = converted(source, Options(dequantize=True, dtype="float32"))
     tensors = {tensor.name: tensor for tensor in GGUFReader(source).tensors}
     for name, array in arrays_of(folder).items():
         tensor = tensors[tensor_name("qwen3", name)]
@@ -119,19 +139,22 @@ def test_other_quantised_weights_are_dequantised(kind: Kind, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "bits"),
+    ("kind", "options", "bits"),
     [
-        (Options(bits=4), 4),
-        (Options(bits=8), 8),
-        (Options(compact=True), 8),
-        (Options(dequantize=True), None),
+        (Kind.Q6_K, Options(bits=4), 4),
+        (Kind.Q6_K, Options(bits=8), 8),
+        (Kind.Q6_K, Options(), 8),
+        (Kind.Q3_K, Options(), 4),
+        (Kind.Q2_K, Options(), 3),
+        (Kind.Q6_K, Options(dequantize=True), None),
     ],
 )
-def test_weights_are_quantised_as_asked(options: Options, bits: int | None, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
-    folder = converted(write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q6_K, **sizes), options)
+def test_weights_are_quantised_as_asked(
+    kind: Kind, options: Options, bits: int | None, tmp_path: Path
+) -> None:
+    folder = converted(write_gguf(tmp_path / "model.gguf", "qwen3", kind, **WIDE), options)
     quantization = json.loads((folder / "config.json").read_text()).get("quantization")
-    assert quantization == (bits and {"bits": bits, "group_size": 32 if options.compact else 64})
+    assert quantization == (bits and {"bits": bits, "group_size": 64 if options.bits else 32})
     assert np.isfinite(logits(mlx_lm.load(str(folder))[0])).all()
 
 
@@ -264,6 +287,14 @@ BAD = {
     "has the tensor blk.0.ffn_gate_exps": {
         "extra": {"blk.0.ffn_gate_exps.weight": np.ones((2, 32), np.float32)}
     },
+    "has llama.attention.head_count 0, which": {"fields": {"llama.attention.head_count": 0}},
+    "has llama.attention.head_count_kv 0, which": {"fields": {"llama.attention.head_count_kv": 0}},
+    "has llama.embedding_length 'wide', which": {"fields": {"llama.embedding_length": "wide"}},
+    "is no llama as mlx-lm has it (config.json has num_hidden_layers 2000000": {
+        "fields": {"llama.block_count": 2_000_000}
+    },
+    "contradicts itself (ValueError": {"fields": {"tokenizer.ggml.token_type": [1, 1]}},
+    "contradicts itself (TypeError": {"fields": {"tokenizer.chat_template": 7}},
     "is no llama as mlx-lm has it": {"fields": {"llama.embedding_length": 96}},
 }
 
@@ -300,3 +331,55 @@ def test_a_file_that_is_named_by_its_checksum_must_have_it(tmp_path: Path) -> No
     with pytest.raises(ConvertError, match=r"does not have the checksum 000000000000...; download it again"):
         converted(wrong)
     assert list(tmp_path.iterdir()) == [wrong]
+
+
+def claimed(kind: int, count: int, content: bytes = b"") -> bytes:
+    """Return a file whose only field is an array of so many elements."""
+    name = b"tokenizer.ggml.tokens"
+    field = struct.pack("<Q", len(name)) + name + struct.pack("<IIQ", GGUFValueType.ARRAY, kind, count)
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + field + content
+
+
+HOSTILE = {
+    "its arrays claim 1099511627776 elements": claimed(GGUFValueType.UINT8, 2**40),
+    "something is at": claimed(GGUFValueType.UINT8, 2**20),
+    "it has an array of arrays": claimed(GGUFValueType.ARRAY, 2**20),
+    "something is at 9223372036854775": claimed(GGUFValueType.STRING, 1, struct.pack("<Q", 2**63)),
+    "it claims 1099511627776 fields": b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40),
+    "it claims 1099511627776 tensors": b"GGUF" + struct.pack("<IQQ", 3, 2**40, 0),
+}
+
+
+@pytest.mark.parametrize("why", HOSTILE)
+def test_a_file_that_claims_more_than_it_has_is_refused_at_once(tmp_path: Path, why: str) -> None:
+    (tmp_path / "model.gguf").write_bytes(HOSTILE[why])
+    # Beyond the end of a file with a hole there are zeros without end.
+    os.truncate(tmp_path / "model.gguf", len(HOSTILE[why]) if "something" in why else 2**40)
+    with pytest.raises(ConvertError, match=rf"is cut off or damaged \(.*{why}.*download it again"):
+        converted(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("token_id", [4294967295, 4096])
+def test_special_tokens_outside_the_vocabulary_are_ignored(tmp_path: Path, token_id: int) -> None:
+    names = ("bos", "eos", "eot", "padding", "unknown")
+    fields = {f"tokenizer.ggml.{name}_token_id": token_id for name in names}
+    folder = converted(
+        write_gguf(tmp_path / "model.gguf", fields=fields | {"tokenizer.ggml.add_bos_token": True})
+    )
+    _, tokenizer = mlx_lm.load(str(folder))
+    assert tokenizer.decode(tokenizer.encode("a b")) == "a b"
+    assert (tokenizer.bos_token_id, tokenizer.pad_token_id) == (None, None)
+    ends = json.loads((folder / "generation_config.json").read_text())
+    assert ends == {"eos_token_id": [tokenizer.get_vocab()[one] for one in ("<|im_end|>", "<|endoftext|>")]}
+
+
+def test_named_templates_are_kept(tmp_path: Path) -> None:
+    named = {"tool_use": "{{ tools }}", "rag": "{{ documents }}", "../../up": "no name", "number": 7}
+    fields = {f"tokenizer.chat_template.{name}": text for name, text in named.items()}
+    folder = converted(write_gguf(tmp_path / "model.gguf", fields=fields))
+    _, tokenizer = mlx_lm.load(str(folder))
+    default = (BUNDLED_MODEL / "chat_template.jinja").read_text()
+    assert tokenizer.chat_template == {
+        "default": default, "tool_use": named["tool_use"], "rag": named["rag"]
+    }  # fmt: skip
+    assert len(list(tmp_path.rglob("*.jinja"))) == 3

@@ -1,0 +1,115 @@
+"""Read the files of a model's folder, which may hold anything, within limits.
+
+Only regular files are opened: a pipe would be waited for without end. Their size and the depth of JSON are
+limited before anything is parsed. What breaks a limit raises ModelError, which is the folder's fault.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import IO, Any
+
+from reprise.engine.interface.errors import ModelError
+
+MAX_JSON_BYTES = 16 * 2**20
+"""Maximum size of a configuration. Those with an entry for each weight have less than one MiB."""
+
+MAX_INDEX_BYTES = 32 * 2**20
+"""Maximum size of an index of shards: three times that of DeepSeek V3, with 92,000 arrays."""
+
+MAX_TOKENIZER_BYTES = 128 * 2**20
+"""Maximum size of each file of a tokenizer. The largest known have 35 MiB."""
+
+MAX_DEPTH = 64
+"""Maximum nesting of JSON. Python's parser takes some hundreds; configurations have fewer than ten."""
+
+_TOKENIZER_FILES = (
+    "tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template*",
+    "*.jinja", "*.tiktoken",
+)  # fmt: skip
+"""Files at the top of a folder that transformers and tokenizers read whole."""
+
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_OTHERS = bytes({*range(256)} - {*b'[]{}"'})
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a regular file to read its bytes. Raises ModelError for anything else, and OSError."""
+    # Without O_NONBLOCK, a pipe that nobody writes to is waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(path)
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """Return the content of a regular file of at most max_bytes. Raises ModelError and OSError."""
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ModelError(f"{path} has more than {max_bytes:,} bytes, the most that is read of it")
+    return content
+
+
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Return the value in a JSON file.
+
+    Raises ModelError for what breaks a limit, FileNotFoundError and other OSErrors, and ValueError for what
+    is no JSON.
+    """
+    return parse_json(read_bytes(path, max_bytes), path)
+
+
+def parse_json(content: bytes, path: Path) -> Any:
+    """Parse JSON from a file. Raises ModelError if it is nested too deeply or cannot be encoded again."""
+    if (depth := _depth(content)) > MAX_DEPTH:
+        raise ModelError(f"{path} has JSON nested {depth:,} deep; at most {MAX_DEPTH} levels are read")
+    value = json.loads(content.decode("utf-8"))
+    if b"\\ud" in content.lower():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ModelError(f"{path} has half a surrogate pair, which is no character") from None
+    return value
+
+
+def check_files(folder: Path) -> None:
+    """Raise ModelError if a folder has what other readers would wait for, or read into all memory.
+
+    Hidden folders, such as that of git, are not looked into.
+    """
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(place, name)
+            try:
+                found = path.stat()
+            # A link to nowhere is missing, not odd.
+            except OSError:
+                continue
+            if not stat.S_ISREG(found.st_mode):
+                raise _not_regular(path)
+            is_whole = path.parent == folder and any(map(path.match, _TOKENIZER_FILES))
+            if is_whole and found.st_size > MAX_TOKENIZER_BYTES:
+                raise ModelError(f"{path} has more than {MAX_TOKENIZER_BYTES:,} bytes")
+
+
+def _not_regular(path: Path) -> ModelError:
+    return ModelError(f"{path} is no regular file; remove it")
+
+
+def _depth(content: bytes) -> int:
+    """Return the nesting of JSON, at most MAX_DEPTH + 1 if all brackets are closed.
+
+    Takes linear time, and recurses nowhere. Of an unclosed text it is an upper limit.
+    """
+    unescaped = content.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = b"".join(unescaped.translate(_BRACKETS, _OTHERS).split(b'"')[::2])
+    depth = 0
+    while b"[]" in brackets and depth <= MAX_DEPTH:
+        # The innermost pairs go.
+        brackets = brackets.replace(b"[]", b"")
+        depth += 1
+    return depth + brackets.count(b"[")
