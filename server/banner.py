@@ -256,6 +256,7 @@ def banner(info: ModelInfo, served: Served, *, is_verbose: bool = False) -> str:
         "others": served.others,
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
+        "weights": info.weights_note,
         **{f"rank {rank}": held for rank, held in enumerate(info.ranks)},
         "context": f"{info.context_tokens:,} tokens"
         + ", of a conversation and its answer together" * generates,

@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Convert the model; return 0. Raises FailedError if it cannot be converted; then nothing is written."""
     # Imported here so that other commands do not load the engine.
+    from reprise.engine.checkpoint import inspect_checkpoint
     from reprise.engine.model.convert.conversion import convert
     from reprise.engine.model.convert.kept import source_of
     from reprise.engine.model.convert.options import ConvertError, Options
@@ -69,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         progress_bar(f"converting {arguments.source}") as report,
     ):
         convert(source, folder, options, report)
+    if note := inspect_checkpoint(str(folder)).weights_note:
+        print(f"reprise: {note}", file=sys.stderr)
     print(folder)
     print(f"reprise: serve it with: reprise serve --model {folder}", file=sys.stderr)
     return 0

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,6 +32,7 @@ from reprise.engine.model.files.image_processor import has_library, read_vision
 from reprise.engine.model.findings import Findings
 from reprise.engine.model.head_names import leave_heads_out
 from reprise.engine.model.load_options import NO_OPTIONS, LoadOptions
+from reprise.engine.model.weights_here import describe_weights
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.text.tokens.tokenizer_reading import read_once
@@ -314,6 +316,7 @@ def describe(
         loaded_s=loaded_s,
         fingerprint=find_fingerprint(model, config),
         mask_token_id=model.args.mask_token_id if config.get("model_type") == wedlm.MODEL_TYPE else None,
+        weights_note=describe_weights(config, _main_dtype(weights)),
     )
 
 
@@ -333,6 +336,15 @@ def find_fingerprint(model: Any, config: dict[str, Any]) -> str:
         samples.append(array.reshape(-1)[mx.array(places, mx.int64)].astype(mx.float32))
     digest.update(np.array(mx.concatenate(samples)).tobytes())
     return digest.hexdigest()[:32]
+
+
+def _main_dtype(weights: list[mx.array]) -> str:
+    """Return the type of most numbers that are not quantised; "" if all are."""
+    sizes: Counter[str] = Counter()
+    for array in weights:
+        if mx.issubdtype(array.dtype, mx.floating):
+            sizes[str(array.dtype).removeprefix("mlx.core.")] += array.size
+    return max(sizes, key=lambda dtype: sizes[dtype], default="")
 
 
 def _arrays(model: Any) -> list[mx.array]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from reprise.cli.checks.check import Check
 from reprise.cli.checks.costs import MAX_MODELS, check_costs
 from reprise.cli.checks.proposals import PROPOSALS, check_proposal, propose
 from reprise.cli.checks.trial import TICK_S, Answer, Device, TrialError, find_device, say, trial
-from reprise.cli.doctor import check_answer, check_device
+from reprise.cli.doctor import check_answer, check_device, check_model
 from reprise.cli.main import main
 from reprise.config.settings import Settings
 
@@ -135,6 +136,17 @@ def test_costs_are_of_some_age(tmp_path: Path) -> None:
         file.write_text(text)
         (unreadable,) = check_costs(str(file))
         assert level(unreadable) == "warning"
+
+
+@pytest.mark.parametrize(("quantization", "expected"), [({"bits": 4}, "warning"), (None, "ok")])
+def test_what_weights_mean_for_drafts_here_is_told(quantization: dict[str, int] | None, expected: str) -> None:
+    known = {
+        "name": "m", "architecture": "llama", "weight_bytes": GIB, "quantization": quantization,
+        "refused": [], "cache": {}, "weights_note": "what the weights mean",
+    }  # fmt: skip
+    process = SimpleNamespace(call=lambda *_: known)
+    check, _ = check_model(process, "model", "m")  # type: ignore[arg-type]
+    assert (check.level, check.advice) == (expected, "what the weights mean")
 
 
 def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:

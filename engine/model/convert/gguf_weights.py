@@ -25,7 +25,7 @@ KEPT_BITS = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}
 COMPACT_BITS = 8
 """Bits of what is quantised in another way, which has 6 at most."""
 
-_FLOATS: dict[Kind, DType] = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF16: "bfloat16"}
+FLOATS: dict[Kind, DType] = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF16: "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def plan_weights(gguf: GgufFile, options: Options) -> list[Weight]:
         path = f"model.layers.{block[1]}.{names[name]}" if block else names[name]
         kept = is_kept(tensor, options)
         bits, group_size = options.bits, options.group_size
-        if options.compact and tensor.tensor_type not in _FLOATS:
+        if options.compact and tensor.tensor_type not in FLOATS:
             bits, group_size = COMPACT_BITS, KEPT_GROUP_SIZE
         if kept:
             bits, group_size = KEPT_BITS[tensor.tensor_type], KEPT_GROUP_SIZE
@@ -94,7 +94,7 @@ def find_dtype(weights: list[Weight], options: Options) -> DType:
     if any(weight.kept for weight in weights):
         return "float16"
     kinds = {weight.tensor.tensor_type for weight in weights if len(weight.tensor.shape) > 1}
-    return _FLOATS.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"
+    return FLOATS.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"
 
 
 def quantization_of(weights: list[Weight]) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from reprise.engine.model.convert.options import ConvertError, Options, Report
 from reprise.engine.model.convert.sources import Packaged, find_packaged
 from reprise.engine.model.hub.hub_download import RESERVED_BYTES
 
-FORMAT = 1
+FORMAT = 2
 """Counts changes of the conversion after which models are converted again."""
 
 FETCHED_WITHIN_S = 1800
@@ -68,7 +68,7 @@ def folder_of(source: str, cache: Path | None = None) -> Path:
     if packaged is None and not path.is_file():
         raise ConvertError(f"there is no file {source}")
     identity = packaged.sha256 if packaged else f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
-    # What becomes of the weights depends on the device; see find_dtype().
+    # What becomes of the weights depends on the device; see find_dtype() and conversion.py.
     key = hashlib.sha256(f"{FORMAT} {mx.default_device().type} {identity}".encode()).hexdigest()[:12]
     return (cache or default_cache()) / key / (source if packaged else path.name.removesuffix(".gguf"))
 

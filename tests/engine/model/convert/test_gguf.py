@@ -15,7 +15,7 @@ from gguf.quants import dequantize
 from mlx.utils import tree_flatten
 
 from reprise.config.model_settings import BUNDLED_MODEL
-from reprise.engine.model.convert import gguf_folder
+from reprise.engine.model.convert import conversion, gguf_folder
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.gguf_weights import unpack
 from reprise.engine.model.convert.options import ConvertError, Options
@@ -127,7 +127,10 @@ def test_other_quantised_weights_are_dequantised(kind: Kind, tmp_path: Path) -> 
         (Options(dequantize=True), None),
     ],
 )
-def test_weights_are_quantised_as_asked(options: Options, bits: int | None, tmp_path: Path) -> None:
+def test_weights_are_quantised_as_asked(
+    options: Options, bits: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "quantised_steps_gain", lambda: True)
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     folder = converted(write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q6_K, **sizes), options)
     quantization = json.loads((folder / "config.json").read_text()).get("quantization")
