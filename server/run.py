@@ -40,6 +40,7 @@ from reprise.server.http.connections.connection import uvicorn_config
 from reprise.server.http.connections.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
 from reprise.server.http.connections.listener import ListenError, bind_address, url_of
 from reprise.server.http.connections.taken_port import explain
+from reprise.server.http.while_loading import WhileLoading
 from reprise.server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ if TYPE_CHECKING:
     from reprise.engine.model.loading import StartProgress
     from reprise.engine.models.kept_sources import MakeSourcesFor
     from reprise.engine.speculative.proposers import MakeSources
+
+Prepare = Callable[[Settings, "StartProgress"], Settings]
+"""Returns settings whose models are on disk, once they are; told of the progress."""
+
+UNWATCHED_EVERY_S = 10.0
+"""Seconds between two lines of a text log about the progress of a start that no terminal shows."""
 
 KEEP_CONNECTION_S = 75
 """How long an idle connection stays open: longer than clients keep one, so that they close it first."""
@@ -154,21 +161,27 @@ def run(
     settings: Settings,
     make_sources: "MakeSourcesFor | None" = None,
     sections: Mapping[str, Section] | None = None,
+    prepare: Prepare = lambda settings, _: settings,
 ) -> int:
     """Serve the model of the settings, or several, until a signal; return the exit status.
 
     make_sources: makes the drafters of a model with given settings; None turns drafting off.
-    sections: settings of single models.
+    sections: settings of single models. prepare: prepares models on disk once the port is bound.
     """
     # Loading makes many objects, and hardly any that must be collected.
     gc.disable()
     try:
-        return _start(settings, make_sources, sections or {})
+        return _start(settings, make_sources, sections or {}, prepare)
     finally:
         gc.enable()
 
 
-def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: Mapping[str, Section]) -> int:
+def _start(
+    settings: Settings,
+    make_sources: "MakeSourcesFor | None",
+    sections: Mapping[str, Section],
+    prepare: Prepare,
+) -> int:
     if "MLX_RANK" in os.environ:
         if settings.may_unload:
             return _fail(
@@ -186,6 +199,8 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
     with bound:
         if error := exposure_error(settings, bound):
             return _fail(error)
+        with WhileLoading(settings, bound) as waiting:
+            settings = prepare(settings, waiting.advance)
         # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
         from reprise.engine.checkpoint import check_folder
         from reprise.engine.interface.errors import ModelError
@@ -195,7 +210,7 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
                 check_folder(Path(settings.model))
             # Ranks have a folder each.
             is_alone = "MLX_RANK" not in os.environ
-            if settings.may_unload or (is_alone and _find_purpose(settings) != "generate"):
+            if settings.may_unload or (is_alone and _find_purpose(settings, bound) != "generate"):
                 return _serve_several(settings, make_sources, sections, bound)
             settings = settings_of(settings, sections, settings.model_name)
             sources = make_sources(settings) if make_sources else None
@@ -204,14 +219,14 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
             return _fail(str(fault))
 
 
-def _find_purpose(settings: Settings) -> "Purpose":
+def _find_purpose(settings: Settings, bound: socket.socket) -> "Purpose":
     """Say what the settings' model is for. A model of the hub is downloaded first. Raises ModelError."""
     from reprise.engine.model.loading import check_adapter, find_folder
     from reprise.engine.models.catalogue import Catalogue
 
     check_adapter(settings.adapter_path)
-    with LoadingBar() as bar:
-        show = _show_progress(bar, settings)
+    with LoadingBar() as bar, WhileLoading(settings, bound) as waiting:
+        show = _show_progress(bar, waiting, settings)
         find_folder(settings.model_source, lambda share: show(f"Downloading {settings.model_name}", share))
     return Catalogue(settings).purpose
 
@@ -318,8 +333,8 @@ def serve(engine: Models, settings: Settings, bound: socket.socket) -> int:
     announce = partial(_announce, engine, settings, url_of(bound))
     server = HttpServer(config, engine, settings.drain_s, announce, count_cut)
     engine.on_death = server.note_death
-    with LoadingBar() as bar:
-        engine.start(_show_progress(bar, settings))
+    with LoadingBar() as bar, WhileLoading(settings, bound) as waiting:
+        engine.start(_show_progress(bar, waiting, settings))
     # Also after uvicorn's own handlers are gone: the status must say how the server ended.
     signal.signal(signal.SIGTERM, server.handle_exit)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -334,8 +349,19 @@ def serve(engine: Models, settings: Settings, bound: socket.socket) -> int:
     return 0
 
 
-def _show_progress(bar: LoadingBar, settings: Settings) -> "StartProgress":
-    return LoadingLog().advance if settings.log_format == "json" else bar.advance
+def _show_progress(bar: LoadingBar, waiting: WhileLoading, settings: Settings) -> "StartProgress":
+    """Return what tells the progress of the start: the bar on a terminal, else the log; and who asks."""
+    show = bar.advance
+    if settings.log_format == "json":
+        show = LoadingLog().advance
+    elif not bar.is_watched:
+        show = LoadingLog(UNWATCHED_EVERY_S).advance
+
+    def tell(what: str, share: float) -> None:
+        waiting.advance(what, share)
+        show(what, share)
+
+    return tell
 
 
 def _announce(engine: Models, settings: Settings, address: str) -> None:

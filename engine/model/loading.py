@@ -182,6 +182,9 @@ def load_model(
     start = time.perf_counter()
     check_adapter(options.adapter)
     folder = find_folder(source, progress)
+    if progress:
+        # Building the model and its tokenizer can take long, before any weight is read.
+        progress(0.0)
     try:
         load = partial(
             mlx_lm.load,
