@@ -169,6 +169,14 @@ def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
         "2 ms; no wider one is measured, as of a draft model",
         "5 ms; a step of 8 tokens costs 2.1 plain ones here (measured)",
     ]
+    names = {"newest": "smollm2 (bfloat16)", "old": "m (4-bit)", "gone": "another"}
+    file.write_text(json.dumps({"models": names} | entries))
+    whole, *models = check_costs(str(file), now_s)
+    assert whole.found.startswith("of 5 model(s)")
+    assert {check.name for check in models} == {"costs of a model"}, "--share shows these"
+    assert [check.found.partition("a plain step")[0] for check in models] == [
+        "smollm2 (bfloat16): ", "", "", "", "m (4-bit): ",
+    ]  # fmt: skip
     file.write_text(json.dumps({"a": [[1, 8, 0.01]], "b": 5, "c": [[1, 1]]} | entries))
     _, *models = check_costs(str(file), now_s)
     assert len(models) == MAX_MODELS
@@ -193,7 +201,7 @@ def test_what_the_trial_raises_does_not_bring_mlx_into_the_process_that_waits() 
     ("usable_bytes", "has_gpu", "name"),
     [
         (100 << 20, True, "smollm2"),
-        (6 * GIB, True, "mlx-community/Qwen3-4B-4bit"),
+        (6 * GIB, True, "mlx-community/Qwen3-4B-Instruct-2507-4bit"),
         (14 * GIB, True, "mlx-community/Qwen3-14B-4bit"),
         (200 * GIB, True, PROPOSALS[-1].name),
         (200 * GIB, False, "smollm2"),
@@ -204,6 +212,47 @@ def test_the_largest_model_of_the_list_that_fits_is_proposed(
 ) -> None:
     assert propose(usable_bytes, has_gpu).name == name
     assert f"reprise serve {name}" in check_proposal(usable_bytes, has_gpu).advice
+
+
+@pytest.mark.parametrize(
+    ("usable_bytes", "has_gpu", "said", "advice"),
+    [
+        (
+            14 * GIB,
+            True,
+            "mlx-community/Qwen3-14B-4bit fits: about 7.7 GiB of weights, a context of up to 40,960 tokens, for "
+            "chats and edits",
+            "reprise serve mlx-community/Qwen3-14B-4bit, or for agents, which want 65,536 tokens: reprise serve "
+            "mlx-community/gpt-oss-20b-MXFP4-Q4",
+        ),
+        (
+            8 * GIB,
+            True,
+            "mlx-community/Qwen3-8B-4bit fits: about 4.3 GiB of weights, a context of up to 40,960 tokens, for "
+            "chats and edits; none of the list is for agents here, which want 65,536 tokens",
+            "reprise serve mlx-community/Qwen3-8B-4bit",
+        ),
+        (
+            32 * GIB,
+            True,
+            "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit fits: about 16.0 GiB of weights, a context of up to "
+            "262,144 tokens, for agents; it computes with 3B parameters at a time",
+            "reprise serve mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit",
+        ),
+        (
+            32 * GIB,
+            False,
+            "smollm2 fits: about 257.0 MiB of weights, a context of up to 8,192 tokens, for trying chats; it errs "
+            "often; none of the list is for agents here, which want 65,536 tokens",
+            "reprise serve smollm2",
+        ),
+    ],
+)
+def test_a_proposal_says_its_context_and_what_agents_could_use(
+    usable_bytes: int, has_gpu: bool, said: str, advice: str
+) -> None:
+    check = check_proposal(usable_bytes, has_gpu)
+    assert (check.found, check.advice) == (said, advice)
 
 
 def test_the_list_of_proposals_goes_from_small_to_large() -> None:
