@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
-from reprise.cli.checks.check import Check
+from reprise.cli.checks.check import Check, Level
 from reprise.cli.models.choice import with_found
 from reprise.cli.models.convert import progress_bar
 from reprise.cli.units import format_bytes
@@ -146,9 +146,10 @@ def check_model(process: "Trial", name: str, source: str) -> tuple[Check, int]:
     weight_bytes = int(known["weight_bytes"])
     text = f"{known['name']}: {known['architecture']}, {format_bytes(weight_bytes)} of weights"
     if not known["refused"]:
-        return Check(name, "ok", text), weight_bytes
+        level: Level = "warning" if known["weights_note"] and known["quantization"] else "ok"
+        return Check(name, level, text, known["weights_note"]), weight_bytes
     # Without a cache nothing can be computed; otherwise it is a head that is refused.
-    level: Any = "warning" if known["cache"] else "problem"
+    level = "warning" if known["cache"] else "problem"
     return Check(name, level, text, known["refused"][0]), weight_bytes
 
 

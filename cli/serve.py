@@ -1,12 +1,13 @@
 """`reprise serve`: start the engine and the server with the settings in force."""
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
 from reprise.cli.launch import is_launched, launch, say_starting
 from reprise.cli.models.choice import with_found
-from reprise.cli.models.convert import progress_bar
+from reprise.cli.models.convert import Tell, progress_bar
 from reprise.config.settings import Settings
 from reprise.engine.model.convert.sources import with_converted
 
@@ -46,7 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = with_found(settings)
     if settings.log_format == "text":
         say_starting(settings.model_name)
-    settings = with_converted(settings, progress_bar)
+    # Another rank than the first has no port at which it could say what it does.
+    if is_launched():
+        settings = with_converted(settings, progress_bar)
     # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
     from reprise.drafters.assembly import make_drafters
     from reprise.drafters.repetition import score_in_slices
@@ -56,4 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     def make_sources(settings: Settings) -> "MakeSources":
         return lambda vocabulary: DraftSources(make_drafters(settings, vocabulary), score_in_slices)
 
-    return run_server(settings, make_sources, resolved.sections)
+    def prepare(settings: Settings, tell: Tell) -> Settings:
+        return with_converted(settings, partial(progress_bar, tell=tell))
+
+    return run_server(settings, make_sources, resolved.sections, prepare)

@@ -30,6 +30,7 @@ from reprise.engine.model.files.model_folder import (
 from reprise.engine.model.files.purpose import find_purpose
 from reprise.engine.model.files.recipe import find_longest, find_vectors, read_recipe
 from reprise.engine.model.files.safetensors_file import SafetensorsFile, read_header
+from reprise.engine.model.weights_here import describe_weights
 from reprise.engine.speculative.heads.formats import (
     NAMES,
     SIDE_FILES,
@@ -48,6 +49,8 @@ KINDS = {"embed": "embedding model", "rerank": "ranking model"}
 
 DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 """The types in which models compute, by their names in safetensors files."""
+
+NAMES_OF_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class CheckpointInfo:
     num_parameters: numbers that the weights stand for, those of heads in the same files among them.
     cache: None if it cannot be known without loading the model. drafters: draft types that the model allows.
     refused: the reasons why the model, or a head of it, would be refused.
+    weights_note: what the weights mean for drafts on this machine, in words; empty if there is nothing to say.
     vectors, images: how the model makes vectors, and how it sees images, in words; empty if it does not.
     """
 
@@ -105,6 +109,7 @@ class CheckpointInfo:
     heads: tuple[HeadInfo, ...] = ()
     drafters: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    weights_note: str = ""
     vectors: str = ""
     images: str = ""
 
@@ -170,7 +175,8 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         drafters += ("mtp",) if len(heads) == 1 and heads[0].fault is None else ()
         drafters += ("wedlm",) if config.get("model_type") == wedlm.MODEL_TYPE else ()
     made = _describe(folder, source, config, files, "model", heads)
-    made = replace(made, cache=cache, drafters=drafters, refused=refused)
+    note = describe_weights(config, NAMES_OF_DTYPES.get(made.dtype, made.dtype)) if drafters else ""
+    made = replace(made, cache=cache, drafters=drafters, refused=refused, weights_note=note)
     vision = find_vision(folder, config)
     return replace(made, images=vision.describe()) if vision else made
 

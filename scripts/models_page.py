@@ -76,10 +76,13 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "Qwen3 0.6B": qwen3(28, 1024, 3072, 16, 8, tie_word_embeddings=True),
     "Qwen3 1.7B": qwen3(28, 2048, 6144, 16, 8, tie_word_embeddings=True),
     "Qwen3 4B": qwen3(36, 2560, 9728, 32, 8, tie_word_embeddings=True),
+    "Qwen3 4B Instruct 2507": qwen3(
+        36, 2560, 9728, 32, 8, tie_word_embeddings=True, max_position_embeddings=262_144
+    ),
     "Qwen3 8B": qwen3(36, 4096, 12_288, 32, 8),
     "Qwen3 14B": qwen3(40, 5120, 17_408, 40, 8),
     "Qwen3 32B": qwen3(64, 5120, 25_600, 64, 8),
-    "Qwen3 30B-A3B, Qwen3-Coder 30B": dense(
+    "Qwen3-Coder 30B-A3B": dense(
         "qwen3_moe", Sizes(48, 2048, 6144, 32, 4, 128), 151_936, 262_144,
         num_experts=128, num_experts_per_tok=8,
         moe_intermediate_size=768, decoder_sparse_step=1, mlp_only_layers=[], norm_topk_prob=True,
@@ -102,7 +105,7 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "Gemma 3 4B": gemma3(Sizes(34, 2560, 10_240, 8, 4, 256), 1024),
     "Gemma 3 12B": gemma3(Sizes(48, 3840, 15_360, 16, 8, 256), 1024),
     "Gemma 3 27B": gemma3(Sizes(62, 5376, 21_504, 32, 16, 128), 1024),
-    "Mistral Small 3, Devstral 24B": dense("llama", Sizes(40, 5120, 32_768, 32, 8, 128), 131_072, 131_072),
+    "Devstral 24B": dense("llama", Sizes(40, 5120, 32_768, 32, 8, 128), 131_072, 131_072),
     "gpt-oss 20B": dense(
         "gpt_oss", Sizes(24, 2880, 2880, 64, 8, 64), 201_088, 131_072,
         num_local_experts=32, num_experts_per_tok=4,
@@ -115,6 +118,32 @@ MODELS: Mapping[str, dict[str, Any]] = {
     ),
 }  # fmt: skip
 """The shapes in the models' published configurations."""
+
+NAMES: Mapping[str, str] = {
+    "Qwen3 0.6B": "Qwen3-0.6B-4bit",
+    "Qwen3 1.7B": "Qwen3-1.7B-4bit",
+    "Qwen3 4B": "Qwen3-4B-4bit",
+    "Qwen3 4B Instruct 2507": "Qwen3-4B-Instruct-2507-4bit",
+    "Qwen3 8B": "Qwen3-8B-4bit",
+    "Qwen3 14B": "Qwen3-14B-4bit",
+    "Qwen3 32B": "Qwen3-32B-4bit",
+    "Qwen3-Coder 30B-A3B": "Qwen3-Coder-30B-A3B-Instruct-4bit",
+    "Qwen3-Next 80B-A3B": "Qwen3-Next-80B-A3B-Instruct-4bit",
+    "Qwen2.5-Coder 7B": "Qwen2.5-Coder-7B-Instruct-4bit",
+    "Qwen2.5-Coder 32B": "Qwen2.5-Coder-32B-Instruct-4bit",
+    "Llama 3.2 1B": "Llama-3.2-1B-Instruct-4bit",
+    "Llama 3.2 3B": "Llama-3.2-3B-Instruct-4bit",
+    "Llama 3.1 8B": "Meta-Llama-3.1-8B-Instruct-4bit",
+    "Llama 3.3 70B": "Llama-3.3-70B-Instruct-4bit",
+    "Gemma 3 1B": "gemma-3-1b-it-4bit",
+    "Gemma 3 4B": "gemma-3-4b-it-4bit",
+    "Gemma 3 12B": "gemma-3-12b-it-4bit",
+    "Gemma 3 27B": "gemma-3-27b-it-4bit",
+    "Devstral 24B": "Devstral-Small-2507-4bit",
+    "gpt-oss 20B": "gpt-oss-20b-MXFP4-Q4",
+    "gpt-oss 120B": "gpt-oss-120b-MXFP4-Q4",
+}
+"""Names on the hub, of the organization mlx-community."""
 
 
 def cache_bytes(cache: CacheInfo, num_tokens: int) -> int:
@@ -147,6 +176,8 @@ def describe(name: str, config: dict[str, Any]) -> dict[str, Any]:
     assert wanted
     return {
         "name": name,
+        "hub_name": f"mlx-community/{NAMES[name]}",
+        "context": config["max_position_embeddings"],
         "parameters": num_parameters / 1e9,
         "weights": weight_bytes / GIB,
         "each": cache_bytes(cache, 11_000) - cache_bytes(cache, 10_000),

@@ -41,11 +41,12 @@ class LoadingBar:
     the part's pace so far. Until the pace is known it gives no time, and it never counts the parts to come.
 
     console: replaces standard error. show_after_s: seconds until the bar is shown.
+    is_watched: whether standard error is a terminal.
     """
 
     def __init__(self, console: Console | None = None, show_after_s: float = SHOW_PROGRESS_AFTER_S) -> None:
         console = console or Console(stderr=True)
-        self._is_watched = console.is_terminal
+        self.is_watched = console.is_terminal
         self._show_after_s = show_after_s
         self._pace = Pace()
         self._progress = Progress(
@@ -70,7 +71,7 @@ class LoadingBar:
 
         Called on the engine's thread. A new task replaces the bar of the previous one.
         """
-        if not self._is_watched:
+        if not self.is_watched:
             return
         now = time.perf_counter()
         self._pace.note(what, share, now)
@@ -256,6 +257,7 @@ def banner(info: ModelInfo, served: Served, *, is_verbose: bool = False) -> str:
         "others": served.others,
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
+        "weights": info.weights_note,
         **{f"rank {rank}": held for rank, held in enumerate(info.ranks)},
         "context": f"{info.context_tokens:,} tokens"
         + ", of a conversation and its answer together" * generates,

@@ -4,7 +4,8 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -198,15 +199,22 @@ def log_request(record: RequestRecord) -> None:
 
 
 class LoadingLog:
-    """Log the progress of a start for programs to read: a line for each part, and for each tenth of one."""
+    """Log the progress of a start: a line for each part, and for each tenth of one.
 
-    def __init__(self) -> None:
+    every_s: seconds from the start to the first line, and between two; 0 for programs, which read every line.
+    clock: returns seconds.
+    """
+
+    def __init__(self, every_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._logged: tuple[str, int] | None = None
+        self._every_s, self._clock = every_s, clock
+        self._logged_at = clock()
 
     def advance(self, what: str, share: float) -> None:
         """Log the current part and the share of it that is done, in [0, 1]. Called on the engine's thread."""
-        if (what, int(10 * share)) != self._logged:
-            self._logged = what, int(10 * share)
+        now = self._clock()
+        if (what, int(10 * share)) != self._logged and now - self._logged_at >= self._every_s:
+            self._logged, self._logged_at = (what, int(10 * share)), now
             fields = {"event": "loading", "stage": what, "share": round(share, 3)}
             LOGGER.info("%s, %d %%", what, 100 * share, extra={"fields": fields})
 

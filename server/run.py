@@ -39,6 +39,7 @@ from reprise.server.http.connections.connection import uvicorn_config
 from reprise.server.http.connections.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
 from reprise.server.http.connections.listener import ListenError, bind_address, url_of
 from reprise.server.http.connections.taken_port import explain
+from reprise.server.http.while_loading import WhileLoading
 from reprise.server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
@@ -46,6 +47,12 @@ if TYPE_CHECKING:
     from reprise.engine.model.loading import StartProgress
     from reprise.engine.models.kept_sources import MakeSourcesFor
     from reprise.engine.speculative.proposers import MakeSources
+
+Prepare = Callable[[Settings, "StartProgress"], Settings]
+"""Returns settings whose models are on disk, once they are; told of the progress."""
+
+UNWATCHED_EVERY_S = 10.0
+"""Seconds between two lines of a text log about the progress of a start that no terminal shows."""
 
 KEEP_CONNECTION_S = 75
 """How long an idle connection stays open: longer than clients keep one, so that they close it first."""
@@ -152,21 +159,27 @@ def run(
     settings: Settings,
     make_sources: "MakeSourcesFor | None" = None,
     sections: Mapping[str, Section] | None = None,
+    prepare: Prepare = lambda settings, _: settings,
 ) -> int:
     """Serve the model of the settings, or several, until a signal; return the exit status.
 
     make_sources: makes the drafters of a model with given settings; None turns drafting off.
-    sections: settings of single models.
+    sections: settings of single models. prepare: prepares models on disk once the port is bound.
     """
     # Loading makes many objects, and hardly any that must be collected.
     gc.disable()
     try:
-        return _start(settings, make_sources, sections or {})
+        return _start(settings, make_sources, sections or {}, prepare)
     finally:
         gc.enable()
 
 
-def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: Mapping[str, Section]) -> int:
+def _start(
+    settings: Settings,
+    make_sources: "MakeSourcesFor | None",
+    sections: Mapping[str, Section],
+    prepare: Prepare,
+) -> int:
     if "MLX_RANK" in os.environ:
         if settings.may_unload:
             return _fail(
@@ -184,6 +197,8 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
     with bound:
         if error := exposure_error(settings, bound):
             return _fail(error)
+        with WhileLoading(settings, bound) as waiting:
+            settings = prepare(settings, waiting.advance)
         # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
         from reprise.engine.engine import check_model, make_engine
         from reprise.engine.interface.errors import ModelError
@@ -192,8 +207,9 @@ def _start(settings: Settings, make_sources: "MakeSourcesFor | None", sections: 
             if "MLX_RANK" in os.environ:
                 check_model(settings)
                 return _serve_with_ranks(settings, make_sources(settings) if make_sources else None, bound)
-            with LoadingBar() as bar:
-                engine = make_engine(settings, make_sources, sections, _show_progress(bar, settings))
+            with LoadingBar() as bar, WhileLoading(settings, bound) as waiting:
+                show = _show_progress(bar, waiting, settings)
+                engine = make_engine(settings, make_sources, sections, show)
             settings = engine.settings
             if not engine.is_fixed and settings.allow_load is None:
                 settings = replace(settings, allow_load=is_loopback(bound.getsockname()[0]))
@@ -288,8 +304,8 @@ def serve(engine: Models, settings: Settings, bound: socket.socket) -> int:
     announce = partial(_announce, engine, settings, url_of(bound))
     server = HttpServer(config, engine, settings.drain_s, announce, count_cut)
     engine.on_death = server.note_death
-    with LoadingBar() as bar:
-        engine.start(_show_progress(bar, settings))
+    with LoadingBar() as bar, WhileLoading(settings, bound) as waiting:
+        engine.start(_show_progress(bar, waiting, settings))
     # Also after uvicorn's own handlers are gone: the status must say how the server ended.
     signal.signal(signal.SIGTERM, server.handle_exit)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -304,8 +320,19 @@ def serve(engine: Models, settings: Settings, bound: socket.socket) -> int:
     return 0
 
 
-def _show_progress(bar: LoadingBar, settings: Settings) -> "StartProgress":
-    return LoadingLog().advance if settings.log_format == "json" else bar.advance
+def _show_progress(bar: LoadingBar, waiting: WhileLoading, settings: Settings) -> "StartProgress":
+    """Return what tells the progress of the start: the bar on a terminal, else the log; and who asks."""
+    show = bar.advance
+    if settings.log_format == "json":
+        show = LoadingLog().advance
+    elif not bar.is_watched:
+        show = LoadingLog(UNWATCHED_EVERY_S).advance
+
+    def tell(what: str, share: float) -> None:
+        waiting.advance(what, share)
+        show(what, share)
+
+    return tell
 
 
 def _announce(engine: Models, settings: Settings, address: str) -> None:

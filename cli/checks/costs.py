@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from reprise.cli.checks.check import Check
-from reprise.engine.speculative.costs.cost_table import CostTable, Measurement, without_guesses
+from reprise.engine.speculative.costs.cost_table import (
+    MODEL_NAMES,
+    CostTable,
+    Measurement,
+    without_guesses,
+)
 from reprise.engine.speculative.costs.step_costs import StepCosts
 
 FILE, MODEL = "costs of steps", "costs of a model"
@@ -28,7 +33,7 @@ MAX_MODELS = 5
 def check_costs(file: str | None, now_s: float | None = None) -> Iterator[Check]:
     """Check the file of measured step costs: whether it can be read, its age, and the costs of each model.
 
-    The file does not name models: a check tells its model by the time of a plain step.
+    Entries that earlier versions wrote name no model: their checks tell it by the time of a plain step.
     now_s: the time now, in seconds since 1970; None reads the clock.
     """
     if file is None:
@@ -43,12 +48,15 @@ def check_costs(file: str | None, now_s: float | None = None) -> Iterator[Check]
     except (OSError, ValueError, TypeError) as fault:
         yield Check(FILE, "warning", f"{path} cannot be read: {fault}", "delete it; costs are measured again")
         return
+    names = kept.pop(MODEL_NAMES, {})
     if not kept:
         yield Check(FILE, "ok", "nothing is measured yet; it is in the first idle seconds of a server")
         return
     yield _check_age(len(kept), age_s)
-    newest = sorted(kept.values(), key=_measured_at, reverse=True)[:MAX_MODELS]
-    yield from (_check_model(entry, now_s) for entry in newest)
+    newest = sorted(kept, key=lambda key: _measured_at(kept[key]), reverse=True)[:MAX_MODELS]
+    for key in newest:
+        name = names.get(key) if isinstance(names, dict) else None
+        yield _check_model(f"{name}: " if name else "", kept[key], now_s)
 
 
 def _check_age(count: int, age_s: float) -> Check:
@@ -61,15 +69,19 @@ def _check_age(count: int, age_s: float) -> Check:
     return Check(FILE, "ok", found)
 
 
-def _check_model(entry: Any, now_s: float) -> Check:
-    """Check the costs of one model. entry: [rows, width, seconds, spread, measured_at] each."""
+def _check_model(named: str, entry: Any, now_s: float) -> Check:
+    """Check the costs of one model. named: the model's name and a
+    colon, or "". entry: [rows, width, seconds, spread, measured_at] each.
+    """
     try:
         known = without_guesses({(rows, width): seconds for rows, width, seconds, *_ in entry})
         table = CostTable({(r, w): Measurement(s, *more) for r, w, s, *more in entry if (r, w) in known})
     except (TypeError, ValueError):
-        return Check(MODEL, "warning", "unusable", "the next start with the model measures them again")
+        return Check(
+            MODEL, "warning", f"{named}unusable", "the next start with the model measures them again"
+        )
     plain = table.measured[1, 1]
-    found = f"a plain step takes {1e3 * plain.seconds:.3g} ms"
+    found = f"{named}a plain step takes {1e3 * plain.seconds:.3g} ms"
     width = max(w for r, w in table.measured if r == 1 and w <= EXAMPLE_WIDTH)
     if width == 1:
         return Check(MODEL, "ok", f"{found}; no wider one is measured, as of a draft model")

@@ -9,6 +9,9 @@ from pathlib import Path
 from reprise.cli.arguments import failing
 from reprise.cli.units import format_bytes
 
+Tell = Callable[[str, float], None]
+"""Called with what is done now, and the share of it that is over."""
+
 HELP = "Convert a GGUF file, a model on the hub or a folder of one into a folder that can be served."
 
 
@@ -53,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Convert the model; return 0. Raises FailedError if it cannot be converted; then nothing is written."""
     # Imported here so that other commands do not load the engine.
+    from reprise.engine.checkpoint import inspect_checkpoint
     from reprise.engine.model.convert.conversion import convert
     from reprise.engine.model.convert.kept import source_of
     from reprise.engine.model.convert.options import ConvertError, Options
@@ -71,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         progress_bar(f"converting {arguments.source}") as report,
     ):
         sizes = convert(source, folder, options, report)
+    if note := inspect_checkpoint(str(folder)).weights_note:
+        print(f"reprise: {note}", file=sys.stderr)
     print(folder)
     told = f"{format_bytes(sizes.before)} of weights became {format_bytes(sizes.after)}"
     print(f"reprise: {told}", file=sys.stderr)
@@ -79,8 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar of bytes on the terminal; yield the callback that moves it."""
+def progress_bar(name: str, tell: Tell = lambda *_: None) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar of bytes on the terminal; yield the callback that moves it. tell: told the same."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
@@ -89,4 +95,10 @@ def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        tell(name, 0.0)
+
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            tell(name, done / total)
+
+        yield report

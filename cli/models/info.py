@@ -79,6 +79,8 @@ def describe(info: "CheckpointInfo") -> list[tuple[str, str]]:
         ("parameters", f"{info.num_parameters:,}"),
         ("weights", f"{format_bytes(info.weight_bytes)} in {info.num_files} file(s), {_weights(info)}"),
     ]
+    if info.weights_note:
+        lines.append(("here", info.weights_note))
     if cache := info.cache:
         lines.append(("1,000 tokens", f"{format_bytes(1000 * cache.token_bytes)} of keys and values"))
         lines += [

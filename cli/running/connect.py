@@ -17,7 +17,7 @@ from reprise.config.agents.config_file import (
     undo,
     write,
 )
-from reprise.config.agents.known import AGENTS, AgentFile
+from reprise.config.agents.known import AGENTS, AgentFile, explain_context
 from reprise.config.agents.served_model import ServedModel
 from reprise.config.model_settings import BUNDLED_NAME
 
@@ -61,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
             "model for this machine",
             file=sys.stderr,
         )
+    if warning := explain_context(arguments.agent, model):
+        print(f"reprise: {warning}", file=sys.stderr)
     agent = AGENTS[arguments.agent](model)
     if arguments.write:
         try:

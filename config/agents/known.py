@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from reprise.config.agents.served_model import ServedModel
+from reprise.config.model_settings import BUNDLED_NAME
 
 KEY_VARIABLE = "LOCAL_REPRISE_API_KEY"
 """Not REPRISE_API_KEY, which is the server's: set for an agent, it would make the server ask for a key."""
@@ -325,3 +326,33 @@ AGENTS: Mapping[str, Callable[[ServedModel], AgentSettings]] = {
     "kimi": _kimi,
     "droid": _droid,
 }
+
+FIRST_PROMPT_TOKENS: Mapping[str, int] = {
+    "claude": 36_272,
+    "codex": 16_841,
+    "opencode": 13_756,
+    "cline": 9_093,
+    "continue": 3_058,
+    "aider": 1_652,
+}
+"""Tokens of an agent's prompt before the person's first word, in the bundled model's vocabulary of 4,096 tokens;
+measured (docs/agents.md)."""
+
+TYPICAL_SHARE = 0.6
+"""Tokens of the same prompts in a vocabulary of 49,152, relative to the bundled model's."""
+
+WANTED_TOKENS = 65_536
+"""The context that agents want at least: the first prompt, the files that they read, and their own answers."""
+
+
+def explain_context(agent: str, model: ServedModel) -> str | None:
+    """Say that an agent's first prompt does not fit into a model's context; None if it does, or is not known."""
+    share = 1.0 if model.name == BUNDLED_NAME else TYPICAL_SHARE
+    needed = round(share * FIRST_PROMPT_TOKENS.get(agent, 0), -2)
+    if needed < model.context_tokens:
+        return None
+    return (
+        f"{model.name} takes {model.context_tokens:,} tokens, prompt and answer together, and the first prompt "
+        f"of {agent} alone has about {needed:,.0f}: the server will refuse it. Agents want {WANTED_TOKENS:,} or "
+        "more; `reprise doctor` proposes a model"
+    )

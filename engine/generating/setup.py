@@ -86,6 +86,9 @@ def make_worker(
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     loaded.info = replace(loaded.info, batching=sharing.describe())
+    if note := loaded.info.weights_note:
+        cannot_pay = make_sources and loaded.info.dtype.endswith("-bit")
+        log.log(logging.WARNING if cannot_pay else logging.INFO, "%s: %s", loaded.info.name, note)
     _limit_sight(loaded, settings, sharing)
     head = _make_head_drafter(loaded, makers.find_head) if make_sources else None
     translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None

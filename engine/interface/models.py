@@ -81,6 +81,7 @@ class ModelInfo:
     ranks: what each machine holds, for people; empty if the model is on one.
     purpose: what the model is for. embedding: how it makes vectors or scores; None if it generates text.
     vision: how it sees images; None if it does not.
+    weights_note: what its weights mean for drafts on the device, in words; empty if there is nothing to say.
     """
 
     name: str
@@ -109,6 +110,7 @@ class ModelInfo:
     purpose: Purpose = "generate"
     embedding: EmbeddingInfo | None = None
     vision: VisionInfo | None = None
+    weights_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,13 +27,14 @@ from reprise.engine.kv_cache.probes import find_sharing, prefix_fault, rollback_
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.model import lfm2_vl, wedlm
 from reprise.engine.model.files.context_length import find_context_tokens
-from reprise.engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
 from reprise.engine.model.files.folder_reader import check_files
+from reprise.engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
 from reprise.engine.model.files.image_processor import has_library, read_vision
 from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.findings import Findings
 from reprise.engine.model.head_names import leave_heads_out
 from reprise.engine.model.load_options import NO_OPTIONS, LoadOptions
+from reprise.engine.model.weights_here import describe_weights
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.text.tokens.tokenizer_reading import read_once
@@ -182,6 +184,9 @@ def load_model(
     start = time.perf_counter()
     check_adapter(options.adapter)
     folder = find_folder(source, progress)
+    if progress:
+        # Building the model and its tokenizer can take long, before any weight is read.
+        progress(0.0)
     try:
         check_loadable(folder)
         load = partial(
@@ -320,6 +325,7 @@ def describe(
         loaded_s=loaded_s,
         fingerprint=find_fingerprint(model, config),
         mask_token_id=model.args.mask_token_id if config.get("model_type") == wedlm.MODEL_TYPE else None,
+        weights_note=describe_weights(config, _main_dtype(weights)),
     )
 
 
@@ -339,6 +345,15 @@ def find_fingerprint(model: Any, config: dict[str, Any]) -> str:
         samples.append(array.reshape(-1)[mx.array(places, mx.int64)].astype(mx.float32))
     digest.update(np.array(mx.concatenate(samples)).tobytes())
     return digest.hexdigest()[:32]
+
+
+def _main_dtype(weights: list[mx.array]) -> str:
+    """Return the type of most numbers that are not quantised; "" if all are."""
+    sizes: Counter[str] = Counter()
+    for array in weights:
+        if mx.issubdtype(array.dtype, mx.floating):
+            sizes[str(array.dtype).removeprefix("mlx.core.")] += array.size
+    return max(sizes, key=lambda dtype: sizes[dtype], default="")
 
 
 def _arrays(model: Any) -> list[mx.array]:

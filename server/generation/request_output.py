@@ -33,6 +33,32 @@ MAX_DELTAS_AT_ONCE = 256
 """Maximum deltas, and about as many log probabilities, that are parsed and formatted before the event loop
 serves other requests."""
 
+LONG_S = 60.0
+"""Seconds after which it is logged that an answer without max_tokens still runs; then after twice as many."""
+
+
+class LongAnswerLog:
+    """Logs that an answer still runs: after LONG_S, then each time after twice as long as before.
+
+    max_tokens: at most so many tokens come. clock: returns seconds.
+    """
+
+    def __init__(self, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_tokens, self._clock = max_tokens, clock
+        self._started_s, self._due_s = clock(), LONG_S
+
+    def look(self) -> None:
+        """Log the answer if that is due."""
+        taken_s = self._clock() - self._started_s
+        if taken_s < self._due_s:
+            return
+        self._due_s = max(2 * self._due_s, taken_s)
+        LOGGER.info(
+            "it has run for %.0f s and sets no max_tokens: it may take up to %d tokens (--default-max-tokens "
+            "limits such requests)",
+            taken_s, self._max_tokens,
+        )  # fmt: skip
+
 
 class RequestOutput:
     """Parsed output of a submission, with one parser for each choice.
@@ -56,6 +82,8 @@ class RequestOutput:
         self._parsers = [make_parser() for _ in submission.engine_requests]
         self._events: deque[tuple[int, Delta | Finished]] = deque()
         self._parsing: tuple[int, asyncio.Future[Sequence[WrittenCall]]] | None = None
+        most = max(request.max_tokens for request in submission.engine_requests)
+        self._log = LongAnswerLog(most) if body.requested_max_tokens is None else None
 
     @property
     def is_complete(self) -> bool:
@@ -77,7 +105,7 @@ class RequestOutput:
         while not parts and time.monotonic() <= deadline:
             if not self._is_everything_read:
                 parts += await self._read_events(deadline)
-            elif events := await self.submission.receive():
+            elif events := await self._receive_events():
                 self._events.extend(events)
             else:
                 break
@@ -85,7 +113,8 @@ class RequestOutput:
 
     async def wait_for_choices(self) -> Sequence[ChoiceOutput]:
         """Wait for all choices to finish and return them. Raises as receive() does."""
-        await self.submission.wait_until_complete()
+        while not self.submission.is_complete:
+            await self._receive_events()
         outputs = []
         for index, deltas in enumerate(self.submission.deltas):
             parts: list[Part] = []
@@ -100,6 +129,12 @@ class RequestOutput:
                     await asyncio.sleep(0)
             outputs.append(ChoiceOutput.of(parts))
         return outputs
+
+    async def _receive_events(self) -> list[tuple[int, Delta | Finished]]:
+        events = await self.submission.receive()
+        if self._log and not self.submission.is_complete:
+            self._log.look()
+        return events
 
     @property
     def _is_everything_read(self) -> bool:

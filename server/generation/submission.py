@@ -98,11 +98,6 @@ class Submission:
             raise from_failure(self._failure, self._grammar_param)
         return events
 
-    async def wait_until_complete(self) -> None:
-        """Wait for all sequences to finish. Raises as receive() does."""
-        while not self.is_complete:
-            await self.receive()
-
     async def close(self) -> None:
         """Cancel the sequences that have not ended, and wait up to SETTLE_S for them to end."""
         self._cancel()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator
 from errno import ENOSPC
@@ -14,7 +15,8 @@ import pytest
 import yaml
 
 from reprise.cli.main import main
-from reprise.config.agents.known import AGENTS
+from reprise.cli.running import connect
+from reprise.config.agents.known import AGENTS, FIRST_PROMPT_TOKENS
 from reprise.config.agents.toml_text import set_keys
 
 CARD = {"id": "qwen/coder", "owned_by": "reprise", "context_length": 40_000, "tools": True}
@@ -78,6 +80,47 @@ def test_every_agent_is_told_address_model_and_context(agent, url, home, capsys)
     for part in [url, "qwen/coder", "40000"]:
         assert part in out
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("agent", "name", "context_tokens", "told"),
+    [
+        (
+            "codex",
+            "smollm2",
+            8192,
+            "smollm2 takes 8,192 tokens, prompt and answer together, and the first prompt of codex alone has about 10,100: ",
+        ),
+        ("codex", "smollm2", 10_200, ""),
+        (
+            "codex",
+            "reprise-demo",
+            16_000,
+            "reprise-demo takes 16,000 tokens, prompt and answer together, and the first prompt of codex alone has about 16,800: ",
+        ),
+        ("aider", "smollm2", 8192, ""),
+        ("zed", "smollm2", 512, ""),
+    ],
+)
+def test_a_context_smaller_than_an_agents_first_prompt_is_told_with_both_numbers(
+    agent, name, context_tokens, told, url, capsys, monkeypatch
+):
+    monkeypatch.setattr(connect, "BUNDLED_NAME", "another")
+    monkeypatch.setitem(CARD, "id", name)
+    monkeypatch.setitem(CARD, "context_length", context_tokens)
+    assert main(["connect", agent, "--url", url]) == 0
+    said = capsys.readouterr().err
+    assert (
+        said.startswith(f"reprise: {told}the server will refuse it. Agents want 65,536") if told else not said
+    )
+
+
+def test_first_prompts_are_those_of_the_page():
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    rows = dict(re.findall(r"^\| ([\w ]+)(?:, which [\w ]+)? \| (\d+,\d{3}) \|", page, re.MULTILINE))
+    measured = {name.split()[0].lower(): int(count.replace(",", "")) for name, count in rows.items()}
+    assert {name: measured[name] for name in FIRST_PROMPT_TOKENS} == FIRST_PROMPT_TOKENS
 
 
 @pytest.mark.usefixtures("home")

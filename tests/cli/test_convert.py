@@ -20,10 +20,13 @@ from reprise.cli.main import main
 from reprise.cli.models.convert import progress_bar
 from reprise.cli.units import format_bytes
 from reprise.config.settings import Settings
-from reprise.engine.model.convert import kept
+from reprise.engine.model import weights_here
+from reprise.engine.model.convert import conversion, kept
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.options import ConvertError, Options
 from reprise.engine.model.convert.sources import PACKAGED, Packaged, with_converted
+from reprise.engine.model.hub.hub_download import RESERVED_BYTES
+from reprise.engine.model.loading import load_model
 from tests.engine.model.convert.gguf_files import write_gguf
 from tests.engine.model.fake_hub import MODEL, serve, use
 from tests.engine.model_folders import write_adapter, write_model
@@ -259,6 +262,67 @@ def test_the_bytes_of_all_are_known_from_the_start(folder: Path, tmp_path: Path,
         assert total == sizes.before == sum(tensor.n_bytes for tensor in GGUFReader(source).tensors)
     else:
         assert total == sum(array.nbytes for array in weights.values())
+
+
+@pytest.mark.parametrize(
+    ("gains", "memory_bytes", "free_bytes", "is_quantised"),
+    [
+        (True, 1 << 40, 1 << 40, True),
+        (False, 1 << 40, 1 << 40, False),
+        (False, 8_400_000, 1 << 40, True),
+        (False, 1 << 40, RESERVED_BYTES + 4_200_000, True),
+    ],
+)
+def test_weights_are_dequantised_where_drafts_gain_only_so_and_memory_and_disk_hold_them(
+    gains: bool,
+    memory_bytes: int,
+    free_bytes: int,
+    is_quantised: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Refused,
+) -> None:
+    """The model takes 4,460,000 bytes in bfloat16."""
+    monkeypatch.setattr(conversion, "quantised_steps_gain", lambda: gains)
+    monkeypatch.setattr(weights_here, "quantised_steps_gain", lambda: False)
+    monkeypatch.setattr(conversion, "usable_bytes", lambda: memory_bytes)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, free_bytes))
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q6_K, **sizes)
+    found = Path(str(with_converted(Settings(model=str(source)), progress_bar).model))
+    assert main(["info", str(source), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    if is_quantised:
+        assert info["quantization"] == {"bits": 8, "group_size": 32}
+        assert ", so drafts cannot pay here; in bfloat16 they can: `reprise convert" in info["weights_note"]
+    else:
+        assert {array.dtype for array in mx.load(str(found / "model.safetensors")).values()} == {mx.bfloat16}
+        assert info["weights_note"].startswith(
+            "dequantised from Q6_K: with quantised weights MLX's CPU build"
+        )
+    loaded = load_model(str(found), "model", None).info
+    assert loaded.weights_note == info["weights_note"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--dtype", "bfloat16"],
+            "; with scales of bfloat16 each step takes many times as long as with float32; ",
+        ),
+        (["--dtype", "float32"], " as for n steps, so drafts cannot pay here; in bfloat16 they can: "),
+        (["--dequantize"], "reprise: dequantised from Q8_0: "),
+    ],
+)
+def test_convert_warns_of_weights_that_are_slow_here(
+    arguments: list[str], said: str, tmp_path: Path, capsys: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_here, "quantised_steps_gain", lambda: False)
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q8_0)
+    assert main(["convert", str(source), str(tmp_path / "made"), *arguments]) == 0
+    assert said in capsys.readouterr().err
 
 
 def test_folders_and_names_stay_as_they_are(folder: Path) -> None:

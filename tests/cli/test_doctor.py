@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from reprise.cli.checks.check import Check
 from reprise.cli.checks.costs import MAX_MODELS, check_costs
 from reprise.cli.checks.proposals import PROPOSALS, check_proposal, propose
 from reprise.cli.checks.trial import TICK_S, Answer, Device, TrialError, find_device, say, trial
-from reprise.cli.doctor import check_answer, check_device
+from reprise.cli.doctor import check_answer, check_device, check_model
 from reprise.cli.main import main
 from reprise.config.settings import Settings
 
@@ -137,6 +138,19 @@ def test_costs_are_of_some_age(tmp_path: Path) -> None:
         assert level(unreadable) == "warning"
 
 
+@pytest.mark.parametrize(("quantization", "expected"), [({"bits": 4}, "warning"), (None, "ok")])
+def test_what_weights_mean_for_drafts_here_is_told(
+    quantization: dict[str, int] | None, expected: str
+) -> None:
+    known = {
+        "name": "m", "architecture": "llama", "weight_bytes": GIB, "quantization": quantization,
+        "refused": [], "cache": {}, "weights_note": "what the weights mean",
+    }  # fmt: skip
+    process = SimpleNamespace(call=lambda *_: known)
+    check, _ = check_model(process, "model", "m")  # type: ignore[arg-type]
+    assert (check.level, check.advice) == (expected, "what the weights mean")
+
+
 def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
     """Newest first: with every width, of a machine that was busy, up to 4 tokens, of a draft model, ..."""
     now_s, file = 1e9, tmp_path / "costs.json"
@@ -157,6 +171,14 @@ def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
         "2 ms; no wider one is measured, as of a draft model",
         "5 ms; a step of 8 tokens costs 2.1 plain ones here (measured)",
     ]
+    names = {"newest": "smollm2 (bfloat16)", "old": "m (4-bit)", "gone": "another"}
+    file.write_text(json.dumps({"models": names} | entries))
+    whole, *models = check_costs(str(file), now_s)
+    assert whole.found.startswith("of 5 model(s)")
+    assert {check.name for check in models} == {"costs of a model"}, "--share shows these"
+    assert [check.found.partition("a plain step")[0] for check in models] == [
+        "smollm2 (bfloat16): ", "", "", "", "m (4-bit): ",
+    ]  # fmt: skip
     file.write_text(json.dumps({"a": [[1, 8, 0.01]], "b": 5, "c": [[1, 1]]} | entries))
     _, *models = check_costs(str(file), now_s)
     assert len(models) == MAX_MODELS
@@ -181,7 +203,7 @@ def test_what_the_trial_raises_does_not_bring_mlx_into_the_process_that_waits() 
     ("usable_bytes", "has_gpu", "name"),
     [
         (100 << 20, True, "smollm2"),
-        (6 * GIB, True, "mlx-community/Qwen3-4B-4bit"),
+        (6 * GIB, True, "mlx-community/Qwen3-4B-Instruct-2507-4bit"),
         (14 * GIB, True, "mlx-community/Qwen3-14B-4bit"),
         (200 * GIB, True, PROPOSALS[-1].name),
         (200 * GIB, False, "smollm2"),
@@ -192,6 +214,47 @@ def test_the_largest_model_of_the_list_that_fits_is_proposed(
 ) -> None:
     assert propose(usable_bytes, has_gpu).name == name
     assert f"reprise serve {name}" in check_proposal(usable_bytes, has_gpu).advice
+
+
+@pytest.mark.parametrize(
+    ("usable_bytes", "has_gpu", "said", "advice"),
+    [
+        (
+            14 * GIB,
+            True,
+            "mlx-community/Qwen3-14B-4bit fits: about 7.7 GiB of weights, a context of up to 40,960 tokens, for "
+            "chats and edits",
+            "reprise serve mlx-community/Qwen3-14B-4bit, or for agents, which want 65,536 tokens: reprise serve "
+            "mlx-community/gpt-oss-20b-MXFP4-Q4",
+        ),
+        (
+            8 * GIB,
+            True,
+            "mlx-community/Qwen3-8B-4bit fits: about 4.3 GiB of weights, a context of up to 40,960 tokens, for "
+            "chats and edits; none of the list is for agents here, which want 65,536 tokens",
+            "reprise serve mlx-community/Qwen3-8B-4bit",
+        ),
+        (
+            32 * GIB,
+            True,
+            "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit fits: about 16.0 GiB of weights, a context of up to "
+            "262,144 tokens, for agents; it computes with 3B parameters at a time",
+            "reprise serve mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit",
+        ),
+        (
+            32 * GIB,
+            False,
+            "smollm2 fits: about 257.0 MiB of weights, a context of up to 8,192 tokens, for trying chats; it errs "
+            "often; none of the list is for agents here, which want 65,536 tokens",
+            "reprise serve smollm2",
+        ),
+    ],
+)
+def test_a_proposal_says_its_context_and_what_agents_could_use(
+    usable_bytes: int, has_gpu: bool, said: str, advice: str
+) -> None:
+    check = check_proposal(usable_bytes, has_gpu)
+    assert (check.found, check.advice) == (said, advice)
 
 
 def test_the_list_of_proposals_goes_from_small_to_large() -> None:

@@ -13,6 +13,7 @@ from reprise.cli.main import main
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.kv_cache.per_row import arrays_of, leaves, make_caches
 from reprise.engine.model.loading import load_model
+from reprise.engine.model.weights_here import DEQUANTISED_FROM, describe_weights
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import dflash_config
 from tests.engine.speculative.heads.test_loading import config_of
@@ -50,6 +51,19 @@ def test_the_table_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert "context 65,536 tokens" in lines
     assert "1,000 tokens 4.4 MiB of keys and values" in lines
     assert "drafters suffix, ngram-mod, ngram-simple, draft-model" in lines
+
+
+def test_what_weights_mean_for_drafts_here_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_random_model("llama", tmp_path / "model")
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {DEQUANTISED_FROM: "Q4_1"}))
+    note = describe_weights({DEQUANTISED_FROM: "Q4_1"}, "float32")
+    assert note.startswith("dequantised from Q4_1")
+    assert info(capsys, folder)["weights_note"] == note
+    assert main(["info", str(folder)]) == 0
+    assert f"here {note}" in [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -106,6 +106,12 @@ def test_the_banner_of_a_newcomer_has_words_and_no_settings(settings, said):
     assert "`reprise run`" in shown
 
 
+def test_the_banner_says_what_weights_mean_for_drafts_here():
+    info = replace(FakeEngine().info, weights_note="drafts cannot pay here")
+    shown = banner(info, Served(("m",), "http://127.0.0.1:8000", "on", True, False))
+    assert "  weights  drafts cannot pay here" in shown.splitlines()
+
+
 def test_what_a_part_of_the_start_still_takes_follows_from_its_pace():
     pace = Pace()
     told = []

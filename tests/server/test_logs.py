@@ -1,3 +1,4 @@
+import asyncio
 import io
 import json
 import logging
@@ -11,7 +12,10 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.events import DraftingReport, Usage
 from reprise.engine.interface.request import GenerationRequest, Sampling
 from reprise.server.app import create_app
-from reprise.server.logs import RequestRecord, configure_logs
+from reprise.server.generation import request_output
+from reprise.server.generation.request_output import LongAnswerLog
+from reprise.server.generation.submission import Submission
+from reprise.server.logs import LoadingLog, RequestRecord, configure_logs
 from reprise.server.metrics import loop_lag
 from reprise.server.output.usage import fill_record
 from tests.server import fake_engine
@@ -39,6 +43,56 @@ def log(monkeypatch):
     for logger, (handlers, level) in zip(loggers, before, strict=True):
         logger.handlers = handlers
         logger.setLevel(level)
+
+
+def test_a_start_is_logged_line_by_line_for_programs_and_now_and_then_for_people(log):
+    told = [("Loading m", 0.0), ("Loading m", 0.05), ("Loading m", 0.5), ("Trying m", 0.0), ("Trying m", 0.1)]
+    lines = []
+    for every_s in (0.0, 10.0):
+        written, now_s = log("text"), iter([0.0, 6.0, 12.0, 18.0, 24.0, 30.0])
+        loading = LoadingLog(every_s, now_s.__next__)
+        for what, share in told:
+            loading.advance(what, share)
+        lines.append([line.partition("INFO    ")[2] for line in written.getvalue().splitlines()])
+    every = ["Loading m, 0 %", "Loading m, 50 %", "Trying m, 0 %", "Trying m, 10 %"]
+    assert lines == [every, ["Loading m, 5 %", "Trying m, 0 %"]]
+
+
+def test_a_long_answer_without_max_tokens_is_logged_after_a_minute_and_then_ever_more_rarely(log):
+    written, now_s = log("text"), 0.0
+    long = LongAnswerLog(500, lambda: now_s)
+    said = []
+    for now_s in range(0, 1000, 10):
+        long.look()
+        if (line := written.getvalue()) != "".join(said):
+            said.append(line.removeprefix("".join(said)))
+    for line, taken_s in zip(said, (60, 120, 240, 480, 960), strict=True):
+        assert f"it has run for {taken_s} s and sets no max_tokens: it may take up to 500 tokens (" in line
+
+
+@pytest.mark.parametrize(("fields", "is_logged"), [({}, True), ({"max_tokens": 5}, False)])
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
+@pytest.mark.parametrize("settings", [Settings(keep_alive_s=0.01)], ids=[""])
+async def test_only_an_answer_that_sets_no_limit_is_logged_while_it_runs(
+    client, engine, log, monkeypatch, fields, is_logged, stream
+):
+    monkeypatch.setattr(request_output, "LONG_S", 0.0)
+    looked = asyncio.Event()
+    receive = Submission.receive
+
+    async def noting(self):
+        if not (events := await receive(self)):
+            looked.set()
+        return events
+
+    monkeypatch.setattr(Submission, "receive", noting)
+    written = log("text")
+    engine.script = fake_engine.wait_midway
+    asked = asyncio.create_task(client.post(CHAT, json=BODY | fields | {"stream": stream}))
+    await looked.wait()
+    engine.release()
+    await asked
+    assert (" it has run for 0 s and sets no max_tokens: " in written.getvalue()) == is_logged
 
 
 def _only_line(stream):

@@ -3,11 +3,13 @@
 import errno
 import shutil
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import mlx_lm.utils
 
+from reprise.engine.memory.machine import usable_bytes
 from reprise.engine.model.convert import gguf_folder, mlx_folder
 from reprise.engine.model.convert.gguf_file import GgufFile, first_line, read_gguf
 from reprise.engine.model.convert.options import ConvertError, Options, Report, Sizes
@@ -15,6 +17,10 @@ from reprise.engine.model.convert.sources import is_path
 from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.hub.hub_cache import HubError
 from reprise.engine.model.hub.hub_download import RESERVED_BYTES, pull
+from reprise.engine.model.weights_here import quantised_steps_gain
+
+DEQUANTISED_SHARE = 0.5
+"""Share of the memory for models and caches that weights may take that are dequantised for drafts."""
 
 
 def convert(source: str, folder: Path, options: Options, report: Report) -> Sizes:
@@ -67,6 +73,7 @@ def _write(path: Path, made: Path, options: Options, report: Report) -> int:
         mlx_folder.write_folder(path, made, options, report)
         return before
     gguf = read_gguf(path)
+    options = _suited(gguf, made.parent, options)
     try:
         _write_gguf(gguf, made, options, report)
     # Fields and tensors that contradict each other show in whatever is made of them.
@@ -87,6 +94,20 @@ def _write_gguf(gguf: GgufFile, made: Path, options: Options, report: Report) ->
 
 def _weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _suited(gguf: GgufFile, place: Path, options: Options) -> Options:
+    """Return the options, with weights dequantised to bfloat16 where drafts gain only so.
+
+    That is done if it is asked for, and the disk of place and the memory hold as much.
+    """
+    if not options.for_drafts or quantised_steps_gain():
+        return options
+    whole = replace(options, dequantize=True, dtype="bfloat16")
+    needed = gguf_folder.bytes_needed(gguf, whole)
+    fits = needed <= DEQUANTISED_SHARE * usable_bytes()
+    has_space = needed + RESERVED_BYTES <= shutil.disk_usage(place).free
+    return whole if fits and has_space and gguf_folder.main_quantisation(gguf) else options
 
 
 def _check_configured(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from reprise.engine.model.convert.gguf_architectures import make_config
 from reprise.engine.model.convert.gguf_file import GgufFile
 from reprise.engine.model.convert.gguf_tokenizer import find_token_ids, make_tokenizer, make_tokenizer_config
 from reprise.engine.model.convert.gguf_weights import (
+    FLOATS,
     Weight,
     convert_weight,
     find_dtype,
@@ -19,6 +21,7 @@ from reprise.engine.model.convert.gguf_weights import (
     quantization_of,
 )
 from reprise.engine.model.convert.options import DType, Options, Report
+from reprise.engine.model.weights_here import DEQUANTISED_FROM
 
 _TEMPLATE = "tokenizer.chat_template"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -33,6 +36,15 @@ def bytes_needed(gguf: GgufFile, options: Options) -> int:
     weights = plan_weights(gguf, options)
     dtype = find_dtype(weights, options)
     return sum(weight.num_bytes(dtype) for weight in weights)
+
+
+def main_quantisation(gguf: GgufFile) -> str | None:
+    """Return the name of the type in which most numbers are quantised, such as "Q4_1"; None if none are."""
+    sizes: Counter[str] = Counter()
+    for tensor in gguf.tensors:
+        if tensor.tensor_type not in FLOATS:
+            sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+    return max(sizes, key=lambda kind: sizes[kind], default=None)
 
 
 def write_folder(gguf: GgufFile, folder: Path, options: Options, report: Report) -> None:
@@ -50,6 +62,8 @@ def write_folder(gguf: GgufFile, folder: Path, options: Options, report: Report)
     if quantization := quantization_of(weights):
         # transformers reads the second name, mlx-lm both.
         config |= {"quantization": quantization, "quantization_config": quantization}
+    if options.dequantize and (kind := main_quantisation(gguf)):
+        config[DEQUANTISED_FROM] = kind
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", ids)
     tokenizer.save(str(folder / "tokenizer.json"))

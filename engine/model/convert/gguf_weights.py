@@ -27,7 +27,7 @@ KEPT_BITS = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q4_K: 4, Kind.Q5_K: 5, Kind.Q8_0: 
 _WIDTHS = (3, 4, 5, 6, 8)
 """Bits that MLX quantises to and that are of use here."""
 
-_FLOATS: dict[Kind, DType] = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF16: "bfloat16"}
+FLOATS: dict[Kind, DType] = {Kind.F32: "float32", Kind.F16: "float16", Kind.BF16: "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def plan_weights(gguf: GgufFile, options: Options) -> list[Weight]:
         path = f"model.layers.{block[1]}.{names[name]}" if block else names[name]
         kept = is_kept(tensor, options)
         bits, group_size = options.bits, options.group_size
-        if bits is None and not options.dequantize and tensor.tensor_type not in _FLOATS:
+        if bits is None and not options.dequantize and tensor.tensor_type not in FLOATS:
             bits, group_size = compact_bits(tensor.tensor_type), KEPT_GROUP_SIZE
         if kept:
             bits, group_size = KEPT_BITS[tensor.tensor_type], KEPT_GROUP_SIZE
@@ -102,7 +102,7 @@ def find_dtype(weights: list[Weight], options: Options) -> DType:
     if any(weight.kept for weight in weights):
         return "float16"
     kinds = {weight.tensor.tensor_type for weight in weights if len(weight.tensor.shape) > 1}
-    return _FLOATS.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"
+    return FLOATS.get(kinds.pop(), "bfloat16") if len(kinds) == 1 else "bfloat16"
 
 
 def quantization_of(weights: list[Weight]) -> dict[str, Any] | None:

@@ -65,7 +65,7 @@ def folder_of(source: str, cache: Path | None = None) -> Path:
     if packaged is None and not path.is_file():
         raise ConvertError(f"there is no file {source}")
     identity = packaged.sha256 if packaged else f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
-    # What becomes of the weights depends on the device; see find_dtype().
+    # What becomes of the weights depends on the device; see find_dtype() and conversion.py.
     key = hashlib.sha256(f"{FORMAT} {mx.default_device().type} {identity}".encode()).hexdigest()[:12]
     return (cache or default_cache()) / key / (source if packaged else path.name.removesuffix(".gguf"))
 
@@ -88,7 +88,7 @@ def source_of(source: str, show: Show, place: Path | None = None) -> Iterator[st
 
 def _convert(gguf: Path, folder: Path, show: Show) -> None:
     with show(f"converting {gguf.name}, once, into {folder}") as report:
-        convert(str(gguf), folder, Options(), report)
+        convert(str(gguf), folder, Options(for_drafts=True), report)
 
 
 @contextmanager

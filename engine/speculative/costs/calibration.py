@@ -19,7 +19,13 @@ from reprise.config.whole_file import read_object, write_in_folder
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.kv_cache.rows import Rows, Sharing, cache_arrays, make_caches, make_rows
 from reprise.engine.model.loading import LoadedModel, Progress
-from reprise.engine.speculative.costs.cost_table import CostTable, Measurement, Shape, without_guesses
+from reprise.engine.speculative.costs.cost_table import (
+    MODEL_NAMES,
+    CostTable,
+    Measurement,
+    Shape,
+    without_guesses,
+)
 from reprise.engine.speculative.costs.step_costs import StepCosts
 
 log = logging.getLogger("reprise.engine")
@@ -66,6 +72,7 @@ class Calibration:
     def __init__(self, loaded: LoadedModel, settings: Settings, sharing: Sharing, widest: int) -> None:
         self._model = loaded.model
         self._name = loaded.info.name
+        self._named = f"{loaded.info.name} ({loaded.info.dtype})"
         self._vocab_size = loaded.info.vocab_size
         self._kv_bits = settings.kv_bits
         self._sharing = sharing
@@ -235,8 +242,11 @@ class Calibration:
         if self._path is None:
             return
         found = [[rows, width, *astuple(each)] for (rows, width), each in self._measured.items()]
+        kept = _kept(self._path)
+        named = kept.get(MODEL_NAMES)
+        names = (named if isinstance(named, dict) else {}) | {self._key: self._named}
         try:
-            write_in_folder(self._path, json.dumps(_kept(self._path) | {self._key: found}).encode())
+            write_in_folder(self._path, json.dumps(kept | {self._key: found, MODEL_NAMES: names}).encode())
         except OSError as fault:
             message = "cannot write the costs to %s (%s); the next start measures them again"
             log.warning(message, self._path, fault)

@@ -15,6 +15,9 @@ Shape = tuple[int, int]
 Table = Mapping[Shape, float]
 """(rows, width) -> seconds."""
 
+MODEL_NAMES = "models"
+"""Key in a file of costs: the names of models by the keys of their costs, for people."""
+
 CAUTIOUS_TOKENS = 8
 """Until anything wider was measured, a step is believed to take a plain step's time for every so many
 tokens."""

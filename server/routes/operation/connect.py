@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from reprise.config.agents.config_file import render
-from reprise.config.agents.known import AGENTS
+from reprise.config.agents.known import AGENTS, explain_context
 from reprise.config.agents.served_model import ServedModel
 from reprise.server.errors import BadRequestError, ModelNotFoundError
 from reprise.server.generation.service import service_of
@@ -49,7 +49,7 @@ async def connect(request: Request, model: str | None = None) -> dict[str, Any]:
             {
                 "name": name,
                 "files": [{"path": f"~/{file.path}", "text": render(file, None)} for file in agent.files],
-                "notes": agent.notes,
+                "notes": [*agent.notes, *([warning] if (warning := explain_context(name, served)) else [])],
             }
             for name, agent in agents.items()
         ],

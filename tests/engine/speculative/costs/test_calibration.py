@@ -135,7 +135,9 @@ def test_what_takes_long_or_does_not_fit_is_guessed(
     assert seconds[2] - seconds[1] >= (seconds[3] - seconds[2]) / 2 > 0
     assert calibrated.costs.seconds(4, 9) == pytest.approx(step_s(4, 9), rel=0.15)
     kept = json.loads((tmp_path / "costs.json").read_text())
-    assert {(rows, width) for rows, width, *_ in next(iter(kept.values()))} == set(measured)
+    (key, found), (_, names) = kept.items()
+    assert {(rows, width) for rows, width, *_ in found} == set(measured)
+    assert names == {key: "llama (float32)"}
 
 
 @pytest.mark.parametrize("plain_s", [0.002, 0.05, 0.2, 1.0])
