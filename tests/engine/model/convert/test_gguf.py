@@ -18,8 +18,7 @@ from gguf.quants import dequantize
 from mlx.utils import tree_flatten
 
 from reprise.config.model_settings import BUNDLED_MODEL
-
-gguf_folder
+from reprise.engine.model.convert import gguf_folder
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.gguf_weights import unpack
 from reprise.engine.model.convert.options import ConvertError, Options
