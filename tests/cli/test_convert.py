@@ -238,7 +238,10 @@ def test_a_gguf_file_is_converted_once_and_again_after_it_has_changed(
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_served_file_and_a_converted_one_have_the_same_weights(tmp_path: Path) -> None:
+def test_a_served_file_and_a_converted_one_have_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "quantised_steps_gain", lambda: True)
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q6_K, **sizes)
     found = Path(str(with_converted(Settings(model=str(source)), progress_bar).model))
