@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Convert the model; return 0. Raises FailedError if it cannot be converted; then nothing is written."""
     # Imported here so that other commands do not load the engine.
     from reprise.engine.model.convert.conversion import convert
-    from reprise.engine.model.convert.kept import source_of
+    from reprise.engine.model.convert.kept import sampling_of, source_of
     from reprise.engine.model.convert.options import ConvertError, Options
 
     options = Options(
@@ -63,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
         dequantize=arguments.dequantize,
         adapter=arguments.adapter,
+        sampling=sampling_of(arguments.source),
     )
     folder = Path(arguments.folder).expanduser()
     with (

@@ -1,6 +1,8 @@
-"""Convert GGUF files and packaged models into folders before they are served."""
+"""Turn what `reprise serve` takes as a model into a folder, for commands that need one."""
 
+import argparse
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from reprise.cli.arguments import failing
@@ -28,3 +30,28 @@ def with_converted(settings: Settings) -> Settings:
             name: str(converted(source, progress_bar)) for name, source in sources.items()
         }
     return replace(settings, **folders)
+
+
+def take_folders(arguments: argparse.Namespace) -> None:
+    """Put folders in place of the models that a benchmark's arguments name in any way that serve takes.
+
+    Raises FailedError if a model cannot be found, downloaded or converted.
+    """
+    for name in {"model", "draft_model", "tokenizer"} & vars(arguments).keys():
+        given = getattr(arguments, name)
+        if isinstance(given, list):
+            setattr(arguments, name, [_find(one) for one in given])
+        elif given is not None:
+            setattr(arguments, name, type(given)(_find(given)))
+
+
+def _find(model: str | Path) -> Path:
+    """Return the folder of a model, which is converted or downloaded if need be."""
+    converted = with_converted(Settings(model=str(model))).model or str(model)
+    if (Path(converted) / "config.json").is_file():
+        return Path(converted)
+    from reprise.engine.interface.errors import ModelError
+    from reprise.engine.model.loading import find_folder
+
+    with failing(ModelError), progress_bar(f"looking for {converted}") as report:
+        return find_folder(converted, lambda share: report(int(100 * share), 100))

