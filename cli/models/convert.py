@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bits",
         type=int,
         choices=(4, 8),
-        help="Quantise to so many bits. Weights of a GGUF file in Q4_0, Q4_1, Q4_K, Q5_K or Q8_0 stay as they "
-        "are, also without this, unless they have more bits. Default: what the file has quantised in another "
-        "way gets the next number of bits that MLX has above its own; all else is not quantised.",
+        help="Quantise to so many bits. Weights of a GGUF file in Q4_0, Q4_1, Q4_K, Q5_K or Q8_0 stay as "
+        "they are, also without this, unless they have more bits. Default: what the file has quantised in "
+        "another way gets the next number of bits that MLX has above its own; all else is not quantised.",
     )
     parser.add_argument(
         "--group-size",

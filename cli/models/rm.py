@@ -13,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="Name of the model, as `reprise list` shows it; or a GGUF file that was served, of which only what "
-        "it was converted into is deleted.",
+        help="Name of the model, as `reprise list` shows it; or a GGUF file that was served: what it was "
+        "converted into is deleted, and the file stays.",
     )
     parser.set_defaults(run=run)
 

@@ -281,7 +281,9 @@ def test_a_model_that_cannot_be_converted_is_not_served(tmp_path: Path, cache: P
 
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Path, sha256: str) -> None:
     """Have a package installed with a GGUF file, which the name made-up stands for."""
-    packaged = Packaged("made-up-model==1.0", "made_up/model.gguf", sha256, {"temperature": 0.2, "top_p": 0.9})
+    packaged = Packaged(
+        "made-up-model==1.0", "made_up/model.gguf", sha256, {"temperature": 0.2, "top_p": 0.9}
+    )
     site = tmp_path / "site"
     info = site / "made_up_model-1.0.dist-info"
     info.mkdir(parents=True)

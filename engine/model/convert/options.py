@@ -25,9 +25,9 @@ class Sizes(NamedTuple):
 class Options:
     """How weights are written. By default with about the bits that they have.
 
-    bits: quantise to 4 or 8 bits, in groups of group_size; None to quantise only what a GGUF file has quantised
-        in a way that MLX does not know, to the next number of bits above its own. Quantised weights of such a
-        file that MLX can hold as they are stay so, unless they have more bits.
+    bits: quantise to 4 or 8 bits, in groups of group_size; None to quantise only what a GGUF file has
+        quantised in a way that MLX does not know, to the next number of bits above its own. Quantised weights
+        of such a file that MLX can hold as they are stay so, unless they have more bits.
     dequantize: write no quantised weights at all.
     dtype: the type of all weights that are not quantised, and of scales; None for the source's.
     adapter: folder of a LoRA adapter in mlx-lm's format to fuse with the model.

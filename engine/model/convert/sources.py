@@ -11,8 +11,8 @@ _MAGIC = b"GGUF"
 class Packaged:
     """A model in a Python package.
 
-    file: path of its GGUF file in the package. sha256: that file's digest. sampling: what its makers recommend,
-        by the names of generation_config.json, where the file does not say.
+    file: path of its GGUF file in the package. sha256: that file's digest.
+    sampling: what its makers recommend, by the names of generation_config.json.
     """
 
     requirement: str

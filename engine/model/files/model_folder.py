@@ -29,7 +29,9 @@ INDEX = "model.safetensors.index.json"
 """File that names the shards of a model."""
 
 MAX_LAYERS = 4096
-"""Maximum number of layers, and of experts in each, that a configuration may name. Known models have 126, 512."""
+"""Maximum number of layers, and of experts in each, that a configuration may name.
+
+Known models have 126 and 512."""
 
 MAX_MISSING = 100
 """Maximum number of missing files that are named."""
