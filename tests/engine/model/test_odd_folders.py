@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from reprise.bench.architectures.tiny_models import write_random_model
@@ -19,10 +20,12 @@ from reprise.engine.model.files.folder_reader import MAX_DEPTH, MAX_JSON_BYTES, 
 from reprise.engine.model.files.model_folder import INDEX, MAX_FAULT_CHARACTERS, MAX_MISSING, describe_folder
 from reprise.engine.model.hub.hub_cache import HubCache
 from reprise.engine.models.catalogue import Catalogue, choose_first
+from reprise.server.app import create_app
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model_folders import answer_of, write_adapter, write_model
 from tests.engine.models.test_pool import ask
 from tests.engine.support import prompt_of, request
+from tests.server.served import served
 
 Change = Callable[[Path], object]
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
@@ -164,7 +167,11 @@ def pool(tmp_path: Path, whole: Path) -> Iterator[ModelPool]:
 def test_odd_folders_take_nothing_from_others(pool: ModelPool, tmp_path: Path) -> None:
     entries = {entry.name: entry for entry in pool.entries()}
     assert entries.keys() == {"good"} | {f"{name}, odd" for name in (*ODD, *SEEING)}
-    json.dumps([entry.fault for entry in entries.values()], ensure_ascii=False).encode()
+    with served(create_app(pool, pool.settings)) as url:
+        listed = httpx.get(f"{url}/v1/models", timeout=60).json()["data"]
+        tagged = httpx.get(f"{url}/api/tags", timeout=60).json()["models"]
+    assert {one["id"] for one in listed} == entries.keys()
+    assert "good:latest" in {one["name"] for one in tagged}
     for name in entries.keys() - {"good"}:
         with pytest.raises(ModelLoadError) as raised:
             pool.acquire(name).result(60)
