@@ -11,11 +11,25 @@ from reprise.bench.errors import ArgumentsError
 from reprise.bench.workloads import WORKLOADS
 from reprise.config.access import KEY
 from reprise.config.settings import SETTINGS
+from reprise.engine.model.convert.sources import is_converted_first, is_path
 
 MACHINES = "hosts", "split", "split_layers", "join_timeout_s"
 """Settings of a model on several machines."""
 
 Parser = Callable[[str], Any]
+
+
+def _as_model(source: str) -> Path:
+    """Return a model as a path: its folder, a GGUF file, a packaged model, or a name on the hub.
+
+    Raises ValueError for a path at which there is no model.
+    """
+    path = Path(source)
+    if (path / "config.json").is_file() or is_converted_first(source):
+        return path
+    if is_path(source) or path.exists():
+        raise ValueError(source)
+    return path
 
 
 def _parser(convert: Parser, is_valid: Callable[[Any], object], message: str) -> Parser:
@@ -48,10 +62,11 @@ url = _parser(
 )  # fmt: skip
 # The message leaves the key out, because terminal output may be logged.
 api_key = _parser(str, KEY.fullmatch, "a key must be visible ASCII characters without spaces")
-model_folder = _parser(
-    Path, lambda folder: (folder / "config.json").is_file(),
+model = _parser(
+    _as_model, lambda _: True,
     "{} is not a model folder: it has no config.json (`reprise convert` makes one of a GGUF file)",
 )  # fmt: skip
+"""A model, named in any way that `reprise serve` takes; cli puts a folder in its place."""
 output_file = _parser(
     Path, lambda file: file.parent.is_dir() and not file.is_dir(),
     "cannot write {}: it is a folder, or its folder does not exist",
@@ -59,8 +74,8 @@ output_file = _parser(
 input_file = _parser(Path, Path.is_file, "{} is not a file")
 
 SHARED: dict[str, tuple[Any, str, str]] = {
-    "model": (model_folder, "DIR", "Model folder; without it the bundled model."),
-    "draft-model": (model_folder, "DIR", "Draft model, which draft-model and auto then use."),
+    "model": (model, "MODEL", "Model, as `reprise serve` takes it; without it the bundled model."),
+    "draft-model": (model, "MODEL", "Draft model, which draft-model and auto then use."),
     "workloads": (names, "A,B", f"Generated chats: any of {', '.join(WORKLOADS)}."),
     "prompts": (input_file, "FILE", 'Your own chats: JSON lines of chat requests, {"messages": [...]}.'),
     "prompt-tokens": (levels, "N,M", "Approximate prompt lengths, for workloads of variable length."),

@@ -10,6 +10,7 @@ from importlib.metadata import requires
 from importlib.util import find_spec
 
 from reprise.cli.arguments import UsageError
+from reprise.cli.models.choice import take_folders
 from reprise.config.version import DISTRIBUTION
 
 HELP = "Run a benchmark, such as a server under load, or decoding with and without drafts."
@@ -63,6 +64,7 @@ def _run(name: str, run: Callable[[argparse.Namespace], int], arguments: argpars
     needed += ("PIL",) if getattr(arguments, "images", None) else ()
     if missing := [module for module in dict.fromkeys(needed) if find_spec(module) is None]:
         raise UsageError(f"{' and '.join(missing)} must be installed for this: run {install_command()}")
+    take_folders(arguments)
     return run_command(f"reprise bench {name}", run, arguments)
 
 

@@ -3,6 +3,7 @@
 import argparse
 
 from reprise.cli.launch import is_launched, launch
+from reprise.cli.models.choice import take_folders
 
 HELP = "Check that drafting changes no answer on this machine, and with --speed that it slows none down."
 
@@ -25,6 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from reprise.bench.decode import run_verify
     from reprise.bench.outputs import run_command
 
+    take_folders(arguments)
     status = run_command("reprise verify", run_verify.run, arguments)
     if is_launched():
         from reprise.engine.distributed.rank_0 import leave

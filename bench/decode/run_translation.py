@@ -52,7 +52,7 @@ FLAGS = (
         model=None, workloads=("edits_polish", "passages_polish", "records_polish", "edits"), prompts=None,
         num_draft_tokens=(2, 4, 6), cases=2, repeats=1, max_tokens=64, seed=1, **options.OUTPUTS,
     ),
-    Flag("--draft-model", options.model_folder, "DIR", None,
+    Flag("--draft-model", options.model, "MODEL", None,
          "May be repeated. Default: the bundled draft models.", is_repeated=True),
     *options.of_settings("translation_prefix_tokens"),
     Flag("--no-adaptive", None, None, None, "Leave out the rows with the lengths that the engine chooses."),

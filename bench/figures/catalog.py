@@ -155,9 +155,9 @@ _SERVERS = "--server mlx_lm.server --server reprise --concurrency 1,8"
 _RANDOM = "serve --random-models gemma3_text,gpt_oss,qwen3_next,lfm2"
 _HISTORY = "replay --history . --numbers plain,arrow --drafters auto --cost-curve apple-m4-pro-4bit"
 _EVERYDAY = "bench/workloads/everyday.jsonl"
-_SMOLLM2 = f"--model models/smollm2 --prompts {_EVERYDAY} --max-tokens 80"
-_AT_PRICES = f"replay --pairs {_EVERYDAY} --tokenizer models/smollm2 --cost-curve apple-m4-pro-4bit"
-_PAIR = "translation --model models/gemma3 --draft-model models/smollm2"
+_SMOLLM2 = f"--model smollm2 --prompts {_EVERYDAY} --max-tokens 80"
+_AT_PRICES = f"replay --pairs {_EVERYDAY} --tokenizer smollm2 --cost-curve apple-m4-pro-4bit"
+_PAIR = "translation --model models/gemma3 --draft-model smollm2"
 _REAL_PEERS = f"serve {_SMOLLM2} --draft-model models/smollm2-10-layers --rounds 1 " + " ".join(
     f"--server {name}" for name in (MLX_LM, DRAFTING, PLAIN, OWN)
 )

@@ -21,6 +21,8 @@ from reprise.bench import document, options, outputs
 from reprise.bench.errors import BenchError
 from reprise.bench.figures.catalog import FIGURES, QUICK, RUNS, Figure, Run
 from reprise.bench.tables import Column, format_value, markdown
+from reprise.engine.model.convert.kept import folder_of
+from reprise.engine.model.convert.sources import find_packaged
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/results.md", "docs/more-results.md")
@@ -76,7 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def is_lacking(word: str) -> bool:
-    """Return whether a word of a command is the path of a model, in models/, that does not exist here."""
+    """Return whether a word of a command is a model that is not here: a path in models/, or in a package."""
+    if find_packaged(word):
+        return not folder_of(word).exists()
     return word.startswith("models/") and not (ROOT / word).exists()
 
 

@@ -58,7 +58,7 @@ FLAGS = (
          "Step costs: those of a result document, or a built-in curve; may be repeated. "
          f"Default: {', '.join(built_in())}.", is_repeated=True),
     Flag("--kind", str, "KIND", None, f"Replay only generated edits of this kind: {', '.join(KINDS)}."),
-    Flag("--tokenizer", options.model_folder, "DIR", BUNDLED_MODEL, "Default: the bundled model's."),
+    Flag("--tokenizer", options.model, "MODEL", BUNDLED_MODEL, "Default: the bundled model's."),
     Flag("--chat-template", options.input_file, "FILE", None, "Instead of the model's own."),
     Flag("--drafters", options.names, "RULES", COMPARED, "Rules to replay."),
     Flag("--edits", options.count, "N", 60, "Generated edits."),

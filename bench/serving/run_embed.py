@@ -38,7 +38,7 @@ from reprise.engine.text.tokenizer import Tokenizer
 IDLE_LIMIT_S = 600.0
 
 FLAGS = (
-    Flag("--model", options.model_folder, "DIR", ..., "Folder of a model that embeds."),
+    Flag("--model", options.model, "MODEL", ..., "Model that embeds."),
     *servers.named(),
     Flag("--sentence-transformers", str, "PYTHON", None,
          "Also run sentence-transformers, with a Python that has it; the same folder is its model."),

@@ -46,7 +46,7 @@ FLAGS = (
     *servers.named(*LOOPS),
     *options.shared(model=None),
     Flag("--mlx-vlm", str, "PYTHON", None, "Also start mlx-vlm's server, with a Python that has it."),
-    Flag("--draft-model", options.model_folder, "DIR", None,
+    Flag("--draft-model", options.model, "MODEL", None,
          "Draft model for mlx_lm, and for a Reprise started here."),
     Flag("--concurrency", options.levels, "N,...", None,
          "Concurrent streams. Default: 1,2,4,8; with --workloads or --prompts 1."),

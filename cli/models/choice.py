@@ -1,10 +1,13 @@
-"""Find the model that the settings name, and refuse a --models-dir that is no folder of models."""
+"""Find the model that settings or arguments name, and refuse a --models-dir that is no folder of models."""
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
 from reprise.cli.arguments import UsageError
+from reprise.cli.models.convert import progress_bar
 from reprise.config.settings import Settings
+from reprise.engine.model.convert.sources import with_converted
 
 CONFIG = "config.json"
 """The file that a model's folder has."""
@@ -29,3 +32,27 @@ def with_found(settings: Settings) -> Settings:
     if model is None or Path(model).exists() or not (folder / model / CONFIG).is_file():
         return settings
     return replace(settings, model=str(folder / model))
+
+
+def take_folders(arguments: argparse.Namespace) -> None:
+    """Put folders in place of the models that a benchmark's arguments name in any way that serve takes.
+
+    Raises ConvertError or ModelError if a model cannot be found, downloaded or converted.
+    """
+    for name in {"model", "draft_model", "tokenizer"} & vars(arguments).keys():
+        given = getattr(arguments, name)
+        if isinstance(given, list):
+            setattr(arguments, name, [_find(one) for one in given])
+        elif given is not None:
+            setattr(arguments, name, type(given)(_find(given)))
+
+
+def _find(model: str | Path) -> Path:
+    """Return the folder of a model, which is converted or downloaded if need be."""
+    converted = with_converted(Settings(model=str(model)), progress_bar).model or str(model)
+    if (Path(converted) / CONFIG).is_file():
+        return Path(converted)
+    from reprise.engine.model.loading import find_folder
+
+    with progress_bar(f"looking for {converted}") as report:
+        return find_folder(converted, lambda share: report(int(100 * share), 100))

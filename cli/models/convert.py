@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bits",
         type=int,
         choices=(4, 8),
-        help="Quantise to so many bits. Weights of a GGUF file in Q4_0, Q4_1, Q4_K, Q5_K or Q8_0 stay as they "
-        "are, also without this, unless they have more bits. Default: what the file has quantised in another "
-        "way gets the next number of bits that MLX has above its own; all else is not quantised.",
+        help="Quantise to so many bits. Weights of a GGUF file in Q4_0, Q4_1, Q4_K, Q5_K or Q8_0 stay as "
+        "they are, also without this, unless they have more bits. Default: what the file has quantised in "
+        "another way gets the next number of bits that MLX has above its own; all else is not quantised.",
     )
     parser.add_argument(
         "--group-size",
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Imported here so that other commands do not load the engine.
     from reprise.engine.checkpoint import inspect_checkpoint
     from reprise.engine.model.convert.conversion import convert
-    from reprise.engine.model.convert.kept import source_of
+    from reprise.engine.model.convert.kept import sampling_of, source_of
     from reprise.engine.model.convert.options import ConvertError, Options
 
     options = Options(
@@ -67,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
         dequantize=arguments.dequantize,
         adapter=arguments.adapter,
+        sampling=sampling_of(arguments.source),
     )
     folder = Path(arguments.folder).expanduser()
     with (

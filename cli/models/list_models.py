@@ -1,4 +1,4 @@
-"""`reprise list`: show the models that have been downloaded from the hub."""
+"""`reprise list`: show the models that have been downloaded, from the hub or in a package."""
 
 import argparse
 import json
@@ -22,10 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the downloaded models; return 0."""
     # Imported here so that other commands do not load the engine.
+    from reprise.engine.model.convert.kept import list_packaged
     from reprise.engine.model.hub.hub_cache import HubCache
 
     cache = HubCache()
-    models = cache.list_models()
+    models = sorted([*cache.list_models(), *list_packaged()], key=lambda model: model.name.lower())
     if arguments.json:
         print(json.dumps([asdict(model) for model in models], indent=2, default=str))
     elif models:

@@ -1,4 +1,4 @@
-"""`reprise rm`: delete a model that has been downloaded from the hub."""
+"""`reprise rm`: delete a model that has been downloaded, or what one was converted into."""
 
 import argparse
 
@@ -10,16 +10,29 @@ HELP = "Delete a model that has been downloaded, or what a broken download left.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model's name to the parser."""
-    parser.add_argument("name", metavar="NAME", help="Name of the model, as `reprise list` shows it.")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="Name of the model, as `reprise list` shows it; or a GGUF file that was served: what it was "
+        "converted into is deleted, and the file stays.",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Delete the model; return 0. Raises FailedError if it is missing or cannot be deleted."""
     # Imported here so that other commands do not load the engine.
+    from reprise.engine.model.convert.sources import is_converted_first
     from reprise.engine.model.hub.hub_cache import HubCache, HubError
 
-    with failing(HubError):
-        freed = HubCache().remove(arguments.name)
+    if is_converted_first(arguments.name):
+        from reprise.engine.model.convert import kept
+        from reprise.engine.model.convert.options import ConvertError
+
+        with failing(ConvertError):
+            freed = kept.remove(arguments.name)
+    else:
+        with failing(HubError):
+            freed = HubCache().remove(arguments.name)
     print(f"removed {arguments.name} ({format_bytes(freed)})")
     return 0

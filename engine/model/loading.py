@@ -29,7 +29,7 @@ from reprise.engine.model import lfm2_vl, wedlm
 from reprise.engine.model.files.context_length import find_context_tokens
 from reprise.engine.model.files.folder_reader import check_files
 from reprise.engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
-from reprise.engine.model.files.image_processor import has_library, read_vision
+from reprise.engine.model.files.image_processor import has_library, read_processor, read_vision
 from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.findings import Findings
 from reprise.engine.model.head_names import leave_heads_out
@@ -244,7 +244,7 @@ def load_model(
 
 def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path) -> LoadedModel:
     """Read the weights of what a model sees images with, if it does."""
-    tower = find_tower(config, folder)
+    tower = find_tower(config, folder, read_processor(folder))
     vision = read_vision(config, folder, loaded.tokenizer.backend) if tower else None
     if tower and not has_library():
         log.warning("%s sees no images: Pillow is not installed (the extra vision)", loaded.info.name)

@@ -34,7 +34,7 @@ class Interruptible:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Within the work, do something that interrupt() is not to end. Raises Interruption before or after."""
+        """Do something within the work that interrupt() is not to end. Raises Interruption around it."""
         self._leave()
         yield
         self._enter()

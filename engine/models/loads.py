@@ -302,7 +302,8 @@ class Loads:
 class GivenModel:
     """Loads the only model of a server, whose engine exists already when loading begins.
 
-    on_death: called with the fault's text if the model's engine dies. serve, interrupt: see Loading in loop.py.
+    on_death: called with the fault's text if the model's engine dies.
+    serve, interrupt: see Loading in loop.py.
     """
 
     def __init__(self, known: KnownModels, on_death: Callable[[str], None]) -> None:

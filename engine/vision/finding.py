@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.vision.gemma3 import Gemma3Tower
 from reprise.engine.vision.gemma4 import Gemma4Tower
 from reprise.engine.vision.lfm2 import Lfm2Tower
@@ -37,9 +36,10 @@ def tower_type(config: Config) -> str:
     return str((config.get("vision_config") or {}).get("model_type")) if model_type == "llava" else model_type
 
 
-def find_tower(config: Config, folder: Path) -> Tower | None:
+def find_tower(config: Config, folder: Path, processor: Config) -> Tower | None:
     """Return the tower of a model, its weights not read yet; None if the model sees no images here.
 
+    processor: how its images are prepared, by its folder; empty if the folder does not say.
     If a model that was made to see lacks a part of its tower, that is logged: it is served as a text model.
     """
     vision = config.get("vision_config")
@@ -49,7 +49,6 @@ def find_tower(config: Config, folder: Path) -> Tower | None:
     if model_type not in TOWERS:
         log.warning("this model sees no images here: the tower of %s is not known", model_type)
         return None
-    processor = read_processor(folder)
     if not processor:
         log.warning("this model sees no images: its folder has no preprocessor_config.json")
         return None
@@ -67,16 +66,3 @@ def find_tower(config: Config, folder: Path) -> Tower | None:
         log.warning("this model sees no images: its tower is not as expected: %s", fault)
         return None
     return tower
-
-
-def read_processor(folder: Path) -> Config:
-    """Read a folder's configuration of preparing images; empty if there is none."""
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        file = folder / name
-        if file.is_file():
-            try:
-                read: Config = read_json(file)
-            except ValueError:
-                return {}
-            return read.get("image_processor") or read
-    return {}

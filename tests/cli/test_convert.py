@@ -16,15 +16,18 @@ import pytest
 from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType as Kind
 
+from reprise.bench.figures.run_all import is_lacking
 from reprise.cli.main import main
 from reprise.cli.models.convert import progress_bar
 from reprise.cli.units import format_bytes
 from reprise.config.settings import Settings
+from reprise.engine.interface.models import SamplingDefaults
 from reprise.engine.model import weights_here
 from reprise.engine.model.convert import conversion, kept
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.options import ConvertError, Options
 from reprise.engine.model.convert.sources import PACKAGED, Packaged, with_converted
+from reprise.engine.model.files.generation_config import read_sampling_defaults
 from reprise.engine.model.hub.hub_download import RESERVED_BYTES
 from reprise.engine.model.loading import load_model
 from tests.engine.model.convert.gguf_files import write_gguf
@@ -344,7 +347,9 @@ def test_a_model_that_cannot_be_converted_is_not_served(tmp_path: Path, cache: P
 
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Path, sha256: str) -> None:
     """Have a package installed with a GGUF file, which the name made-up stands for."""
-    packaged = Packaged("made-up-model==1.0", "made_up/model.gguf", sha256)
+    packaged = Packaged(
+        "made-up-model==1.0", "made_up/model.gguf", sha256, {"temperature": 0.2, "top_p": 0.9}
+    )
     site = tmp_path / "site"
     info = site / "made_up_model-1.0.dist-info"
     info.mkdir(parents=True)
@@ -375,6 +380,70 @@ def test_a_packaged_model_is_described_pulled_and_converted_by_its_name(
     assert json.loads(capsys.readouterr().out)["architecture"] == "qwen3"
     assert main(["convert", "made-up", str(tmp_path / "made"), "--dtype", "float32"]) == 0
     assert logits(tmp_path / "made").shape == (1, 5, 4096)
+
+
+def test_a_packaged_model_recommends_its_makers_sampling_is_listed_and_removed(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Refused
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert PACKAGED["smollm2"].sampling == {"temperature": 0.2, "top_p": 0.9}
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q8_0)
+    install(tmp_path, monkeypatch, source, sha256_of(source))
+    assert main(["rm", "made-up"]) == 1
+    told = "made-up has not been converted, so there is nothing to remove"
+    assert capsys.readouterr().err == f"reprise: {told}\n"
+    assert main(["pull", "made-up"]) == 0
+    (folder,) = cache.glob("*/made-up")
+    old = shutil.copytree(folder, cache / "of an older version" / "made-up")
+    assert main(["convert", "made-up", str(tmp_path / "made")]) == 0
+    assert read_sampling_defaults(tmp_path / "made") == read_sampling_defaults(folder)
+    assert read_sampling_defaults(folder) == SamplingDefaults(temperature=0.2, top_p=0.9)
+    capsys.readouterr()
+    assert main(["list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["model", "made-up"]
+    assert main(["list", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["name"], listed["path"], listed["fault"]) == ("made-up", str(folder), None)
+    assert main(["rm", "made-up"]) == 0
+    assert capsys.readouterr().out.startswith("removed made-up (")
+    assert not folder.parent.exists()
+    assert not old.parent.exists()
+
+
+def test_what_a_file_was_converted_into_is_removed_without_the_file(
+    tmp_path: Path, cache: Path, capsys: Refused
+) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q8_0)
+    folder = Path(str(with_converted(Settings(model=str(source)), progress_bar).model))
+    assert folder.is_relative_to(cache)
+    assert main(["rm", str(source)]) == 0
+    assert capsys.readouterr().out.startswith(f"removed {source} (")
+    assert not folder.parent.exists()
+    assert source.exists()
+
+
+def test_benchmarks_take_every_name_that_serve_takes(
+    folder: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Refused
+) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q8_0)
+    install(tmp_path, monkeypatch, source, sha256_of(source))
+    assert is_lacking("made-up")
+    bench = ["bench", "workloads", "--workloads", "edits", "--model"]
+    with serve({file.name: file.read_bytes() for file in folder.iterdir()}, {"model.safetensors"}) as hub:
+        use(hub, tmp_path / "hub", monkeypatch)
+        told = []
+        for model in ("made-up", str(source), str(folder), MODEL):
+            assert main([*bench, model]) == 0
+            told.append(capsys.readouterr().out)
+        assert main([*bench, "org/other"]) == 1
+        assert "org/other" in capsys.readouterr().err
+    assert "edits" in told[0]
+    assert len({*told}) == 1
+    assert not is_lacking("made-up")
+    assert len([*cache.glob("*/*")]) == 2
+    for wrong in (str(tmp_path), "./none", "/no/such.gguf"):
+        assert main([*bench, wrong]) in (1, 2)
+        assert wrong in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("cache")

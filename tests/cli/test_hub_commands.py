@@ -18,6 +18,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setenv("COLUMNS", "300")
     with serve({file.name: file.read_bytes() for file in folder.iterdir()}, {"model.safetensors"}) as hub:
         use(hub, tmp_path / "cache", monkeypatch)
+        # What was converted before is listed too.
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "converted"))
         yield hub
 
 

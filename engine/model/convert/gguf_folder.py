@@ -65,7 +65,7 @@ def write_folder(gguf: GgufFile, folder: Path, options: Options, report: Report)
     if options.dequantize and (kind := main_quantisation(gguf)):
         config[DEQUANTISED_FROM] = kind
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", ids)
+    _write_json(folder / "generation_config.json", ids | dict(options.sampling))
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", make_tokenizer_config(gguf))
     _write_templates(folder, gguf)
@@ -73,7 +73,7 @@ def write_folder(gguf: GgufFile, folder: Path, options: Options, report: Report)
 
 
 def _write_templates(folder: Path, gguf: GgufFile) -> None:
-    """Write a file's chat template, and its named ones, such as tool_use, where transformers looks for them."""
+    """Write a file's chat template, and named ones, such as tool_use, where transformers looks for them."""
     if template := gguf.fields.get(_TEMPLATE):
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     named = {name.removeprefix(f"{_TEMPLATE}."): text for name, text in gguf.fields.items()}

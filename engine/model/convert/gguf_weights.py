@@ -1,8 +1,8 @@
 """Convert the tensors of a GGUF file into arrays by mlx-lm's names, one after the other.
 
 MLX quantises affinely: a group of numbers q, each of a few bits, stands for scale * q + bias. Q4_0, Q4_1 and
-Q8_0 do the same in groups of 32 with scales of float16, so their numbers are only packed in another order. So do
-Q4_K and Q5_K, whose scales are products of two numbers.
+Q8_0 do the same in groups of 32 with scales of float16, so their numbers are only packed in another order. So
+do Q4_K and Q5_K, whose scales are products of two numbers.
 """
 
 from collections.abc import Iterator
@@ -139,11 +139,11 @@ def convert_weight(gguf: GgufFile, weight: Weight, dtype: DType) -> Iterator[tup
 def unpack(data: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Put a quantised tensor's numbers, scales and biases into MLX's order, with no number changed.
 
-    data: (rows, bytes), blocks of a float16 scale, in Q4_1 also a float16 bias, and 32 numbers; those of Q4_K and
-        Q5_K have eight groups of 32.
+    data: (rows, bytes), blocks of a float16 scale, in Q4_1 also a float16 bias, and 32 numbers; for Q4_K and
+        Q5_K see _unpack_k().
 
-    Returns numbers (rows, columns * bits / 32) uint32, then scales and biases (rows, columns / 32), float16, or
-    float32 of Q4_K and Q5_K.
+    Returns numbers (rows, columns * bits / 32) uint32, then scales and biases (rows, columns / 32): float16,
+    and float32 of Q4_K and Q5_K.
     """
     blocks = data.reshape(data.shape[0], -1, GGML_QUANT_SIZES[kind][1])
     if kind in (Kind.Q4_K, Kind.Q5_K):
@@ -160,7 +160,10 @@ def unpack(data: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _unpack_k(blocks: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """See unpack(). blocks: (rows, blocks, bytes), each of two float16, 16 numbers of 6 bits, and 256 numbers."""
+    """Unpack what has scales that are products; see unpack().
+
+    blocks: (rows, blocks, bytes), each of two float16, 16 numbers of 6 bits, and 8 groups of 32 numbers.
+    """
     rows = blocks.shape[0]
     scale, least = (blocks[..., at : at + 2].copy().view(np.float16).astype(np.float32) for at in (0, 2))
     each = Q4_K.get_scale_min(blocks[..., 4:16].reshape(-1, 12))
@@ -181,8 +184,9 @@ def _unpack_k(blocks: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, n
 def _pack(numbers: np.ndarray, bits: int) -> np.ndarray:
     """Pack numbers (..., n) of a few bits each into bytes (..., n * bits / 8), the lowest bits first."""
     if bits == 4:
-        return numbers[..., ::2] | numbers[..., 1::2] << 4
-    digits = numbers[..., None] >> np.arange(bits, dtype=np.uint8) & 1
+        pairs: np.ndarray = numbers[..., ::2] | numbers[..., 1::2] << 4
+        return pairs
+    digits: np.ndarray = numbers[..., None] >> np.arange(bits, dtype=np.uint8) & 1
     return np.packbits(digits.reshape(*numbers.shape[:-1], -1), axis=-1, bitorder="little")
 
 

@@ -18,7 +18,8 @@ import mlx.core as mx
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.gguf_file import check_digest
 from reprise.engine.model.convert.options import ConvertError, Options
-from reprise.engine.model.convert.sources import Packaged, Show, find_packaged
+from reprise.engine.model.convert.sources import PACKAGED, Packaged, Show, find_packaged
+from reprise.engine.model.files.model_folder import ModelFolder, describe_folder
 from reprise.engine.model.hub.hub_download import RESERVED_BYTES
 
 FORMAT = 2
@@ -48,7 +49,8 @@ def converted(source: str, show: Show, cache: Path | None = None) -> Path:
         shutil.rmtree(folder.parent, ignore_errors=True)
         try:
             with source_of(source, show, folder.parents[1]) as found:
-                _convert(Path(found), folder, show)
+                options = Options(for_drafts=True, sampling=sampling_of(source))
+                _convert(Path(found), folder, options, show)
         except BaseException:
             shutil.rmtree(folder.parent, ignore_errors=True)
             raise
@@ -70,6 +72,41 @@ def folder_of(source: str, cache: Path | None = None) -> Path:
     return (cache or default_cache()) / key / (source if packaged else path.name.removesuffix(".gguf"))
 
 
+def sampling_of(source: str) -> Mapping[str, float]:
+    """Return the sampling that a packaged model's makers recommend; nothing for any other source."""
+    packaged = find_packaged(source)
+    return packaged.sampling if packaged else {}
+
+
+def list_packaged(cache: Path | None = None) -> list[ModelFolder]:
+    """Describe the packaged models that have been converted."""
+    found = {name: folder_of(name, cache) for name in PACKAGED if find_packaged(name)}
+    return [describe_folder(folder, name) for name, folder in found.items() if folder.exists()]
+
+
+def remove(source: str, cache: Path | None = None) -> int:
+    """Delete what a model that is_converted_first() was converted into; return the bytes freed.
+
+    Of a packaged model also what earlier versions of the conversion made. Raises ConvertError.
+    """
+    folder = folder_of(source, cache)
+    places = [folder.parent]
+    if find_packaged(source):
+        places = [one.parent for one in folder.parents[1].glob(f"*/{source}")]
+    found = [place for place in places if place.is_dir()]
+    if not found:
+        raise ConvertError(f"{source} has not been converted, so there is nothing to remove")
+    num_bytes = 0
+    for place in found:
+        with _locked(place):
+            num_bytes += sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+            try:
+                shutil.rmtree(place)
+            except OSError as fault:
+                raise ConvertError(f"cannot remove {place}: {fault.strerror}") from fault
+    return num_bytes
+
+
 @contextmanager
 def source_of(source: str, show: Show, place: Path | None = None) -> Iterator[str]:
     """Yield a model's source: a packaged model's GGUF file, checked; any other source unchanged.
@@ -86,9 +123,9 @@ def source_of(source: str, show: Show, place: Path | None = None) -> Iterator[st
         yield str(gguf)
 
 
-def _convert(gguf: Path, folder: Path, show: Show) -> None:
+def _convert(gguf: Path, folder: Path, options: Options, show: Show) -> None:
     with show(f"converting {gguf.name}, once, into {folder}") as report:
-        convert(str(gguf), folder, Options(for_drafts=True), report)
+        convert(str(gguf), folder, options, report)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def write_folder(source: Path, folder: Path, options: Options, report: Report) -
             raise
         reason = f"mlx-lm cannot convert {source}: {first_line(fault)}"
         raise ConvertError(f"{reason}; look for it in MLX's format") from fault
-    arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+    arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     # Each array is freed once it is written.
     model.update(tree_map(lambda _: mx.array([]), model.parameters()))
     with contextlib.redirect_stdout(io.StringIO()):

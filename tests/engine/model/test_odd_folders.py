@@ -8,21 +8,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from reprise.bench.architectures.tiny_models import write_random_model
 from reprise.config.settings import Settings
-from reprise.engine.checkpoint import inspect_checkpoint
+from reprise.engine.checkpoint import check_folder, inspect_checkpoint
 from reprise.engine.engine import ModelPool
 from reprise.engine.interface.errors import ModelError, ModelLoadError
 from reprise.engine.model.files.folder_reader import MAX_DEPTH, MAX_JSON_BYTES, parse_json, read_bytes
 from reprise.engine.model.files.model_folder import INDEX, MAX_FAULT_CHARACTERS, MAX_MISSING, describe_folder
 from reprise.engine.model.hub.hub_cache import HubCache
 from reprise.engine.models.catalogue import Catalogue, choose_first
+from reprise.server.app import create_app
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model_folders import answer_of, write_adapter, write_model
 from tests.engine.models.test_pool import ask
 from tests.engine.support import prompt_of, request
+from tests.server.served import served
 
 Change = Callable[[Path], object]
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
@@ -68,8 +71,14 @@ ODD: dict[str, tuple[Change, str]] = {
     "a deep index": (put(INDEX, DEEP), f"{INDEX} has JSON nested 100,000 deep"),
     "deep modules": (put("modules.json", DEEP), "modules.json has JSON nested 100,000 deep"),
     "a deep header": (put_header, "model.safetensors has JSON nested 100,000 deep"),
-    "two million layers": (configure(num_hidden_layers=2_000_000), "num_hidden_layers 2000000, and 57"),
-    "more layers than arrays": (configure(num_hidden_layers=58), "58, and 57 arrays of weights allow 57"),
+    "two million layers": (
+        configure(num_hidden_layers=2_000_000),
+        "num_hidden_layers 2000000; with these weights",
+    ),
+    "more layers than arrays": (
+        configure(num_hidden_layers=58),
+        "58; with these weights it can be 57 at most",
+    ),
     "a million experts": (configure(text={"n_routed_experts": 10**6}), "n_routed_experts 1000000"),
     "a pipe": (put_pipe("generation_config.json"), "generation_config.json is no regular file"),
     "a pipe for a tokenizer": (put_pipe("tokenizer_config.json"), "tokenizer_config.json is no regular file"),
@@ -114,6 +123,17 @@ def test_an_odd_processor_is_a_fault(tmp_path: Path, odd: str) -> None:
     assert describe_folder(folder).fault is None
     change(folder)
     assert fault in (describe_folder(folder).fault or "")
+
+
+def test_a_folder_is_inspected_without_building_what_its_weights_cannot_hold(
+    whole: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(whole, tmp_path / "model")
+    configure(num_hidden_layers=2_000_000)(folder)
+    (refused,) = inspect_checkpoint(str(folder)).refused
+    assert "num_hidden_layers 2000000" in refused
+    with pytest.raises(ModelError, match="cannot be served: .* num_hidden_layers 2000000; with"):
+        check_folder(folder)
 
 
 def test_missing_files_are_named_as_far_as_a_person_reads(whole: Path, tmp_path: Path) -> None:
@@ -164,7 +184,11 @@ def pool(tmp_path: Path, whole: Path) -> Iterator[ModelPool]:
 def test_odd_folders_take_nothing_from_others(pool: ModelPool, tmp_path: Path) -> None:
     entries = {entry.name: entry for entry in pool.entries()}
     assert entries.keys() == {"good"} | {f"{name}, odd" for name in (*ODD, *SEEING)}
-    json.dumps([entry.fault for entry in entries.values()], ensure_ascii=False).encode()
+    with served(create_app(pool, pool.settings)) as url:
+        listed = httpx.get(f"{url}/v1/models", timeout=60).json()["data"]
+        tagged = httpx.get(f"{url}/api/tags", timeout=60).json()["models"]
+    assert {one["id"] for one in listed} == entries.keys()
+    assert "good:latest" in {one["name"] for one in tagged}
     for name in entries.keys() - {"good"}:
         with pytest.raises(ModelLoadError) as raised:
             pool.acquire(name).result(60)

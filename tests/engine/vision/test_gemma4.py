@@ -9,6 +9,7 @@ import pytest
 from mlx_lm.utils import load_model
 
 from reprise.engine.interface.images import PromptImage
+from reprise.engine.model.files.image_processor import read_processor
 from reprise.engine.vision.finding import find_tower
 from reprise.engine.vision.language.reading import Language
 from tests.engine.vision.test_towers import TOLERANCE, WRONG, features
@@ -43,7 +44,7 @@ def write_model(folder: Path, attention: str | None) -> Path:
 def test_an_image_among_text_has_the_logits_of_transformers(attention: str | None, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", attention)
     model, config = load_model(folder)
-    tower = find_tower(config, folder)
+    tower = find_tower(config, folder, read_processor(folder))
     assert tower is not None
     assert tower.sees_whole_image == (attention == "vision")
     seen = next(references("gemma4"))

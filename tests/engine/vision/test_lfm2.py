@@ -11,6 +11,7 @@ from mlx_lm.utils import load_model
 
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.model import loading
+from reprise.engine.model.files.image_processor import read_processor
 from reprise.engine.vision.finding import find_tower
 from reprise.engine.vision.language.reading import Language
 from tests.engine.vision.test_towers import TOLERANCE, WRONG, features
@@ -46,7 +47,7 @@ def test_tiles_among_text_have_the_logits_of_transformers(
 ) -> None:
     folder = write_model(tmp_path / "model", layout, model_type=model_type)
     model, config = load_model(folder)
-    tower = find_tower(config, folder)
+    tower = find_tower(config, folder, read_processor(folder))
     assert tower is not None
     images = [
         PromptImage(start, len(one.states), one.grid, one.pixels.tobytes(), one.pixels.shape, b"")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from reprise.engine.interface.images import PromptImage
+from reprise.engine.model.files.image_processor import read_processor
 from reprise.engine.vision.finding import find_tower
 from reprise.engine.vision.tower import Features, Tower
 from tests.engine.vision.tiny_towers import (
@@ -28,7 +29,7 @@ WRONG = 0.01
 
 
 def load(folder: Path, family: str) -> Tower:
-    tower = find_tower(FAMILIES[family].config, folder)
+    tower = find_tower(FAMILIES[family].config, folder, read_processor(folder))
     assert tower is not None
     return tower
 
