@@ -62,6 +62,23 @@ class Picture:
         )
 
 
+@dataclass(frozen=True)
+class Twin(Picture):
+    """One of two small pictures, seeds of TWINS, that have the same key; found by a birthday search."""
+
+    rows: int = 1
+    columns: int = 1
+
+    def image(self, start: int, length: int) -> PromptImage:
+        pixels, shape = self.seed.to_bytes(4, "little"), (1, 1, 4)
+        return PromptImage(
+            start, length, self.grid, pixels, shape, image_key(pixels, shape, self.grid, "random")
+        )
+
+
+TWINS = Twin(40625), Twin(97052)
+
+
 def looked_at(
     *parts: Sequence[int] | Picture, name: str = "r", breaks: bool = False, **options: Any
 ) -> GenerationRequest:
