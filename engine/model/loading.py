@@ -27,7 +27,7 @@ from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.model import lfm2_vl, wedlm
 from reprise.engine.model.files.context_length import find_context_tokens
 from reprise.engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
-from reprise.engine.model.files.image_processor import has_library, read_vision
+from reprise.engine.model.files.image_processor import read_vision
 from reprise.engine.model.findings import Findings
 from reprise.engine.model.head_names import leave_heads_out
 from reprise.engine.model.load_options import NO_OPTIONS, LoadOptions
@@ -238,8 +238,6 @@ def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path) -> Loade
     """Read the weights of what a model sees images with, if it does."""
     tower = find_tower(config, folder)
     vision = read_vision(config, folder, loaded.tokenizer.backend) if tower else None
-    if tower and not has_library():
-        log.warning("%s sees no images: Pillow is not installed (the extra vision)", loaded.info.name)
     if vision and tower:
         mx.eval(tower.arrays())
         loaded.sight = Sight(loaded.model, tower)
