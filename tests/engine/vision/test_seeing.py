@@ -12,6 +12,7 @@ import pytest
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
+from reprise.engine.memory.prefill_budget import MIN_CHUNK_TOKENS
 from reprise.engine.vision import sight
 from reprise.engine.vision.keys import prompt_keys
 from reprise.engine.vision.language import reading
@@ -278,6 +279,26 @@ def test_a_prompt_can_be_cancelled_while_the_tower_looks() -> None:
     tower.num_slices = 3
     asked = looked_at(prompt_of(3), Picture(1), prompt_of(4), name="again", max_tokens=8)
     assert answer(driven, asked) == expected("mistral3", asked)
+
+
+def test_every_slice_of_a_tower_counts_as_progress() -> None:
+    loaded = make_seeing("mistral3")
+    assert loaded.sight
+    tower: Any = loaded.sight.tower
+    tower.num_slices = 200
+    driven = Driven(loaded, max_stall_ms=0)
+    told = driven.ask(looked_at(prompt_of(5), name="text", max_tokens=60))
+    driven.step_until(lambda: bool(told.text))
+    seen = driven.ask(looked_at(prompt_of(3), Picture(1), prompt_of(4), max_tokens=4))
+    driven.step_until(lambda: tower.num_done > 0)
+    while tower.num_done < tower.num_slices:
+        done, progressed = tower.num_done, driven.worker.num_progressed
+        driven.worker.step()
+        # As few as a prompt needs to advance, whatever the whole picture takes; and a token of the row.
+        assert done < tower.num_done <= done + MIN_CHUNK_TOKENS
+        assert driven.worker.num_progressed > progressed + 1
+    driven.finish()
+    assert len(seen.finished().tokens) == 4
 
 
 def test_a_picture_that_two_prompts_have_is_looked_at_once() -> None:
