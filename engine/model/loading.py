@@ -231,15 +231,20 @@ def load_model(
     # Code that comes with the model may change while its configuration stays.
     findings = Findings.of(info, None if config.get("model_file") else options.cache_folder)
     loaded = LoadedModel(model, tokenizer, info, findings)
-    return _let_see(loaded, config, folder) if options.sees else loaded
+    return _let_see(loaded, config, folder, progress) if options.sees else loaded
 
 
-def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path) -> LoadedModel:
+def _let_see(
+    loaded: LoadedModel, config: dict[str, Any], folder: Path, progress: Progress | None
+) -> LoadedModel:
     """Read the weights of what a model sees images with, if it does."""
     tower = find_tower(config, folder)
     vision = read_vision(config, folder, loaded.tokenizer.backend) if tower else None
     if vision and tower:
-        mx.eval(tower.arrays())
+        for array in tower.arrays():
+            mx.eval(array)
+            if progress:
+                progress(1.0)
         loaded.sight = Sight(loaded.model, tower)
         weight_bytes = loaded.info.weight_bytes + tower.nbytes
         loaded.info = replace(loaded.info, vision=vision, weight_bytes=weight_bytes)
