@@ -35,7 +35,7 @@ COMMANDS = {
 
 PAGE_NEEDS = ("jinja2", "vl_convert")
 NEEDED = {"economics": ("polars",), "sweep": ("polars",), "report": PAGE_NEEDS}
-"""Modules of the extra bench that benchmarks need. Pages (--html) need PAGE_NEEDS, and --images Pillow."""
+"""Modules of the extra bench that benchmarks need. Pages (--html) need PAGE_NEEDS."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,6 @@ def _run(name: str, run: Callable[[argparse.Namespace], int], arguments: argpars
 
     # Before anything is measured, which may take an hour.
     needed = NEEDED.get(name, ()) + (PAGE_NEEDS if getattr(arguments, "html", None) else ())
-    needed += ("PIL",) if getattr(arguments, "images", None) else ()
     if missing := [module for module in dict.fromkeys(needed) if find_spec(module) is None]:
         raise UsageError(f"{' and '.join(missing)} must be installed for this: run {install_command()}")
     take_folders(arguments)

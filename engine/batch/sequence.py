@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import mlx.core as mx
+import numpy as np
 
 from reprise.drafters.base import NO_DRAFT, Draft
 from reprise.engine.batch.loop_guard import ends_in_loop
@@ -27,6 +28,7 @@ from reprise.engine.interface.events import (
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.kv_cache.prefix_cache.block_hashes import BlockHashes
+from reprise.engine.kv_cache.prefix_cache.text_key import Pictures, TextKey
 from reprise.engine.sampling.grammar import Grammars, Matcher
 from reprise.engine.sampling.logprobs import Likelihood
 from reprise.engine.sampling.penalties import Penalties
@@ -54,7 +56,7 @@ class Sequence:
 
     text: converts its tokens into text that can be sent.
     tokens: prompt and answer so far; all of them are committed. keys: the same with an id of its
-        own in place of an image's placeholder, by which texts are compared; tokens itself without images.
+        own in place of an image's placeholder, which drafters read; tokens itself without images.
     hashes: chained hashes of the keys' blocks, extended when they are needed.
     prefix: the search for a computed prefix of its prompt. prefill: what is computed of the prompt until the
         sequence joins the rows.
@@ -112,6 +114,15 @@ class Sequence:
         )
 
     @cached_property
+    def pictures(self) -> Pictures:
+        """The digests of its images, which tell texts with equal keys apart."""
+        return tuple((image.start, image.key) for image in self.request.images)
+
+    def text_key(self, length: int | None = None) -> TextKey:
+        """Return the key of its first tokens, by which prefixes are known. length: None for all."""
+        return TextKey(np.asarray(self.keys[:length], np.int32), self.pictures)[:length]
+
+    @cached_property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end the answer."""
         return self.tokenizer.eos_ids.union(self.request.stop_tokens)
@@ -130,7 +141,7 @@ class Sequence:
         """Begin to prefill. caches: the sequence's own; they hold its first num_computed tokens."""
         self.prefill.caches, self.prefill.num_computed = caches, num_computed
         self.prefix.awaited, self.prefix.compared = None, ()
-        self.prefix.num_shared, self.prefix.ids = {}, None
+        self.prefix.num_shared, self.prefix.key = {}, None
         if not self.timing.admitted_at:
             self.timing.admitted_at = time.perf_counter()
             self.prefix.num_cached = num_computed

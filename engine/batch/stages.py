@@ -5,10 +5,9 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.kv_cache.prefix_cache.disk import Loading
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from reprise.engine.speculative.heads.states import States
 from reprise.engine.vision.sight import Looking
 
@@ -40,7 +39,7 @@ class PrefixSearch:
     compared: the sequences that were prefilling when one to wait for was last looked for.
     num_shared: leading tokens shared with each compared sequence, by that sequence and its number of tokens.
     num_held: leading tokens that the prefix cache held at the last lookup, and the cache's evictions by then.
-    ids: the waiting sequence's tokens, (n,) int32; None until they are needed.
+    key: the waiting sequence's text; None until it is needed.
     loading: the prefix files being read. is_disk_searched: whether files were looked for.
     unsaved: lengths at which state was kept in memory only, to be saved when its answer has ended.
     """
@@ -50,7 +49,7 @@ class PrefixSearch:
     compared: "SequenceOf[Sequence]" = ()
     num_shared: "dict[tuple[Sequence, int], int]" = field(default_factory=dict)
     num_held: tuple[int, int] = (0, 0)
-    ids: np.ndarray | None = None
+    key: TextKey | None = None
     loading: Loading | None = None
     is_disk_searched: bool = False
     unsaved: list[int] = field(default_factory=list)
@@ -61,7 +60,7 @@ class Prefill:
     """A sequence's keys, values and states before it joins the rows.
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
-    ids: all of its tokens as an array, (n,) int32, if state is to be kept at some lengths; else empty.
+    key: all of its text, if state is to be kept at some lengths; else None.
     states: the target's states of the tokens that were not found in the prefix cache, if a head reads them.
     num_found: how many tokens were in the prefix cache, with state if the model has any.
     keep_at: lengths at which the caches are to be kept in the prefix cache.
@@ -74,7 +73,7 @@ class Prefill:
 
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
-    ids: np.ndarray = field(default_factory=lambda: np.array([], np.int32))
+    key: TextKey | None = None
     states: States = field(default_factory=States)
     num_found: int = 0
     keep_at: set[int] = field(default_factory=set)

@@ -16,7 +16,8 @@ from reprise.engine.kv_cache.prefix_cache.disk import (
     make_store,
 )
 from reprise.engine.kv_cache.prefix_cache.disk_file import Contents
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, Tokens
+from reprise.engine.kv_cache.prefix_cache.text_key import Tokens
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
 from reprise.engine.kv_cache.slices import KVSlice, State
 
 log = logging.getLogger("reprise.engine")

@@ -4,6 +4,7 @@ token, type and position embeddings -> norm -> layers: attention, feed forward -
 """
 
 import re
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -58,8 +59,11 @@ class Attention(Module):
         )
         self._is_local, self._base, self._scale = is_local, design.bases[is_local], design.position_scale
 
-    def __call__(self, hidden: mx.array, masks: Masks) -> mx.array:
-        """Return the outcome of attention, (texts, tokens, size). hidden: the states, of the same shape."""
+    def __call__(self, hidden: mx.array, masks: Masks, cache: Any = None) -> mx.array:
+        """Return the outcome of attention, (texts, tokens, size). hidden: the states, of the same shape.
+
+        cache: says where these tokens stand in the text, and gives all keys and values; None for all tokens.
+        """
         num_texts, num_tokens, size = hidden.shape
 
         def split(states: mx.array) -> mx.array:
@@ -67,16 +71,19 @@ class Attention(Module):
 
         queries, keys, values = split(self.query(hidden)), split(self.key(hidden)), split(self.value(hidden))
         if self._base:
-            queries, keys = self._rotate(queries), self._rotate(keys)
+            offset = cache.offset if cache else 0
+            queries, keys = self._rotate(queries, offset), self._rotate(keys, offset)
+        if cache:
+            keys, values = cache.update_and_fetch(keys, values)
         scale = queries.shape[-1] ** -0.5
         found = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=masks[self._is_local]
         )
         return self.out(found.transpose(0, 2, 1, 3).reshape(num_texts, num_tokens, size))
 
-    def _rotate(self, states: mx.array) -> mx.array:
+    def _rotate(self, states: mx.array, offset: int) -> mx.array:
         return mx.fast.rope(
-            states, states.shape[-1], traditional=False, base=self._base, scale=self._scale, offset=0
+            states, states.shape[-1], traditional=False, base=self._base, scale=self._scale, offset=offset
         )
 
 
@@ -96,14 +103,17 @@ class Layer(Module):
         self._activation = ACTIVATIONS[config["hidden_act"]]
         self._norms_first = design.norms_first
 
-    def __call__(self, hidden: mx.array, masks: Masks) -> mx.array:
-        """Return the states after this layer, (texts, tokens, size). hidden: those before it."""
+    def __call__(self, hidden: mx.array, masks: Masks, cache: Any = None) -> mx.array:
+        """Return the states after this layer, (texts, tokens, size). hidden: those before it.
+
+        cache: see Attention.
+        """
         if self._norms_first:
             # The first layer has no norm of its own: its states come from that of the embeddings.
             normed = self.attention_norm(hidden) if "attention_norm" in self else hidden
-            hidden = hidden + self.attention(normed, masks)
+            hidden = hidden + self.attention(normed, masks, cache)
             return hidden + self._feed_forward(self.norm(hidden))
-        hidden = self.attention_norm(hidden + self.attention(hidden, masks))
+        hidden = self.attention_norm(hidden + self.attention(hidden, masks, cache))
         after: mx.array = self.norm(hidden + self._feed_forward(hidden))
         return after
 

@@ -9,10 +9,13 @@ Mask = mx.array | Literal["causal"]
 
 
 class Masks(NamedTuple):
-    """The masks of a pass: one for layers that attend to all tokens, and one for local layers."""
+    """The masks of a pass: one for layers that attend to all tokens, and one for local layers.
 
-    whole: Mask
-    local: Mask
+    None: for keys and values alone.
+    """
+
+    whole: Mask | None
+    local: Mask | None
 
 
 def attend_to_all(num_tokens: mx.array, width: int) -> mx.array:

@@ -1,6 +1,7 @@
 """Make the vectors of all requests, a few layers of a pass at a time, on the thread that owns MLX.
 
-A step takes as many layers of the pass as fit into the time that it has, but at least one. A pass has texts
+A step takes as many layers of the pass as fit into the time that it has. Of a layer that does not fit, it
+takes as many tokens as do, but at least MIN_TOKENS. A pass has texts
 of about the same length; they are padded at the end, and what is padding is masked.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from reprise.engine.embedding.cut_layer import CutLayer
 from reprise.engine.embedding.loading import EmbeddingModel
 from reprise.engine.embedding.memory import PREFIX_BYTES, PassMemory
 from reprise.engine.embedding.passes import Job, Member, by_job, choose_members
@@ -21,10 +23,13 @@ from reprise.engine.interface.embeddings import EmbeddingInput, EmbeddingRequest
 from reprise.engine.interface.events import EmbeddingSink, Failed
 from reprise.engine.interface.stations import station
 from reprise.engine.kv_cache.per_row import Caches
-from reprise.engine.memory.prefill_budget import PrefillLimits
+from reprise.engine.memory.prefill_budget import PrefillLimits, count_fitting
 from reprise.engine.memory.prefill_costs import PrefillCosts
 
 log = logging.getLogger("reprise.engine")
+
+MIN_TOKENS = 64
+"""Tokens of a layer that a step computes where even these may take longer than it has."""
 
 
 @dataclass
@@ -32,8 +37,8 @@ class _Pass:
     """Texts whose states are being computed, after those of their head if that is not kept.
 
     head: what all begin with. caches: of the head, while it is being computed.
-    hidden, mask: what the next layer gets. num_layers: that are done. before: of each layer, what stands
-    before the tokens that are fed; empty if nothing does.
+    hidden, mask: what the next layer gets. num_layers: that are done. cut: the next one, if a part of it is.
+    before: of each layer, what stands before the tokens that are fed; empty if nothing does.
     num_rows, width, num_before: fed texts, tokens of the longest, and tokens before these.
     """
 
@@ -43,6 +48,7 @@ class _Pass:
     hidden: mx.array = field(default_factory=lambda: mx.array(0))
     mask: Any = None
     num_layers: int = 0
+    cut: CutLayer | None = None
     before: Sequence[Any] = ()
     num_rows: int = 0
     width: int = 0
@@ -219,24 +225,49 @@ class EmbeddingWorker:
         return self._costs.seconds(num_tokens, seen - num_tokens // 2)
 
     def _advance(self, model: EmbeddingModel, running: _Pass, limit_s: float) -> None:
-        layers, num_tokens = model.body.layers, running.num_tokens
         seen = running.num_before + running.width
+        least = -(-MIN_TOKENS // running.num_rows)
+        fitting = count_fitting(lambda n: self._layer_s(n * running.num_rows, seen), running.width, limit_s)
+        if running.cut or max(least, fitting) < running.width:
+            self._advance_in_layer(model, running, max(least, fitting), seen)
+        else:
+            self._advance_layers(model, running, limit_s, seen)
+        if running.num_layers == len(model.body.layers):
+            self._end_layers(model, running)
+
+    def _advance_in_layer(self, model: EmbeddingModel, running: _Pass, most: int, seen: int) -> None:
+        """Compute a layer for up to `most` tokens of each text. seen: tokens that each attends to."""
+        start, index = time.perf_counter(), running.num_layers
+        if running.cut is None:
+            before, grows = running.before[index] if running.before else None, running.caches is not None
+            layer = model.body.layers[index]
+            running.cut = CutLayer(layer, running.hidden, running.mask, before, grows=grows)
+        arrays, num_tokens = running.cut.advance(most)
+        mx.eval(arrays)
+        if num_tokens:
+            fed = num_tokens * running.num_rows
+            self._costs.observe(fed, seen - fed // 2, time.perf_counter() - start)
+        if (states := running.cut.states) is not None:
+            running.hidden, running.num_layers, running.cut = states, index + 1, None
+
+    def _advance_layers(self, model: EmbeddingModel, running: _Pass, limit_s: float, seen: int) -> None:
+        """Compute as many whole layers as fit into the time, at least one."""
+        layers, num_tokens = model.body.layers, running.num_tokens
         num_fitting = int(limit_s / max(1e-9, self._layer_s(num_tokens, seen)))
         until = min(len(layers), running.num_layers + max(1, num_fitting))
         num_layers = until - running.num_layers
         start, hidden = time.perf_counter(), running.hidden
         for index in range(running.num_layers, until):
             hidden = layers[index](hidden, running.mask, *running.before[index : index + 1])
-        if until == len(layers):
-            hidden = model.body.end(hidden)
         mx.eval(hidden)
         taken_s = time.perf_counter() - start
         self._costs.observe(num_tokens, seen - num_tokens // 2, taken_s / num_layers)
         running.hidden, running.num_layers = hidden, until
-        if until < len(layers):
-            return
+
+    def _end_layers(self, model: EmbeddingModel, running: _Pass) -> None:
+        """Go on after the last layer: with the vectors, or with the texts after their head."""
         if running.caches is None:
-            self._finish(model, running, hidden)
+            self._finish(model, running, model.body.end(running.hidden))
         else:
             assert self.prefixes
             self.prefixes.keep(running.head, running.caches)

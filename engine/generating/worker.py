@@ -69,12 +69,11 @@ class Worker:
         self._recovery = Recovery(batch, queue, self.stats)
         self._preemption = Preemption(batch, queue, draft_prefiller, self.stats)
         self._num_steps = 0
-        self._num_fed = 0
 
     @property
     def num_progressed(self) -> int:
-        """A count that grows with every step of a row and every prompt chunk; any thread may read it."""
-        return self._decoder.num_commits + self._num_fed
+        """A count that grows with rows' steps, prompts' chunks and towers' slices; any thread may read it."""
+        return self._decoder.num_commits + self.queue.prefiller.num_done
 
     @property
     def members(self) -> list[Sequence]:
@@ -242,11 +241,9 @@ class Worker:
 
         num_rows: rows that decode meanwhile.
         """
-        if self.queue.prefiller.run(num_rows, self._join):
-            self._num_fed += 1
-            # It is computed, and the device is busy with the chunk: nothing is gained by fetching it later.
-            if step := self.device.take_step():
-                self._decoder.fetch(step)
+        # It is computed, and the device is busy with the chunk: nothing is gained by fetching it later.
+        if self.queue.prefiller.run(num_rows, self._join) and (step := self.device.take_step()):
+            self._decoder.fetch(step)
 
     @station("draft_model")
     def _prefill_drafts(self, prefiller: DraftPrefiller) -> None:

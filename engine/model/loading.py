@@ -29,7 +29,7 @@ from reprise.engine.model import lfm2_vl, wedlm
 from reprise.engine.model.files.context_length import find_context_tokens
 from reprise.engine.model.files.folder_reader import check_files
 from reprise.engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
-from reprise.engine.model.files.image_processor import has_library, read_processor, read_vision
+from reprise.engine.model.files.image_processor import read_processor, read_vision
 from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.findings import Findings
 from reprise.engine.model.head_names import leave_heads_out
@@ -239,17 +239,20 @@ def load_model(
     # Code that comes with the model may change while its configuration stays.
     findings = Findings.of(info, None if config.get("model_file") else options.cache_folder)
     loaded = LoadedModel(model, tokenizer, info, findings)
-    return _let_see(loaded, config, folder) if options.sees else loaded
+    return _let_see(loaded, config, folder, progress) if options.sees else loaded
 
 
-def _let_see(loaded: LoadedModel, config: dict[str, Any], folder: Path) -> LoadedModel:
+def _let_see(
+    loaded: LoadedModel, config: dict[str, Any], folder: Path, progress: Progress | None
+) -> LoadedModel:
     """Read the weights of what a model sees images with, if it does."""
     tower = find_tower(config, folder, read_processor(folder))
     vision = read_vision(config, folder, loaded.tokenizer.backend) if tower else None
-    if tower and not has_library():
-        log.warning("%s sees no images: Pillow is not installed (the extra vision)", loaded.info.name)
     if vision and tower:
-        mx.eval(tower.arrays())
+        for array in tower.arrays():
+            mx.eval(array)
+            if progress:
+                progress(1.0)
         loaded.sight = Sight(loaded.model, tower)
         weight_bytes = loaded.info.weight_bytes + tower.nbytes
         loaded.info = replace(loaded.info, vision=vision, weight_bytes=weight_bytes)

@@ -82,8 +82,8 @@ class Checkpoints:
         # One prompt's ladder takes at most half of the memory.
         max_rungs = min(max_cuts, self._kept.budget_bytes // (2 * state_bytes + 1))
         gap = -(-(end - start) // (max_rungs + 1))
-        prefill.ids = np.asarray(sequence.keys, np.int32)
-        borders = np.flatnonzero(np.isin(prefill.ids, list(self._openings.tokens))).tolist()
+        prefill.key = sequence.text_key()
+        borders = np.flatnonzero(np.isin(prefill.key.ids, list(self._openings.tokens))).tolist()
         # Twice as many as there are gaps, as a rung at a border makes a gap shorter.
         most = 2 * (end - start) // MAX_GAP_TOKENS
         is_even = most <= max_rungs and most * state_bytes <= EVEN_SHARE * self._kept.budget_bytes

@@ -8,13 +8,12 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-
 from reprise.config.settings import Settings
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.kv_cache.per_row import Caches, can_trim, leaves, make_caches
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, make_store
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from reprise.engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
 from reprise.engine.kv_cache.rows import Rows
@@ -41,7 +40,7 @@ class _Copies:
     """
 
     sequence: Sequence
-    tokens: np.ndarray
+    tokens: TextKey
     num_held: int
     kv_slice: KVSlice
     state: State
@@ -118,9 +117,8 @@ class KeptPrefixes:
         prefill = sequence.prefill
         if self.cache is None or not length:
             return
-        if not len(prefill.ids):
-            prefill.ids = np.asarray(sequence.keys, np.int32)
-        tokens = prefill.ids[:length]
+        prefill.key = prefill.key or sequence.text_key()
+        tokens = prefill.key[:length]
         num_held = max([
             self.cache.count_held(tokens),
             *(len(one.tokens) for one in self._copies if one.sequence is sequence),
@@ -173,7 +171,7 @@ class KeptPrefixes:
     def keep_cancelled(self, sequence: Sequence) -> None:
         """Keep the computed part of a cancelled prompt as a prefix, in memory and in files."""
         caches, num_computed = sequence.prefill.caches, sequence.prefill.num_computed
-        tokens = np.asarray(sequence.keys[:num_computed], np.int32)
+        tokens = sequence.text_key(num_computed)
         cut = partial(cut_slice, caches)
         self._save_kept(sequence, cut)
         if num_computed and self._keep(tokens, cut, partial(take_state, caches)):
@@ -187,14 +185,14 @@ class KeptPrefixes:
         # A row may hold more than its answer, but its state cannot be rolled back to the answer's end.
         if held > num_tokens and self.needs_state:
             return False
-        tokens = np.asarray(sequence.keys[: min(held, num_tokens)], np.int32)
+        tokens = sequence.text_key(min(held, num_tokens))
         take = partial(rows.state, row)
         if not self._keep(tokens, cut, take):
             return False
         self._save(tokens, cut, take)
         return True
 
-    def _keep(self, tokens: np.ndarray, cut: CutSlice, take: Callable[[], State]) -> bool:
+    def _keep(self, tokens: TextKey, cut: CutSlice, take: Callable[[], State]) -> bool:
         """Keep a prefix in memory, if that allows a copy; return whether it does."""
         if self.cache is None:
             return False
@@ -217,11 +215,11 @@ class KeptPrefixes:
         if self.store is None or self.cache is None:
             return
         for length in sorted(set(unsaved)):
-            tokens = np.asarray(sequence.keys[:length], np.int32)
+            tokens = sequence.text_key(length)
             if not self.needs_state or self.cache.state_at(tokens):
                 self._save(tokens, cut, partial(self.cache.state_at, tokens))
 
-    def _save(self, tokens: np.ndarray, cut: CutSlice, take: Callable[[], State]) -> None:
+    def _save(self, tokens: TextKey, cut: CutSlice, take: Callable[[], State]) -> None:
         """Save a prefix in files, if memory allows a copy."""
         if self.store is None or not self.memory_budget.may_copy(len(tokens)):
             return

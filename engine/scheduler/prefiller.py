@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -39,6 +39,7 @@ class Prefiller:
     prefilling: the sequences whose prompts are being computed, in the order of their admission.
     device: computes the chunks, as it does the steps.
     step_costs: learns from the first chunks of prompts what wide steps may cost; None if nothing is drafted.
+    num_done: chunks, and slices of the tower's work, that are computed; any thread may read it.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Prefiller:
         self.prefilling: list[Sequence] = []
         self._taps = taps
         self.sight: Sight | None = None
+        self.num_done = 0
         self._model = model
         self._settings = settings
         self._kept, self._checkpoints = kept, checkpoints
@@ -62,8 +64,8 @@ class Prefiller:
         # By whether rows decode, and whether log probabilities are wanted. A model's chunks of 2,048 tokens
         # say little about its chunks of 32.
         self._costs: defaultdict[tuple[bool, bool], PrefillCosts] = defaultdict(PrefillCosts)
-        # Of a slice of the tower's work, by the image's patches.
-        self._tower_costs: defaultdict[bool, PrefillCosts] = defaultdict(PrefillCosts)
+        # Of the tower's units of work, by whether rows decode, and the kind of stage.
+        self._tower_costs: defaultdict[tuple[bool, str], PrefillCosts] = defaultdict(PrefillCosts)
         # Steps since the oldest prompt was fed.
         self._num_passed = 0
 
@@ -101,7 +103,7 @@ class Prefiller:
                 continue
             try:
                 if chunk and (looking := sequence.prefill.looking) and looking.num_left:
-                    self._look(sequence, looking, chunk, self._tower_costs[num_rows > 0])
+                    self._look(sequence, looking, chunk, num_rows)
                 elif chunk:
                     self._feed(sequence, chunk, self._costs_of(sequence, num_rows))
                 if sequence.num_to_prefill == 0 and not sequence.needs_prompt_logprobs:
@@ -128,14 +130,11 @@ class Prefiller:
         prefill = sequence.prefill
         left_s = self._seconds(sequence, self._costs_of(sequence, 0), sequence.num_to_prefill)
         looks = prefill.looking.left(prefill.num_computed) if prefill.looking else ()
-        return left_s + sum(num * self._tower_costs[False].seconds(patches, 0) for num, patches in looks)
+        return left_s + sum(self._tower_costs[False, kind].seconds(units, 0) for kind, units in looks)
 
     def _plan(self, num_rows: int) -> list[int]:
         """Return how many tokens of each prompt this step feeds."""
         most = [s.prefill.max_chunk_tokens for s in self.prefilling]
-        limits = prefill_budget.PrefillLimits.of_step(
-            num_rows, self._settings.max_stall_ms, sum(most), self.device.plain_s
-        )
         costs: list[prefill_budget.Seconds] = [
             partial(self._seconds, s, self._costs_of(s, num_rows)) for s in self.prefilling
         ]
@@ -145,8 +144,12 @@ class Prefiller:
                 looking.look_at(num_computed := sequence.prefill.num_computed)
                 most[at] = min(most[at], looking.end_of(num_computed, num_computed + most[at]) - num_computed)
                 if looking.num_left:
-                    # Its slices are its tokens until it has seen the image.
-                    most[at], costs[at] = looking.num_left, self._slices_s(looking, num_rows)
+                    # The tower's units of work are its tokens until it has seen the image.
+                    remaining[at] = most[at] = looking.num_left
+                    costs[at] = self._work_s(looking, num_rows)
+        limits = prefill_budget.PrefillLimits.of_step(
+            num_rows, self._settings.max_stall_ms, sum(most), self.device.plain_s
+        )
         chunks = prefill_budget.plan_prefill(remaining, costs, limits, most, self._num_passed)
         self._num_passed = 0 if chunks[0] else self._num_passed + 1
         return chunks
@@ -155,10 +158,20 @@ class Prefiller:
         """Return the costs of a sequence's chunks. Log probabilities need logits, which others do not."""
         return self._costs[num_rows > 0, sequence.needs_prompt_logprobs]
 
-    def _slices_s(self, looking: Looking, num_rows: int) -> Callable[[int], float]:
-        """Return an upper estimate of the seconds that so many slices of the tower's work take."""
-        slice_s = self._tower_costs[num_rows > 0].seconds(looking.num_patches, 0)
-        return lambda num_slices: num_slices * slice_s
+    def _work_s(self, looking: Looking, num_rows: int) -> Callable[[int], float]:
+        """Return an upper estimate of the seconds that the next units of the tower's work take."""
+        seconds = cache(lambda kind, units: self._tower_costs[num_rows > 0, kind].seconds(units, 0))
+
+        def work_s(num_units: int) -> float:
+            total = 0.0
+            for kind, units in looking.stages_left:
+                if num_units <= 0:
+                    break
+                total += seconds(kind, min(units, num_units))
+                num_units -= units
+            return total
+
+        return work_s
 
     def _max_cuts(self, sequence: Sequence) -> int:
         """Return how often a prompt may be cut, each for about a forward pass of one token."""
@@ -176,18 +189,23 @@ class Prefiller:
         plain_s = self.device.plain_s
         return max(plain_s, costs.seconds(num_fed, sequence.prefill.num_computed, plain_s))
 
-    def _look(self, sequence: Sequence, looking: Looking, num_slices: int, costs: PrefillCosts) -> None:
-        """Let the tower do the next slices of its work on the image that a prompt has come to."""
-        num_patches, drafts = looking.num_patches, sequence.drafts
+    def _look(self, sequence: Sequence, looking: Looking, num_units: int, num_rows: int) -> None:
+        """Let the tower do the next units of its work on the image that a prompt has come to."""
+        drafts = sequence.drafts
 
-        def done(seconds: float | None) -> None:
-            costs.observe(num_patches, 0, seconds)
+        def done(kind: str, units: int, seconds: float | None) -> None:
+            self.num_done += 1
+            self._tower_costs[num_rows > 0, kind].observe(units, 0, seconds)
             if drafts and seconds:
                 drafts.slowdown_budget.prefill_s += seconds
 
-        for _ in range(min(num_slices, looking.num_left)):
-            if not sequence.ended:
-                self.device.dispatch(looking.advance(), done, lambda fault: self._fail(sequence, fault))
+        while num_units > 0 and looking.stages_left and not sequence.ended:
+            kind, num_done, arrays = looking.advance(num_units)
+            # A slice that ends within a unit counts as one.
+            units = max(1, num_done)
+            fail = partial(self._fail, sequence)
+            self.device.dispatch(arrays, partial(done, kind, units), fail)
+            num_units -= units
 
     def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts) -> None:
         """Feed the next tokens of a prompt, in parts if state is to be kept of a length between them."""
@@ -216,6 +234,7 @@ class Prefiller:
         num_fed, drafts = stop - num_before, sequence.drafts
 
         def done(seconds: float | None) -> None:
+            self.num_done += 1
             costs.observe(num_fed, num_before, seconds)
             if self.step_costs and seconds and not num_before and measured is None:
                 self.step_costs.observe_chunk(num_fed, seconds)

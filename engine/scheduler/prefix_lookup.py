@@ -9,10 +9,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 
-import numpy as np
-
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.kv_cache.prefix_cache.block_hashes import count_shared
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, before_other_picture
 from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
 from reprise.engine.kv_cache.rows import Caches, Rows
 from reprise.engine.kv_cache.slices import KVSlice, cut_slice, rebuild, start_copies
@@ -46,9 +45,9 @@ class PrefixLookup:
             return False
         if not sequence.prefix.is_disk_searched:
             sequence.prefix.is_disk_searched = True
-            ids = _whole(sequence, self.kept.store.match)
-            if self.kept.store.match(ids) >= self.kept.cache.match_usable(ids) + MIN_LOADED_TOKENS:
-                sequence.prefix.loading = self.kept.store.start_load(ids)
+            key = _whole(sequence, self.kept.store.match)
+            if self.kept.store.match(key) >= self.kept.cache.match_usable(key) + MIN_LOADED_TOKENS:
+                sequence.prefix.loading = self.kept.store.start_load(key)
         if (loading := sequence.prefix.loading) is None:
             return False
         if not (loading.future.done() or may_wait):
@@ -58,7 +57,7 @@ class PrefixLookup:
         if not self.kept.memory_budget.may_copy(loading.ends[-1], num_copies=2):
             return False
         if (taken := self.kept.store.finish_load(loading)) is not None:
-            self.kept.cache.put(sequence.keys[: loading.ends[-1]], *taken)
+            self.kept.cache.put(sequence.text_key(loading.ends[-1]), *taken)
         return False
 
     def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
@@ -157,7 +156,7 @@ class PrefixLookup:
 
     def _count_kept(self, sequence: Sequence) -> int:
         """Count the leading tokens that the prefix cache holds, of images all or none."""
-        held = self.kept.cache.match(_ids(sequence)) if self.kept.cache else 0
+        held = self.kept.cache.match(_key(sequence)) if self.kept.cache else 0
         return whole_images(sequence.request.images, held)
 
     def _borrow(
@@ -184,16 +183,17 @@ class PrefixLookup:
 def num_shared(sequence: Sequence, other: Sequence) -> int:
     """Count the leading tokens that a sequence shares with another, without the sequence's last token."""
     shared = count_shared(sequence.keys, sequence.hashes, other.keys, other.hashes)
+    shared = before_other_picture(shared, sequence.pictures, other.pictures)
     return whole_images(sequence.request.images, min(shared, len(sequence.tokens) - 1))
 
 
-def _ids(sequence: Sequence) -> np.ndarray:
-    """Return the keys of a waiting sequence as an array, (n,) int32, made once."""
-    if sequence.prefix.ids is None:
-        sequence.prefix.ids = np.asarray(sequence.keys, np.int32)
-    return sequence.prefix.ids
+def _key(sequence: Sequence) -> TextKey:
+    """Return the key of a waiting sequence's text, made once."""
+    if sequence.prefix.key is None:
+        sequence.prefix.key = sequence.text_key()
+    return sequence.prefix.key
 
 
-def _whole(sequence: Sequence, match: Callable[[np.ndarray], int]) -> np.ndarray:
-    """Return the keys of a waiting sequence, up to where match() counts no image in part."""
-    return without_cut_images(sequence.request.images, _ids(sequence), match)
+def _whole(sequence: Sequence, match: Callable[[TextKey], int]) -> TextKey:
+    """Return the key of a waiting sequence's text, up to where match() counts no image in part."""
+    return without_cut_images(sequence.request.images, _key(sequence), match)

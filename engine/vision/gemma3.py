@@ -9,7 +9,7 @@ import numpy as np
 
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.vision.layers import ACTIVATIONS, Layers
-from reprise.engine.vision.tower import Config, Grid, Tower, cut_patches, mean_of_blocks
+from reprise.engine.vision.tower import Config, Grid, Tower, mean_of_blocks
 from reprise.engine.vision.weights import Weights
 
 
@@ -31,13 +31,20 @@ class Gemma3Tower(Tower):
         """Return a black image of the only size that the tower takes."""
         return super().blank((self.side, self.side))
 
-    def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
-        """Return the states (1, patches, width) of pixels (channels, height, width)."""
+    def check(self, pixels: np.ndarray, grid: Grid) -> None:
+        """Raise ValueError if an image has another size than all have, or pixels of another grid."""
         if grid != (self.side, self.side):
             raise ValueError(f"an image has {self.side}x{self.side} patches here, not {grid[1]}x{grid[0]}")
-        patches = self.normalization.apply(cut_patches(pixels, grid)).flatten(1)
-        x = self.weights.patches("embeddings.patch_embedding", patches.astype(self.weights.dtype))
-        return (x + self.weights.table("embeddings.position_embedding", x.shape[-1]))[None]
+        super().check(pixels, grid)
+
+    def embed(self, patches: np.ndarray) -> mx.array:
+        """Return the states (1, some, width) of patches (some, channels, side * side)."""
+        normal = self.normalization.apply(patches).flatten(1)
+        return self.weights.patches("embeddings.patch_embedding", normal.astype(self.weights.dtype))[None]
+
+    def place(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
+        """Add the positions that the weights have."""
+        return x + self.weights.table("embeddings.position_embedding", x.shape[-1])
 
     def plan(self, grid: Grid) -> None:
         """Return nothing, as the embedding holds the positions."""

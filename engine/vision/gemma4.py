@@ -49,14 +49,17 @@ class Gemma4Tower(Tower):
         """Return the shape of an image's pixels, (patches, side * side * channels)."""
         return self.num_patches(grid), CHANNELS * self.patch_size**2
 
-    def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
-        """Return the states (1, patches, width) of pixels (patches, side * side * channels), row by row."""
-        self.check(pixels, grid)
-        normal = self.normalization.apply_behind(pixels)
-        x = self.weights.linear("patch_embedder.input_proj", (2 * (normal - 0.5)).astype(self.weights.dtype))
+    def embed(self, patches: np.ndarray) -> mx.array:
+        """Return the states (1, some, width) of patches (some, side * side * channels)."""
+        normal = self.normalization.apply_behind(patches)
+        scaled = (2 * (normal - 0.5)).astype(self.weights.dtype)
+        return self.weights.linear("patch_embedder.input_proj", scaled)[None]
+
+    def place(self, x: mx.array, grid: Grid) -> mx.array:
+        """Add positions by column and by row."""
         table = self.weights["patch_embedder.position_embedding_table"]
         rows, columns = (mx.array(places) for places in places_of(grid))
-        return (x + table[0][columns] + table[1][rows])[None]
+        return x + table[0][columns] + table[1][rows]
 
     def plan(self, grid: Grid) -> Rotation:
         """Return the rotation of the patches: half of a head by column, the other half by row."""

@@ -1,7 +1,8 @@
 """Tell apart prompts with different images, which have the same placeholder tokens where the images are.
 
 Beside tokens a sequence has keys: the same ids, but in place of placeholders ids beyond the vocabulary.
-Code that compares texts reads keys; code that computes them reads tokens.
+Drafters read keys; code that computes texts reads tokens. Two images may have keys in common: where a prefix
+is looked for, their whole digests are compared too (kv_cache/prefix_cache/text_key.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 
 from reprise.drafters.base import Draft
 from reprise.engine.interface.images import PromptImage
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 
 Images = Sequence[PromptImage]
 
@@ -47,14 +49,14 @@ def chunk_end(images: Images, start: int, end: int) -> int:
     return end
 
 
-def without_cut_images(images: Images, ids: np.ndarray, match: Callable[[np.ndarray], int]) -> np.ndarray:
-    """Shorten a prompt's keys until the keys that match() counts end within no image.
+def without_cut_images(images: Images, text: TextKey, match: Callable[[TextKey], int]) -> TextKey:
+    """Shorten a prompt's text until the tokens that match() counts end within no image.
 
-    ids: (n,) the prompt's keys. match: counts the leading keys that are known, never the last one.
+    match: counts the leading tokens that are known, never the last one.
     """
-    while images and (whole := whole_images(images, length := match(ids))) < length:
-        ids = ids[: whole + 1]
-    return ids
+    while images and (whole := whole_images(images, length := match(text))) < length:
+        text = text[: whole + 1]
+    return text
 
 
 def without_images(draft: Draft, vocab_size: int) -> Draft:

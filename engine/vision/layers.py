@@ -1,12 +1,13 @@
 """The parts of all towers' layers: attention over one image's patches, rotation, feed forward."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.activations import gelu, gelu_approx, gelu_fast_approx, silu
 
+from reprise.engine.vision.stages import SCORE_WORK, Portion, Stage
 from reprise.engine.vision.weights import Weights
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
@@ -55,21 +56,72 @@ class Layers:
     norms_after: tuple[str, str] | None = None
     norms_of_heads: tuple[str, str] | None = None
 
-    def apply(
+    def stages(self, weights: Weights, num_groups: int, num_patches: int) -> tuple[Stage, Stage, Stage]:
+        """Return the stages of a layer: project(), attend() and feed().
+
+        Their rows are the patches of a single group, or else the groups, whose patches are then not parted.
+        """
+        inner = weights[f"{self.prefix}0.{self.feed_forward[0]}.weight"].shape[0]
+        hidden = weights[f"{self.prefix}0.{self.out}.weight"].shape[0]
+        wide = self.heads * self.width
+        work = {
+            "project": 3 * hidden * wide,
+            "attend": num_patches * self.heads * (2 * self.width + SCORE_WORK),
+            "feed": hidden * (wide + len(self.feed_forward) * inner),
+        }
+        size, each = (num_patches, 1) if num_groups == 1 else (num_groups, num_patches)
+        project, attend, feed = (Stage(kind, size, each * one) for kind, one in work.items())
+        return project, attend, feed
+
+    def run(
         self,
         weights: Weights,
         index: int,
         x: mx.array,
         rotation: Rotation | None,
+        portion: Portion,
         mask: mx.array | None = None,
-    ) -> mx.array:
-        """Apply layer `index` to states x (groups, patches, width). Patches attend only within a group.
+    ) -> Generator[Sequence[mx.array], None, mx.array]:
+        """Apply layer `index` to states x (groups, patches, width), in slices. See Stage.run().
 
+        Patches attend only within a group.
         mask: (groups, 1, 1, patches), True for patches that exist.
         """
-        name = f"{self.prefix}{index}."
-        y = self._normal(weights, name, self.norms, 0, x)
-        y = self._attention(weights, name, y, rotation, mask)
+        project, attend, feed = self.stages(weights, len(x), x.shape[1])
+        name, axis = f"{self.prefix}{index}.", int(len(x) == 1)
+        # Rows of the rotation are patches, those of all groups.
+        each = x.shape[1] if axis == 0 else 1
+
+        def cut(array: mx.array, start: int, end: int) -> mx.array:
+            return array[:, start:end] if axis else array[start:end]
+
+        def projected(start: int, end: int) -> Sequence[mx.array]:
+            turned = rotation and (
+                rotation[0][each * start : each * end],
+                rotation[1][each * start : each * end],
+            )
+            return self._project(weights, name, cut(x, start, end), turned)
+
+        def attended(start: int, end: int) -> Sequence[mx.array]:
+            seen = (keys, values, mask)
+            if axis == 0:
+                seen = (keys[start:end], values[start:end], None if mask is None else mask[start:end])
+            scale = 1.0 if self.norms_of_heads else self.width**-0.5
+            found = attend_to(cut(queries, start, end).swapaxes(1, 2), *seen[:2], scale, seen[2])
+            return (found[..., : self.width].swapaxes(1, 2).flatten(2),)
+
+        queries, keys, values = yield from project.run(portion, projected, axis)
+        # Once, as every slice reads all of them.
+        keys, values = (mx.contiguous(one.swapaxes(1, 2)) for one in (keys, values))
+        (y,) = yield from attend.run(portion, attended, axis)
+        (fed,) = yield from feed.run(
+            portion, lambda s, e: (self._feed(weights, name, cut(x, s, e), cut(y, s, e)),), axis
+        )
+        return fed
+
+    def _feed(self, weights: Weights, name: str, x: mx.array, y: mx.array) -> mx.array:
+        """Return the states after a layer. y: what attention has made of the states x, for each head."""
+        y = weights.linear(name + self.out, y)
         x = x + self._normal(weights, name, self.norms_after, 0, y)
         y = self._feed_forward(weights, name, self._normal(weights, name, self.norms, 1, x))
         return x + self._normal(weights, name, self.norms_after, 1, y)
@@ -79,22 +131,27 @@ class Layers:
     ) -> mx.array:
         return self.norm(weights, name + norms[which], x, self.eps) if norms else x
 
-    def _attention(
-        self, weights: Weights, name: str, x: mx.array, rotation: Rotation | None, mask: mx.array | None
-    ) -> mx.array:
+    def _project(
+        self, weights: Weights, name: str, x: mx.array, rotation: Rotation | None
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """Return queries, keys and values (groups, patches, heads, width) of states x.
+
+        width: the next one of FUSED_WIDTHS, with zeros at the end.
+        """
+        x = self._normal(weights, name, self.norms, 0, x)
         parts = [weights.linear(name + projection, x) for projection in self.projections]
         if len(parts) == 1:
             parts = list(mx.split(parts[0], 3, axis=-1))
         queries, keys, values = (part.reshape(*x.shape[:2], -1, self.width) for part in parts)
-        scale = self.width**-0.5
         if self.norms_of_heads:
             queries = self._normal(weights, name, self.norms_of_heads, 0, queries)
             keys = self._normal(weights, name, self.norms_of_heads, 1, keys)
-            values, scale = mx.fast.rms_norm(values, None, self.eps), 1.0
+            values = mx.fast.rms_norm(values, None, self.eps)
         if rotation:
             queries, keys = rotate(queries, rotation), rotate(keys, rotation)
-        y = attend(queries, keys, values, scale, mask)
-        return weights.linear(name + self.out, y)
+        fused = next((fused for fused in FUSED_WIDTHS if self.width <= fused), self.width)
+        padding = [(0, 0)] * 3 + [(0, fused - self.width)]
+        return mx.pad(queries, padding), mx.pad(keys, padding), mx.pad(values, padding)
 
     def _feed_forward(self, weights: Weights, name: str, x: mx.array) -> mx.array:
         *gates, into, out = (name + layer for layer in self.feed_forward)
@@ -103,27 +160,22 @@ class Layers:
         return weights.linear(out, self.activation(weights.linear(gates[0], x)) * weights.linear(into, x))
 
 
-def attend(
+def attend_to(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None = None
 ) -> mx.array:
-    """Return attention of all patches to all: (groups, patches, heads * width).
+    """Return attention of some patches to all: (groups, heads, some, width).
 
-    queries, keys, values: (groups, patches, heads, width).
+    queries: (groups, heads, some, width). keys, values: (groups, heads, patches, width).
     mask: (groups, 1, 1, patches), True for keys that count.
     """
-    width = queries.shape[-1]
-    fused = next((fused for fused in FUSED_WIDTHS if width <= fused), width)
-    padding = [(0, 0)] * 3 + [(0, fused - width)]
-    queries, keys, values = (mx.pad(x, padding).swapaxes(1, 2) for x in (queries, keys, values))
     pieces: list[mx.array] = []
-    together = queries.shape[2] if is_fused(fused) else QUERIES
+    together = queries.shape[2] if is_fused(queries.shape[-1]) else QUERIES
     for start in range(0, queries.shape[2], together):
         some = queries[:, :, start : start + together]
         # MLX would compute the scores of all pieces before it uses any.
         some = mx.depends(some, pieces[-1]) if pieces else some
         pieces.append(mx.fast.scaled_dot_product_attention(some, keys, values, scale=scale, mask=mask))
-    attended = mx.concatenate(pieces, axis=2)[..., :width].swapaxes(1, 2)
-    return attended.flatten(2)
+    return mx.concatenate(pieces, axis=2)
 
 
 def is_fused(width: int) -> bool:

@@ -33,13 +33,15 @@ class Lfm2Tower(Tower):
         """Return the shape of an image's pixels, (patches, side * side * channels)."""
         return self.num_patches(grid), CHANNELS * self.patch_size**2
 
-    def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
-        """Return the states (1, patches, width) of pixels (patches, side * side * channels), row by row."""
-        self.check(pixels, grid)
-        normal = self.normalization.apply_behind(pixels).astype(self.weights.dtype)
-        x = self.weights.linear("embeddings.patch_embedding", normal)
+    def embed(self, patches: np.ndarray) -> mx.array:
+        """Return the states (1, some, width) of patches (some, side * side * channels)."""
+        normal = self.normalization.apply_behind(patches).astype(self.weights.dtype)
+        return self.weights.linear("embeddings.patch_embedding", normal)[None]
+
+    def place(self, x: mx.array, grid: Grid) -> mx.array:
+        """Add positions from the table, resized to the grid."""
         table = self.weights.table("embeddings.position_embedding", x.shape[-1])
-        return (x + resized(table, grid).astype(x.dtype))[None]
+        return x + resized(table, grid).astype(x.dtype)
 
     def plan(self, grid: Grid) -> None:
         """Return nothing, as the embedding holds the positions."""

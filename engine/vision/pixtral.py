@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.engine.vision.layers import ACTIVATIONS, Layers, Rotation, frequencies, places_of, rotation_of
-from reprise.engine.vision.tower import CLIP, Config, Grid, Tower, cut_patches, in_blocks
+from reprise.engine.vision.tower import CLIP, Config, Grid, Tower, in_blocks
 from reprise.engine.vision.weights import Weights
 
 EPS = 1e-5
@@ -47,10 +47,10 @@ class PixtralTower(Tower):
     def _merges(self) -> bool:
         return any(name.startswith("multi_modal_projector.patch_merger.") for name in self.weights.arrays)
 
-    def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
-        """Return the states (1, patches, width) of pixels (channels, height, width)."""
-        patches = self.normalization.apply(cut_patches(pixels, grid)).flatten(1)
-        x = self.weights.patches("patch_conv", patches.astype(self.weights.dtype))
+    def embed(self, patches: np.ndarray) -> mx.array:
+        """Return the states (1, some, width) of patches (some, channels, side * side)."""
+        normal = self.normalization.apply(patches).flatten(1)
+        x = self.weights.patches("patch_conv", normal.astype(self.weights.dtype))
         return self.weights.rms_norm("ln_pre", x, EPS)[None]
 
     def plan(self, grid: Grid) -> Rotation:

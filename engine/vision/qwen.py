@@ -5,6 +5,7 @@ first layers of the language model. Qwen3.5 and 3.6 do not do that. In most laye
 attend to those of their window alone.
 """
 
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ from reprise.engine.vision.layers import (
     places_of,
     rotation_of,
 )
+from reprise.engine.vision.stages import Portion, Stage
 from reprise.engine.vision.tower import CLIP, Config, Grid, Tower
 from reprise.engine.vision.weights import CHANNELS, Weights
 
@@ -45,15 +47,17 @@ class QwenTower(Tower):
         """Return the shape of an image's pixels, (patches, channels * side * side)."""
         return self.num_patches(grid), CHANNELS * self.patch_size**2
 
-    def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
-        """Return the states (1, patches, width) before the first layer.
+    def rows_together(self, grid: Grid) -> int:  # noqa: ARG002
+        """Return the patches of a token: they follow each other."""
+        return self.merge_size**2
 
-        pixels: (patches, channels * frames * side * side), in the order of tokens; or without frames, as all
+    def embed(self, patches: np.ndarray) -> mx.array:
+        """Return the states (1, some, width) of some patches.
+
+        patches: (some, channels * frames * side * side), in the order of tokens; or without frames, as all
             frames are the same.
         """
-        patches = pixels.reshape(len(pixels), CHANNELS, -1, self.patch_size**2)
-        self.check(patches, grid)
-        normal = self.normalization.apply(patches)
+        normal = self.normalization.apply(patches.reshape(len(patches), CHANNELS, -1, self.patch_size**2))
         whole = mx.broadcast_to(normal, (*normal.shape[:2], self.frames, normal.shape[3])).flatten(1)
         return self.weights.patches("patch_embed.proj", whole.astype(self.weights.dtype))[None]
 
@@ -92,10 +96,6 @@ class Qwen3Tower(QwenTower):
             feed_forward=("mlp.linear_fc1", "mlp.linear_fc2"),
         )
 
-    def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
-        """Return the states (1, patches, width) before the first layer; see QwenTower."""
-        return self.place(super().embed(pixels, grid), grid)
-
     def place(self, x: mx.array, grid: Grid) -> mx.array:
         """Add positions to the states of patches (1, patches, width)."""
         table = self.weights.table("pos_embed", self.width)
@@ -113,15 +113,17 @@ class Qwen3Tower(QwenTower):
         """Return the rotation of the patches."""
         return self.rotation(grid)
 
-    def look_deep(self, index: int, x: mx.array) -> list[mx.array]:
-        """Return tokens' states for the language model after a layer that has a merger, else nothing."""
-        if index not in self.deep:
-            return []
+    def looks_deep(self, index: int) -> bool:
+        """Whether a layer has a merger of its own."""
+        return index in self.deep
+
+    def look_deep(self, index: int, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
+        """Return tokens' states for the language model after a layer that has a merger."""
         name = f"deepstack_merger_list.{self.deep.index(index)}"
         # These norms span a whole token, the last one a patch.
         joined = x.reshape(-1, self.width * self.merge_size**2)
         normal = self.weights.layer_norm(f"{name}.norm", joined, EPS)
-        return [self.join(normal, f"{name}.linear_fc1", f"{name}.linear_fc2")]
+        return self.join(normal, f"{name}.linear_fc1", f"{name}.linear_fc2")
 
     def merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         """Return tokens' states (tokens, hidden)."""
@@ -199,11 +201,21 @@ class Qwen25Tower(QwenTower):
         back = np.argsort(patches.ravel(), kind="stable")[filled.size - filled.sum() :]
         return Windows(mx.array(taken), mx.array(back), mx.array(filled)[:, None, None], rotation, (cos, sin))
 
-    def layer(self, index: int, x: mx.array, plan: Windows) -> mx.array:
-        """Return the states (1, patches, width) after a layer."""
+    def layer_stages(self, index: int, grid: Grid) -> Sequence[Stage]:
+        """Return the stages of a layer, in most of which windows are not parted."""
+        down, across = (-(-side // (self.merge_size * self.window)) for side in grid)
         if index in self.whole_layers:
-            return self.layers.apply(self.weights, index, x, plan.rotation)
-        y = self.layers.apply(self.weights, index, x[0][plan.taken], plan.rotation_of_places, plan.filled)
+            return super().layer_stages(index, grid)
+        return self.layers.stages(self.weights, down * across, (self.merge_size * self.window) ** 2)
+
+    def layer(
+        self, index: int, x: mx.array, plan: Windows, portion: Portion
+    ) -> Generator[Sequence[mx.array], None, mx.array]:
+        """Compute a layer in slices, and return the states (1, patches, width) after it."""
+        if index in self.whole_layers:
+            return (yield from super().layer(index, x, plan.rotation, portion))
+        windows, rotation = x[0][plan.taken], plan.rotation_of_places
+        y = yield from self.layers.run(self.weights, index, windows, rotation, portion, plan.filled)
         return y.reshape(-1, self.width)[plan.back][None]
 
     def merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002

@@ -10,6 +10,7 @@ from reprise.engine.interface.kept import Kept
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.vision.keys import chunk_end
 from reprise.engine.vision.language.reading import Language
+from reprise.engine.vision.stages import Portion
 from reprise.engine.vision.tower import Features, Slices, Tower
 
 
@@ -35,16 +36,18 @@ class Sight:
 class Looking:
     """The images of one prompt, each of which is looked at when the prefill reaches it.
 
-    num_left: slices of the tower's work to be done before the prompt's next token can be fed.
+    stages_left: the stages of the tower's work before the prompt's next token can be fed: their kinds, and
+        the units of work that each still takes.
     """
 
     def __init__(self, sight: Sight, images: Sequence[PromptImage]) -> None:
-        self.num_left = 0
+        self.stages_left: list[tuple[str, int]] = []
         self._sight, self._images = sight, images
         # The image that was looked at last; its features until all of it was fed.
         self._image: PromptImage | None = None
         self._features: Features | None = None
         self._slices: Slices | None = None
+        self._portion = Portion()
 
     @property
     def delta(self) -> int:
@@ -52,9 +55,9 @@ class Looking:
         return self._sight.language.delta(self._images)
 
     @property
-    def num_patches(self) -> int:
-        """Patches of the image that is being looked at; 0 if none is."""
-        return self._image.num_patches if self._image and self.num_left else 0
+    def num_left(self) -> int:
+        """Units of work in stages_left."""
+        return sum(units for _, units in self.stages_left)
 
     def look_at(self, num_computed: int) -> None:
         """Begin to look at the image of the token after num_computed, if that token belongs to one."""
@@ -63,25 +66,35 @@ class Looking:
             return
         self._image, self._features = image, self._sight.kept.take(image.key)
         if self._features is None:
-            self._slices = self._sight.tower.slices(image)
-            self.num_left = self._sight.tower.num_slices
+            self._slices = self._sight.tower.slices(image, self._portion)
+            self.stages_left = self._stages_of(image)
 
-    def left(self, num_computed: int) -> Iterator[tuple[int, int]]:
-        """Yield, for each image not fed in full, the number of slices it still takes, and its patches."""
+    def left(self, num_computed: int) -> Iterator[tuple[str, int]]:
+        """Yield the stages that all images not fed in full still take. See stages_left."""
         for image in self._images:
             if image is self._image:
-                yield self.num_left, image.num_patches
+                yield from self.stages_left
             elif image.end > num_computed and image.key not in self._sight.kept:
-                yield self._sight.tower.num_slices, image.num_patches
+                yield from self._stages_of(image)
 
-    def advance(self) -> Sequence[mx.array]:
-        """Do the next slice of the tower's work; return its arrays, not yet computed."""
+    def _stages_of(self, image: PromptImage) -> list[tuple[str, int]]:
+        return [(one.kind, one.num_units) for one in self._sight.tower.stages(image.grid)]
+
+    def advance(self, most: int) -> tuple[str, int, Sequence[mx.array]]:
+        """Do the next slice of the tower's work, of up to `most` units, if a row takes no more.
+
+        Returns its kind, its units, and its arrays, which are not computed yet.
+        """
         assert self._slices is not None
-        arrays, self.num_left = next(self._slices), self.num_left - 1
-        if not self.num_left:
+        self._portion.most = most
+        arrays = next(self._slices)
+        (kind, units), *later = self.stages_left
+        left = units - self._portion.done
+        self.stages_left = [(kind, left), *later] if left else later
+        if not self.stages_left:
             self._features, self._slices = _finish(self._slices), None
             self._sight.num_looked += 1
-        return arrays
+        return kind, self._portion.done, arrays
 
     def end_of(self, start: int, end: int) -> int:
         """Return the end of a chunk [start, end) by chunk_end(), and before images not looked at yet."""

@@ -2,13 +2,14 @@
 
     pixels -> normalised patches -> embedding and positions -> layers -> merger -> states
 
-Slices are lazy arrays. The caller evaluates them, as many at once as the time allows; which slices are
-evaluated together changes no bit.
+A slice is some rows of a stage (stages.py), as lazy arrays. The caller says how much work it may be, and
+evaluates it; where the slices end changes no bit.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.vision.layers import QUERIES, TASKS, Layers, is_fused
+from reprise.engine.vision.stages import Portion, Stage
 from reprise.engine.vision.weights import CHANNELS, Weights
 
 Config = dict[str, Any]
@@ -43,7 +45,7 @@ CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711
 """Means and deviations of channels by which many towers were trained."""
 
 Slices = Generator[Sequence[mx.array], None, Features]
-"""Yields arrays to evaluate, num_slices times, and returns the features."""
+"""Yields the arrays of each slice, to be evaluated, and returns the features."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,24 @@ class Tower(ABC):
         """Bytes of all weights."""
         return sum(array.nbytes for array in self.arrays())
 
+    def stages(self, grid: Grid) -> list[Stage]:
+        """Return the stages of looking at an image, in order."""
+        patches, width = self.num_patches(grid), self.weights[self._out].shape[0]
+        merged = Stage("merge", patches, width * self._widest(), self.rows_together(grid))
+        pixels = CHANNELS * 2 * self.patch_size**2
+        found = [Stage("embed", patches, width * pixels, merged.together)]
+        for index in range(self.layers.count):
+            found += self.layer_stages(index, grid)
+            found += [merged] if self.looks_deep(index) else []
+        return [*found, merged]
+
     @property
-    def num_slices(self) -> int:
-        """The number of slices of one image."""
-        return self.layers.count + 2
+    def _out(self) -> str:
+        return f"{self.layers.prefix}0.{self.layers.out}.weight"
+
+    def rows_together(self, grid: Grid) -> int:
+        """Return how many patches that follow each other are whole tokens: those of a row of tokens."""
+        return self.merge_size * grid[1]
 
     def num_patches(self, grid: Grid) -> int:
         """Return the number of an image's patches."""
@@ -142,32 +158,49 @@ class Tower(ABC):
     def _widest(self) -> int:
         return max(array.shape[0] for array in self.weights.arrays.values() if array.ndim == 2)
 
-    def slices(self, image: PromptImage) -> Slices:
-        """Compute an image's features.
+    def slices(self, image: PromptImage, portion: Portion | None = None) -> Slices:
+        """Compute an image's features. portion: how much of a stage a slice may be; None for all of it.
 
-        A slice is the embedding, a layer, or the merger. Raises ValueError if pixels and grid disagree.
+        Raises ValueError if pixels and grid disagree.
         """
+        grid, portion = image.grid, portion or Portion()
+        (first, *_, last) = self.stages(grid)
         pixels = np.frombuffer(image.pixels, np.uint8).reshape(image.shape)
-        x = self.embed(pixels, image.grid)
-        yield (x,)
-        plan = self.plan(image.grid)
-        deep: list[mx.array] = []
+        self.check(pixels, grid)
+
+        def embedded(start: int, end: int) -> Sequence[mx.array]:
+            if pixels.ndim == 2:
+                return (self.embed(pixels[start:end]),)
+            rows = pixels.shape[-2] // grid[0]
+            some = pixels[..., start // grid[1] * rows : end // grid[1] * rows, :]
+            cut = cut_patches(some, ((end - start) // grid[1], grid[1]))
+            return (self.embed(cut),)
+
+        (x,) = yield from first.run(portion, embedded)
+        x, plan, deep = self.place(x, grid), self.plan(grid), list[mx.array]()
         for index in range(self.layers.count):
-            x = self.layer(index, x, plan)
-            deep += self.look_deep(index, x)
-            yield (x, *deep)
-        states = self.merge(x, image.grid)
-        yield (states, *deep)
+            x = yield from self.layer(index, x, plan, portion)
+            if self.looks_deep(index):
+                of_index = partial(self.look_deep, index)
+                deep += yield from last.run(portion, partial(_of_part, of_index, x, grid), axis=0)
+        (states,) = yield from last.run(portion, partial(_of_part, self.merge, x, grid), axis=0)
         return Features(states, tuple(deep))
 
     def shape_of(self, grid: Grid) -> tuple[int, ...]:
         """Return the shape of an image's pixels: (channels, height, width), not cut into patches yet."""
         return CHANNELS, grid[0] * self.patch_size, grid[1] * self.patch_size
 
-    def check(self, patches: np.ndarray, grid: Grid) -> None:
-        """Raise ValueError if an image of a grid has other patches (patches, ...), or no whole tokens."""
-        if len(patches) != self.num_patches(grid) or any(side % self.merge_size for side in grid):
-            raise ValueError(f"{len(patches)} patches are no image of {grid[1]}x{grid[0]}")
+    def check(self, pixels: np.ndarray, grid: Grid) -> None:
+        """Raise ValueError if pixels are of another grid, or are no whole tokens.
+
+        pixels: (channels, height, width), or already cut: (patches, ...).
+        """
+        if pixels.ndim > 2 and any(side % parts for side, parts in zip(pixels.shape[-2:], grid, strict=True)):
+            *_, height, width = pixels.shape
+            raise ValueError(f"an image of {width}x{height} pixels has no {grid[1]}x{grid[0]} patches")
+        is_other = pixels.ndim == 2 and len(pixels) != self.num_patches(grid)
+        if is_other or any(side % self.merge_size for side in grid):
+            raise ValueError(f"{len(pixels)} patches are no image of {grid[1]}x{grid[0]}")
 
     def blank(self, grid: Grid) -> PromptImage:
         """Return a black image of a grid."""
@@ -175,24 +208,54 @@ class Tower(ABC):
         return PromptImage(0, self.num_tokens(grid), grid, bytes(prod(shape)), shape, b"")
 
     @abstractmethod
-    def embed(self, pixels: np.ndarray, grid: Grid) -> mx.array:
-        """Return the states (1, patches, width) before the first layer. Raises ValueError."""
+    def embed(self, patches: np.ndarray) -> mx.array:
+        """Return the states (1, some, width) of some of an image's patches, without their positions.
+
+        patches: (some, ...) as the image has them, or (some, channels, side * side) if it is not cut.
+        """
+
+    def place(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
+        """Add positions to the states of all patches (1, patches, width); by default there are none."""
+        return x
 
     @abstractmethod
     def plan(self, grid: Grid) -> Any:
         """Compute from an image's grid the argument `plan` of layer(), such as the patches' rotation."""
 
-    def layer(self, index: int, x: mx.array, plan: Any) -> mx.array:
-        """Return the states after a layer."""
-        return self.layers.apply(self.weights, index, x, plan)
+    def layer_stages(self, index: int, grid: Grid) -> Sequence[Stage]:  # noqa: ARG002
+        """Return the three stages of a layer."""
+        return self.layers.stages(self.weights, 1, self.num_patches(grid))
 
-    def look_deep(self, index: int, x: mx.array) -> list[mx.array]:  # noqa: ARG002
-        """Return arrays for Features.deep from the states after a layer; none by default."""
-        return []
+    def layer(
+        self, index: int, x: mx.array, plan: Any, portion: Portion
+    ) -> Generator[Sequence[mx.array], None, mx.array]:
+        """Compute a layer in slices, and return the states after it. See Layers.run()."""
+        return self.layers.run(self.weights, index, x, plan, portion)
+
+    def looks_deep(self, index: int) -> bool:  # noqa: ARG002
+        """Whether look_deep() makes an array of Features.deep after a layer; by default after none."""
+        return False
+
+    def look_deep(self, index: int, x: mx.array, grid: Grid) -> mx.array:
+        """Return tokens' states (tokens, hidden) for Features.deep, from the states after a layer.
+
+        x, grid: see merge().
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def merge(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return the tokens' states (tokens, hidden) from the last layer's x (1, patches, width)."""
+        """Return the tokens' states (tokens, hidden) from the last layer's x (1, patches, width).
+
+        x: of whole tokens. grid: theirs, that of the image or of a part.
+        """
+
+
+def _of_part(
+    compute: Callable[[mx.array, Grid], mx.array], x: mx.array, grid: Grid, start: int, end: int
+) -> tuple[mx.array]:
+    """Compute something of patches [start, end), which are whole tokens, and rows of the grid."""
+    return (compute(x[:, start:end], ((end - start) // grid[1], grid[1])),)
 
 
 def cut_patches(pixels: np.ndarray, grid: Grid) -> np.ndarray:

@@ -13,8 +13,8 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 8192
 """Maximum parts of a whole conversation, those of results included: translating each takes time."""
 SEEING = (
-    ", or serve a model that sees: Qwen3-VL, Qwen3.5, Qwen2.5-VL, Gemma 3 or 4, Mistral 3, Pixtral or "
-    "LFM2-VL (GET /v1/models says of each whether it does)"
+    ", or serve a model that sees, such as mlx-community/Qwen3-VL-4B-Instruct-4bit (docs/images.md lists "
+    "others, and GET /v1/models says of each that is served whether it sees)"
 )
 """What a client can do whose model does not see."""
 

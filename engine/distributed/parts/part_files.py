@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 from reprise.config.whole_file import remove_unfinished
 from reprise.engine.kv_cache.prefix_cache import disk_file
 from reprise.engine.kv_cache.prefix_cache.disk import join_contents
@@ -21,6 +19,7 @@ from reprise.engine.kv_cache.prefix_cache.disk_file import (
     Header,
     PrefixFileError,
 )
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from reprise.engine.kv_cache.slices import KVSlice, State
 
 log = logging.getLogger("reprise.engine")
@@ -58,7 +57,7 @@ class PartFiles:
         """Copy the arrays of a KV slice and a state, and start to write them to the file of this name."""
         contents = disk_file.copy_contents(kv_slice, state)
         # Which tokens these are, only rank 0 needs to know.
-        header = Header(self._fingerprint, "", 0, np.array([], np.int32), bool(state))
+        header = Header(self._fingerprint, "", 0, TextKey.of([]), bool(state))
         self._thread.submit(_write, self._path(name), header, contents)
 
     def drop(self, name: str) -> None:

@@ -17,19 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from reprise.config.whole_file import remove_unfinished, unfinished_path
 from reprise.engine.kv_cache.prefix_cache import disk_file
 from reprise.engine.kv_cache.prefix_cache.disk_file import (
     NAME_PATTERN,
     SUFFIX,
-    Array,
     Contents,
     Header,
     PrefixFileError,
 )
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, Tokens
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, Tokens
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
 from reprise.engine.kv_cache.slices import KVSlice, State, num_bytes
 
 log = logging.getLogger("reprise.engine")
@@ -148,11 +147,11 @@ class PrefixStore:
 
     def match(self, prompt: Tokens) -> int:
         """Return how many of the prompt's leading tokens can be loaded from files; never its last one."""
-        return self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)[1]
+        return self._longest_match(TextKey.of(prompt)[:-1], self._needs_state)[1]
 
     def start_load(self, prompt: Tokens) -> Loading:
         """Start reading the files of the prompt's leading tokens that match() counts."""
-        file, length = self._longest_match(np.asarray(prompt, np.int32)[:-1], self._needs_state)
+        file, length = self._longest_match(TextKey.of(prompt)[:-1], self._needs_state)
         files = list(_with_ancestors(file))[::-1]
         ends = [child.header.start for child in files[1:]] + [length]
         now = time.time()
@@ -186,13 +185,13 @@ class PrefixStore:
         more than half of the budget.
         cut: called once, for the KV slice of these tokens. take_state: called once, for the state after them.
         """
-        added = np.asarray(tokens, np.int32)
+        added = TextKey.of(tokens)
         parent, start = self._longest_match(added, False)
         min_tokens = min(MIN_SAVED_TOKENS, MIN_STATE_TOKENS) if self._needs_state else MIN_SAVED_TOKENS
         if len(added) - start < min_tokens or self._num_unwritten_bytes() > MAX_UNWRITTEN_BYTES:
             return
         kv_slice, state = cut(start, len(added)), take_state()
-        size = num_bytes(kv_slice) + num_bytes(state) + added[start:].nbytes + HEADER_BYTES
+        size = num_bytes(kv_slice) + num_bytes(state) + added.ids[start:].nbytes + HEADER_BYTES
         if size > self._budget_bytes // 2:
             return
         # NAME_PATTERN matches this name.
@@ -248,7 +247,7 @@ class PrefixStore:
         (file.parent.children if file.parent else self._index.roots).append(file)
         self._index.num_bytes += file.num_bytes
 
-    def _longest_match(self, tokens: Array, needs_state: bool) -> tuple[PrefixFile | None, int]:
+    def _longest_match(self, tokens: TextKey, needs_state: bool) -> tuple[PrefixFile | None, int]:
         """Return the file that matches the most leading tokens, and how many; (None, 0) if none does.
 
         needs_state: match a file only up to its end, and only if it has state there.
@@ -260,9 +259,7 @@ class PrefixStore:
             header = file.header
             if header.start > matched or header.fingerprint != self._fingerprint:
                 continue
-            here = tokens[header.start : file.end]
-            different = np.flatnonzero(header.tokens[: len(here)] != here)
-            matched = header.start + (int(different[0]) if len(different) else len(here))
+            matched = header.start + header.tokens.count_equal(tokens[header.start : file.end])
             is_usable = not needs_state or (header.has_state and matched == file.end)
             if is_usable and matched > max(length, header.start):
                 best, length = file, matched

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from reprise.config.whole_file import write_whole
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from reprise.engine.kv_cache.slices import KVSlice, State
 
 FORMAT = "reprise prefix 1"
@@ -38,14 +39,14 @@ class Header:
     fingerprint: identifies the model and everything else that the file's arrays depend on.
     parent: name of the file with the tokens before this one's; "" if there are none.
     start: number of tokens before this file's own.
-    tokens: (n,) int32, the file's own tokens.
+    tokens: the file's own tokens.
     has_state: whether the file has state after its last token.
     """
 
     fingerprint: str
     parent: str
     start: int
-    tokens: Array
+    tokens: TextKey
     has_state: bool
 
 
@@ -85,7 +86,7 @@ def write(path: Path, header: Header, contents: Contents) -> int:
     arrays = {f"strip {i}": one for i, one in enumerate(contents.kv_slice)}
     arrays |= {f"state {i}": one for i, one in enumerate(contents.state) if one is not None}
     numbers = {name: np.ascontiguousarray(array) for name, (_, array) in arrays.items()}
-    numbers["tokens"] = header.tokens
+    numbers["tokens"] = header.tokens.ids
     metadata = {
         "format": FORMAT,
         "fingerprint": header.fingerprint,
@@ -95,6 +96,7 @@ def write(path: Path, header: Header, contents: Contents) -> int:
         "num_states": str(len(contents.state)),
         "kinds": ",".join(f"{name}={kind}" for name, (kind, _) in arrays.items()),
         "checksum": str(_checksum(numbers)),
+        "pictures": ",".join(f"{at}={digest.hex()}" for at, digest in header.tokens.pictures),
     }
     data = save(numbers, metadata)
     write_whole(path, data)
@@ -108,7 +110,7 @@ def read_header(path: Path) -> Header:
             metadata = _metadata(file, path.name)
             return Header(
                 metadata["fingerprint"], metadata["parent"], int(metadata["start"]),
-                file.get_tensor("tokens").astype(np.int32).reshape(-1), int(metadata["num_states"]) > 0,
+                _read_tokens(file, metadata), int(metadata["num_states"]) > 0,
             )  # fmt: skip
     except (OSError, SafetensorError, KeyError, ValueError) as fault:
         raise PrefixFileError(f"{path.name} cannot be read: {fault}") from fault
@@ -135,6 +137,13 @@ def _metadata(file: Any, name: str) -> dict[str, str]:
     if metadata.get("format") != FORMAT:
         raise PrefixFileError(f"{name} is not a prefix file of this version of Reprise")
     return metadata
+
+
+def _read_tokens(file: Any, metadata: dict[str, str]) -> TextKey:
+    ids = file.get_tensor("tokens").astype(np.int32).reshape(-1)
+    # Older files have none, and so match no text beyond its first picture.
+    pairs = (pair.split("=") for pair in metadata.get("pictures", "").split(",") if pair)
+    return TextKey(ids, tuple((int(at), bytes.fromhex(digest)) for at, digest in pairs))
 
 
 def _checksum(numbers: dict[str, Array]) -> int:

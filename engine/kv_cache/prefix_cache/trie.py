@@ -6,14 +6,14 @@ only from such a node. All stored arrays are evaluated and share no buffer with 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 import mlx.core as mx
-import numpy as np
 
 from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, Tokens
 from reprise.engine.kv_cache.slices import (
     KVSlice,
     State,
@@ -30,27 +30,24 @@ MAX_ARRAYS = 100_000
 CutSlice = Callable[[int, int], KVSlice]
 """Returns the KV slice of tokens [start, end)."""
 
-Tokens = Sequence[int] | np.ndarray
-"""Token ids. An array of int32 is used as it is; anything else is converted at every call."""
-
 
 @dataclass(eq=False, slots=True)
 class _Node:
     """A node of the trie.
 
-    tokens: (n,) int32, the tokens on the edge from its parent. kv_slice: theirs.
+    tokens: those on the edge from its parent. kv_slice: theirs.
     end: number of tokens from the root to the node's end.
     state: snapshot at the end; empty if none was taken there.
-    children: by the first token on their edge.
+    children: by the first token on their edge, and the picture that begins with it.
     weight: how likely the state is needed, beside others. used_at: the tick at which it was last.
     """
 
     parent: "_Node | None"
-    tokens: np.ndarray
+    tokens: TextKey
     kv_slice: KVSlice
     end: int
     state: State = field(default_factory=list)
-    children: "dict[int, _Node]" = field(default_factory=dict)
+    children: "dict[tuple[int, bytes], _Node]" = field(default_factory=dict)
     weight: float = 1.0
     used_at: int = 0
 
@@ -99,7 +96,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop everything."""
-        self._root = _Node(None, np.array([], np.int32), [], 0)
+        self._root = _Node(None, TextKey.of([]), [], 0)
         # The least recently used entry first.
         self._entries: OrderedDict[_Node, None] = OrderedDict()
         self.num_bytes = self._num_arrays = self._num_tokens = 0
@@ -122,7 +119,7 @@ class PrefixCache:
         """
         if not len(tokens) or (self.needs_state and not state):
             return
-        added = np.asarray(tokens, np.int32)
+        added = TextKey.of(tokens)
         last, matched = self._walk(added)
         if matched == len(added) and (not self.needs_state or (last.end == matched and last.state)):
             last.weight = max(last.weight, weight)
@@ -149,15 +146,15 @@ class PrefixCache:
 
         The last token of the prompt is never counted.
         """
-        return self._walk(np.asarray(prompt, np.int32)[:-1])[1]
+        return self._walk(TextKey.of(prompt)[:-1])[1]
 
     def count_held(self, tokens: Tokens) -> int:
         """Count how many leading tokens are stored, the last one included."""
-        return self._walk(np.asarray(tokens, np.int32))[1]
+        return self._walk(TextKey.of(tokens))[1]
 
     def state_at(self, tokens: Tokens) -> State:
         """Return the state after the last of these tokens; empty if none is stored there."""
-        node, matched = self._walk(np.asarray(tokens, np.int32))
+        node, matched = self._walk(TextKey.of(tokens))
         return node.state if matched == len(tokens) == node.end else []
 
     def find(self, prompt: Tokens) -> tuple[Caches, int] | None:
@@ -218,7 +215,7 @@ class PrefixCache:
 
         Without state, these may end inside the node's edge.
         """
-        node, length = self._walk(np.asarray(prompt, np.int32)[:-1])
+        node, length = self._walk(TextKey.of(prompt)[:-1])
         if not self.needs_state:
             return node, length
         # A row cannot start inside an edge or at a node without state.
@@ -226,16 +223,13 @@ class PrefixCache:
             node = node.parent
         return node, node.end
 
-    def _walk(self, tokens: np.ndarray) -> tuple[_Node, int]:
+    def _walk(self, tokens: TextKey) -> tuple[_Node, int]:
         """Return the last node whose edge matches tokens, in whole or in part, and how many tokens match."""
         node, matched = self._root, 0
-        while matched < len(tokens) and (child := node.children.get(int(tokens[matched]))):
-            node = child
-            here = tokens[matched : matched + len(node.tokens)]
-            different = np.flatnonzero(node.tokens[: len(here)] != here)
-            if len(different):
-                return node, matched + int(different[0])
-            matched += len(here)
+        while matched < len(tokens) and (child := node.children.get((left := tokens[matched:]).first)):
+            node, matched = child, matched + child.tokens.count_equal(left)
+            if matched < node.end:
+                break
         return node, matched
 
     def _touch(self, node: _Node) -> None:
@@ -246,9 +240,9 @@ class PrefixCache:
         self._tick += 1
         node.used_at = self._tick
 
-    def _add_child(self, node: _Node, tokens: np.ndarray, kv_slice: KVSlice) -> _Node:
+    def _add_child(self, node: _Node, tokens: TextKey, kv_slice: KVSlice) -> _Node:
         child = _Node(node, tokens, kv_slice, node.end + len(tokens))
-        node.children[int(tokens[0])] = child
+        node.children[tokens.first] = child
         self._count(kv_slice, 1)
         self._num_tokens += len(tokens)
         return child
@@ -265,9 +259,9 @@ class PrefixCache:
             self._drop_below(node)
             raise
         upper = _Node(node.parent, node.tokens[:at], upper_slice, length)
-        node.parent.children[int(node.tokens[0])] = upper
+        node.parent.children[node.tokens.first] = upper
         node.parent, node.tokens = upper, node.tokens[at:]
-        upper.children[int(node.tokens[0])] = node
+        upper.children[node.tokens.first] = node
         self._count([*upper.kv_slice, *node.kv_slice], 1)
         return upper
 
@@ -279,7 +273,7 @@ class PrefixCache:
         while node.parent and not node.children and node not in self._entries:
             self._count(node.kv_slice, -1)
             self._num_tokens -= len(node.tokens)
-            del node.parent.children[int(node.tokens[0])]
+            del node.parent.children[node.tokens.first]
             node = node.parent
 
     def _drop_below(self, node: _Node) -> None:

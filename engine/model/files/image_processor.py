@@ -4,7 +4,6 @@ import json
 import math
 from dataclasses import asdict
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> Vi
     family = tower_type(config)
     cut = CUTS.get(family)
     placeholder = config.get("image_token_id", config.get("image_token_index"))
-    if cut is None or not given or not isinstance(placeholder, int) or not has_library():
+    if cut is None or not given or not isinstance(placeholder, int):
         return None
     try:
         return _describe(family, _processor(cut, config, given, placeholder, backend))
@@ -105,11 +104,6 @@ def _describe(family: str, processor: ImageProcessor) -> VisionInfo:
         processor=processor,
         part_tokens=_most_of_part(processor) if processor.tiles else None,
     )
-
-
-def has_library() -> bool:
-    """Return whether Pillow is installed, without which no image can be decoded."""
-    return find_spec("PIL") is not None
 
 
 def count_tokens(processor: ImageProcessor, size: tuple[int, int], budget: int = _UNLIMITED) -> int:

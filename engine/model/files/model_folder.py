@@ -187,8 +187,8 @@ def check_loadable(folder: Path) -> None:
         config = _read_config(folder)
     except ValueError as fault:
         raise ModelError(f"{folder / 'config.json'} cannot be read: {fault}") from fault
-    if fault := excess_of(config, map(read_header, folder.glob("model*.safetensors"))):
-        raise ModelError(fault)
+    if too_many := excess_of(config, map(read_header, folder.glob("model*.safetensors"))):
+        raise ModelError(too_many)
 
 
 def excess_of(config: dict[str, Any], files: Iterable[SafetensorsFile]) -> str | None:

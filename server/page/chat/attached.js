@@ -44,7 +44,7 @@ export async function readFiles(files, sees) {
   for (const file of files) {
     const isImage = IMAGE_TYPES.includes(file.type);
     try {
-      if (isImage && !sees) throw new Error("is an image, and this model reads text only.");
+      if (isImage && !sees) throw new Error("is an image, and this model reads text only. Serve one that sees, such as mlx-community/Qwen3-VL-4B-Instruct-4bit.");
       found.push({ name: file.name, ...(isImage ? { url: await readImage(file) } : { text: await readText(file) }) });
     } catch (fault) {
       // The browser's own words say nothing to a reader.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from reprise.config.settings import Settings
+from reprise.engine.embedding import worker
 from reprise.engine.embedding.loading import load_embedding_model
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model.files.purpose import find_purpose
@@ -222,3 +223,16 @@ def test_quantized_folders_make_what_their_weights_say(tmp_path, name, bits, ran
         for folder in folders.values()
     )
     assert made == pytest.approx(meant, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", EMBEDDING)
+def test_a_layer_that_is_cut_makes_the_same_vectors_to_the_last_bit(tmp_path, monkeypatch, name):
+    model = load(write_published(tmp_path / "tiny", name))
+    given = texts()
+    whole = vectors(model, given)
+    num_calls = sum(len(one) // 5 for one in given)
+    monkeypatch.setattr(worker, "MIN_TOKENS", 5)
+    cut = Driven(model, max_stall_ms=1e-6)
+    cut.submit("all", given)
+    assert cut.run(num_decoding=1) > num_calls
+    assert cut.ended["all"].vectors == whole

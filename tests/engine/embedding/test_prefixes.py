@@ -4,6 +4,7 @@ import mlx.core as mx
 import pytest
 
 from reprise.config.settings import Settings
+from reprise.engine.embedding import worker
 from reprise.engine.embedding.loading import load_embedding_model
 from reprise.engine.embedding.memory import bytes_of
 from reprise.engine.embedding.prefixes import MIN_TOKENS
@@ -205,3 +206,14 @@ def test_a_pass_after_a_head_takes_no_more_memory_than_was_foreseen(model):
     kept_bytes = driven.worker.prefixes.kept.num_bytes
     assert driven.worker.num_computed == 400 + 30 * 30
     assert 0 < mx.get_peak_memory() - before - kept_bytes <= bytes_of(model.config, 30, 30, 400)
+
+
+def test_heads_and_what_follows_them_are_the_same_if_layers_are_cut(model, monkeypatch):
+    expected = without(model, QUERIES)
+    monkeypatch.setattr(worker, "MIN_TOKENS", 5)
+    driven = Driven(model, max_stall_ms=1e-6)
+    for name in ("first", "again"):
+        driven.submit(name, QUERIES)
+        driven.run(num_decoding=1)
+        assert driven.ended[name] == Embedded(expected)
+    assert driven.worker.prefixes.kept.status().num_entries > 0

@@ -97,6 +97,21 @@ def test_beside_rows_a_step_takes_as_many_layers_as_they_may_wait_for(model, max
     assert driven.run(num_decoding=1) == num_steps
 
 
+def test_of_a_long_text_a_step_takes_some_tokens_of_a_layer_and_ends_in_between(model):
+    text, driven = [5] * 78, Driven(model, max_stall_ms=1e-6)
+    num_layers = len(model.body.layers)
+    driven.submit("one", [text])
+    num_progressed = driven.worker.num_progressed
+    # Keys and values of 64 tokens and of 14, then the queries of these.
+    assert driven.run(num_decoding=1) == num_layers * 2 * 2
+    assert driven.worker.num_progressed == num_progressed + num_layers * 2 * 2
+    assert driven.ended["one"].vectors == (alone(model, text),)
+    driven.submit("gone", [text])
+    driven.worker.step(1)
+    driven.worker.cancel("gone")
+    assert not driven.worker.has_work
+
+
 def test_a_pass_that_begins_alone_is_no_larger_as_rows_may_come(model):
     driven = Driven(model, max_stall_ms=1e-6)
     driven.submit("known", [[5] * 8])

@@ -155,6 +155,10 @@ def test_what_a_model_sees_with_is_loaded_unless_it_drafts_or_is_to_be_shown_no_
     model = str(write_seeing(tmp_path / "seeing", "mistral3"))
     seeing = make_loader(Settings(model=model))(None)
     assert seeing.sight
+    shares: list[float] = []
+    load_model(model, "seeing", None, shares.append, options=LoadOptions(sees=True))
+    # Between two arrays others run: a tower is not read at once.
+    assert shares.count(1.0) == 1 + len(seeing.sight.tower.arrays())
     reading = make_loader(Settings(model=model, max_images=0))(None)
     drafting = make_draft_loader(Settings(draft_model=model))(None)
     for loaded in (reading, drafting):

@@ -132,7 +132,7 @@ def test_a_folder_is_inspected_without_building_what_its_weights_cannot_hold(
     configure(num_hidden_layers=2_000_000)(folder)
     (refused,) = inspect_checkpoint(str(folder)).refused
     assert "num_hidden_layers 2000000" in refused
-    with pytest.raises(ModelError, match="cannot be served: .* num_hidden_layers 2000000; with"):
+    with pytest.raises(ModelError, match=r"cannot be served: .* num_hidden_layers 2000000; with"):
         check_folder(folder)
 
 

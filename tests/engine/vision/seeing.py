@@ -19,6 +19,7 @@ from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.sampling.sampler import noise_key
 from reprise.engine.vision.sight import Sight
+from reprise.engine.vision.stages import WORK, Portion, Stage
 from reprise.engine.vision.tower import Features
 from tests.engine.support import FINDINGS, SIZES, VOCAB_SIZE, make_tokenizer, request
 
@@ -62,6 +63,23 @@ class Picture:
         )
 
 
+@dataclass(frozen=True)
+class Twin(Picture):
+    """One of two small pictures, seeds of TWINS, that have the same key; found by a birthday search."""
+
+    rows: int = 1
+    columns: int = 1
+
+    def image(self, start: int, length: int) -> PromptImage:
+        pixels, shape = self.seed.to_bytes(4, "little"), (1, 1, 4)
+        return PromptImage(
+            start, length, self.grid, pixels, shape, image_key(pixels, shape, self.grid, "random")
+        )
+
+
+TWINS = Twin(40625), Twin(97052)
+
+
 def looked_at(
     *parts: Sequence[int] | Picture, name: str = "r", breaks: bool = False, **options: Any
 ) -> GenerationRequest:
@@ -83,7 +101,7 @@ def looked_at(
 class RandomTower:
     """A tower whose features are random numbers, other ones for every picture.
 
-    num_slices: of its work. num_deep: features for so many layers.
+    num_slices: units of its work. num_deep: features for so many layers.
     """
 
     placeholder_id, nbytes = PLACEHOLDER, 0
@@ -116,11 +134,21 @@ class RandomTower:
         # Large, as states are after a layer.
         return Features(drawn[0], tuple(50 * drawn[1:]))
 
-    def slices(self, image: PromptImage) -> Generator[Sequence[mx.array], None, Features]:
+    def stages(self, grid: tuple[int, int]) -> list[Stage]:
+        del grid
+        return [Stage("look", self.num_slices, WORK)]
+
+    def slices(
+        self, image: PromptImage, portion: Portion | None = None
+    ) -> Generator[Sequence[mx.array], None, Features]:
         features = self.features(image)
-        for _ in range(self.num_slices):
-            self.num_done += 1
-            yield (features.states, *features.deep)
+
+        def compute(start: int, end: int) -> Sequence[mx.array]:
+            self.num_done += end - start
+            return (features.states, *features.deep)
+
+        (stage,) = self.stages(image.grid)
+        yield from stage.run(portion or Portion(), compute)
         return features
 
     def arrays(self) -> list[mx.array]:

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from reprise.config.settings import Settings
 from reprise.drafters.base import Draft
 from reprise.engine.interface.request import DraftChoice
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from reprise.engine.speculative.gate import decide
 from reprise.engine.vision.keys import (
     chunk_end,
@@ -37,10 +37,10 @@ def test_the_same_picture_has_the_same_keys_anywhere_and_another_none_of_them() 
 
 @pytest.mark.parametrize("length", range(len(ASKED.prompt) + 1))
 def test_a_match_never_ends_in_a_picture(length: int) -> None:
-    def match(ids: np.ndarray) -> int:
-        return min(length, len(ids) - 1)
+    def match(text: TextKey) -> int:
+        return min(length, len(text) - 1)
 
-    found = match(without_cut_images(ASKED.images, np.array(KEYS), match))
+    found = match(without_cut_images(ASKED.images, TextKey.of(KEYS), match))
     assert found == whole_images(ASKED.images, min(length, len(KEYS) - 1))
     assert not any(image.start < found < image.end for image in ASKED.images)
 

@@ -1,6 +1,7 @@
 """Prompts with pictures get the tokens of a plain loop, and no control that leaves a part out does."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -8,15 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reprise.engine.batch import sequence
+from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.events import Finished
-from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.interface.request import DraftChoice, GenerationRequest
+from reprise.engine.memory.prefill_budget import MIN_CHUNK_TOKENS
 from reprise.engine.vision import sight
+from reprise.engine.vision.keys import prompt_keys
 from reprise.engine.vision.language import reading
 from tests.combinations import spread
-from tests.engine.driven import Driven
+from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of
-from tests.engine.vision.seeing import CONFIGS, Picture, expected, looked_at, make_seeing, seeing
+from tests.engine.vision.seeing import CONFIGS, TWINS, Picture, expected, looked_at, make_seeing, seeing
 
 BREAKS = ("mistral3", "pixtral")
 SLOW = pytest.mark.slow
@@ -106,28 +109,77 @@ def test_swapped_pictures_are_noticed() -> None:
     assert answer(driven, swapped) == expected("mistral3", swapped) != expected("mistral3", asked)
 
 
-def without_pictures(prompt: Sequence[int], *_: Any) -> list[int]:
-    return list(prompt)
+def twins(num_after: int = 40, **options: Any) -> list[GenerationRequest]:
+    """Two prompts that differ only in pictures with the same key."""
+    return [
+        looked_at(
+            prompt_of(5), twin, prompt_of(num_after), name=str(twin.seed), **{"max_tokens": 8} | options
+        )
+        for twin in TWINS
+    ]
 
 
-@pytest.mark.parametrize("has_keys", [True, False])
-def test_only_keys_tell_pictures_apart_in_the_prefix_cache(
-    has_keys: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("knows_pictures", [True, False])
+def test_only_digests_tell_apart_pictures_with_the_same_key(
+    knows_pictures: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not has_keys:
-        monkeypatch.setattr(sequence, "prompt_keys", without_pictures)
-    first, second = (
-        looked_at(prompt_of(5), Picture(number), prompt_of(40), name=str(number), max_tokens=8)
-        for number in (1, 2)
-    )
+    first, second = twins()
+    assert prompt_keys(first.prompt, first.images, 4096) == prompt_keys(second.prompt, second.images, 4096)
+    if not knows_pictures:
+        monkeypatch.setattr(Sequence, "pictures", ())
     driven = Driven(replace(seeing("mistral3")))
-    answer(driven, first)
+    assert answer(driven, first) == expected("mistral3", first)
     end = end_of(driven, second)
-    assert (list(end.tokens) == expected("mistral3", second)) is has_keys
-    assert end.usage.num_cached_tokens == (5 if has_keys else 50)
+    assert (list(end.tokens) == expected("mistral3", second)) is knows_pictures
+    assert end.usage.num_cached_tokens == (5 if knows_pictures else 45)
 
 
-Part = Sequence[int] | Picture
+@pytest.mark.parametrize("name", slow_but("qwen3_5", "mistral3", "lfm2_vl"))
+@pytest.mark.parametrize("first_is", ["prefilling", "decoding", "cancelled", "ended"])
+def test_no_prompt_takes_a_prefix_of_another_picture_with_the_same_key(name: str, first_is: str) -> None:
+    first, second = twins()
+    driven = Driven(replace(seeing(name)), prefill_chunk_tokens=8)
+    told = driven.ask(first)
+    if first_is == "prefilling":
+        driven.step_until(lambda: bool(driven.worker.prefilling))
+    elif first_is == "decoding":
+        driven.step_until(lambda: len(told.text) > 0)
+    elif first_is == "cancelled":
+        driven.step_until(lambda: any(s.prefill.num_computed > 20 for s in driven.worker.prefilling))
+        driven.worker.cancel(first.id)
+    else:
+        driven.finish()
+    end = end_of(driven, second)
+    assert list(end.tokens) == expected(name, second)
+    assert end.usage.num_cached_tokens <= 5
+    # Each is kept beside the other, and found again.
+    for again in (first, second):
+        end = end_of(driven, again)
+        assert list(end.tokens) == expected(name, again)
+        assert end.usage.num_cached_tokens > 5 or first_is == "cancelled"
+
+
+def test_a_served_draft_model_takes_no_prefix_of_another_picture() -> None:
+    driven = Driven(replace(seeing("mistral3")), draft=loaded_once("llama"))
+    for asked in twins():
+        by_name = replace(asked, draft=DraftChoice("draft-model"))
+        assert answer(driven, by_name) == expected("mistral3", asked)
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "lfm2_vl"])
+def test_files_of_pictures_with_the_same_key_stand_beside_each_other(name: str, tmp_path: Any) -> None:
+    asked = twins(300, max_tokens=4)
+    for round_ in range(2):
+        for one in asked:
+            # The memory of each is its own: only files are shared.
+            driven = Driven(replace(seeing(name)), prefix_cache_dir=str(tmp_path))
+            end = end_of(driven, one)
+            driven.worker.queue.prefix_lookup.kept.close()
+            assert list(end.tokens) == expected(name, one)
+            assert (end.usage.num_cached_tokens > one.images[0].end) == bool(round_)
+
+
+Part = SequenceOf[int] | Picture
 
 
 def chat(make: Callable[[int], Part], driven: Driven) -> tuple[list[int], list[GenerationRequest]]:
@@ -227,6 +279,26 @@ def test_a_prompt_can_be_cancelled_while_the_tower_looks() -> None:
     tower.num_slices = 3
     asked = looked_at(prompt_of(3), Picture(1), prompt_of(4), name="again", max_tokens=8)
     assert answer(driven, asked) == expected("mistral3", asked)
+
+
+def test_every_slice_of_a_tower_counts_as_progress() -> None:
+    loaded = make_seeing("mistral3")
+    assert loaded.sight
+    tower: Any = loaded.sight.tower
+    tower.num_slices = 200
+    driven = Driven(loaded, max_stall_ms=0)
+    told = driven.ask(looked_at(prompt_of(5), name="text", max_tokens=60))
+    driven.step_until(lambda: bool(told.text))
+    seen = driven.ask(looked_at(prompt_of(3), Picture(1), prompt_of(4), max_tokens=4))
+    driven.step_until(lambda: tower.num_done > 0)
+    while tower.num_done < tower.num_slices:
+        done, progressed = tower.num_done, driven.worker.num_progressed
+        driven.worker.step()
+        # As few as a prompt needs to advance, whatever the whole picture takes; and a token of the row.
+        assert done < tower.num_done <= done + MIN_CHUNK_TOKENS
+        assert driven.worker.num_progressed > progressed + 1
+    driven.finish()
+    assert len(seen.finished().tokens) == 4
 
 
 def test_a_picture_that_two_prompts_have_is_looked_at_once() -> None:

@@ -189,7 +189,9 @@ async def test_images_are_shown_as_placeholders(client, engine):
     assert valid_answer(response.json(), GenerateResponse).response.count("[image") == 1
     assert response.headers["x-reprise-ignored"] == "images (as text)"
     alone = await chat(client, messages=[{"role": "user", "content": "", "images": ["aGk="]}])
-    assert "nothing but media" in assert_ollama_error(alone.json())
+    told = assert_ollama_error(alone.json())
+    assert "nothing but media" in told
+    assert "serve a model that sees, such as mlx-community/Qwen3-VL-4B-Instruct-4bit" in told
 
 
 async def test_a_raw_prompt_is_continued_without_a_template(client, engine):

@@ -86,7 +86,11 @@ def test_no_image_is_attached_where_the_model_reads_text(open_page):
     page = open_page()
     picker = page.get_by_label("Attach text files")
     picker.set_input_files({"name": "shot.png", "mimeType": "image/png", "buffer": png()})
-    expect(page.get_by_text("shot.png is an image, and this model reads text only.")).to_be_visible()
+    told = (
+        "shot.png is an image, and this model reads text only. Serve one that sees, such as "
+        "mlx-community/Qwen3-VL-4B-Instruct-4bit."
+    )
+    expect(page.get_by_text(told)).to_be_visible()
     expect(page.get_by_role("list", name="Attached")).to_have_count(0)
 
 
