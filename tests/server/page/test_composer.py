@@ -230,3 +230,17 @@ def test_limits_are_said_before_a_message_is_sent(open_page):
     expect(page.get_by_text("the model reads")).to_have_count(0)
     limit = "Text files of up to 1 MiB"
     expect(page.get_by_role("button", name="Attach")).to_have_attribute("title", limit)
+
+
+WARNING = """async ([most, images]) => {
+    const { warningOf } = await import("/ui/runs/request.js");
+    const files = Array.from({ length: images }, () => ({ name: "a.png", url: "data:" }));
+    const model = { context_length: 100, vision: { max_images: most } };
+    return warningOf(model, { system: "" }, [{ content: "before", files }, { content: "now", files }]);
+}"""
+
+
+def test_more_images_than_a_request_may_have_are_said_before_they_are_sent(open_page):
+    page = open_page()
+    assert page.evaluate(WARNING, [4, 2]) == ""
+    assert page.evaluate(WARNING, [4, 3]) == "This conversation has 6 images; a request may have 4."

@@ -332,6 +332,18 @@ def test_parameters_are_those_of_their_chat(open_page, engine):
     expect(page.get_by_label("System prompt")).to_have_value("Be short.")
 
 
+def test_parameters_that_older_pages_had_for_all_chats_are_those_of_each(open_page):
+    page = open_page()
+    ask(page, "Hello", "user: Hello")
+    old = {"system": "Be short.", "temperature": "0.5"}
+    page.evaluate("(old) => localStorage.setItem('reprise.parameters', JSON.stringify(old))", old)
+    page.reload()
+    expect(page.get_by_text("Parameters (2 set)")).to_be_visible()
+    page.get_by_role("button", name="New chat").click()
+    expect(page.get_by_text("Parameters (")).to_have_count(0)
+    assert page.evaluate("localStorage.getItem('reprise.parameters')") is None
+
+
 def test_a_title_is_text_without_marks(open_page):
     title = """async (content) => {
         const { newChat, titleOf, withMessage } = await import("/ui/chats/tree.js");
