@@ -3,7 +3,7 @@
 import { html, render, useCallback, useEffect, useState } from "./vendor/preact.js";
 import { getJson, key } from "./shared/api.js";
 import { Notice } from "./shared/notice.js";
-import { adoptOldChat, adoptUnsaved } from "./chats/unsaved.js";
+import { adoptOldChat, adoptOldParameters, adoptUnsaved } from "./chats/unsaved.js";
 import { readChats } from "./chats/store.js";
 import { withLock } from "./runs/locks.js";
 import { Chat } from "./chat/chat.js";
@@ -89,4 +89,5 @@ function Page() {
 render(html`<${Page} />`, document.body);
 await readChats();
 await adoptOldChat();
+adoptOldParameters();
 await adoptUnsaved(withLock);

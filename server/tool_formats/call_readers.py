@@ -37,7 +37,7 @@ class _ArgumentReader(Reader):
     """The base of readers of formats in which each argument has a name and a value."""
 
     def __init__(self, call_format: TaggedFormat | ListedFormat, schemas: Schemas) -> None:
-        super().__init__(schemas)
+        super().__init__(schemas, call_format.closing)
         self._layout = call_format
         self._schema: dict[str, Any] = {}
         self._keys: set[str] = set()
@@ -166,7 +166,7 @@ class JsonReader(Reader):
     """Reads calls whose arguments are a JSON object. See Reader."""
 
     def __init__(self, call_format: JsonFormat, schemas: Schemas) -> None:
-        super().__init__(schemas)
+        super().__init__(schemas, call_format.closing)
         self._format = call_format
         self._arguments: list[str] | None = None
         self._depth = 0

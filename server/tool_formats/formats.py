@@ -162,7 +162,7 @@ def _gemma(quote: str) -> ListedFormat:
     )
 
 
-_FORMATS: dict[str, CallFormat] = {
+FORMATS: dict[str, CallFormat] = {
     "json_tools": JsonFormat(
         head=_json_head(r'\s*\{\s*"name"\s*:\s*'),
         tail=re.compile(r"\s*\}"),
@@ -298,9 +298,9 @@ _FORMATS: dict[str, CallFormat] = {
     "laguna": _arg_tags("", "tool_call"),
     "longcat": _arg_tags("longcat_", "longcat_tool_call"),
 }
-_FORMATS["deepseek_v31"] = JsonFormat(
-    head=_FORMATS["deepseek_v3"].head,
-    tail=_FORMATS["deepseek_v3"].tail,
+FORMATS["deepseek_v31"] = JsonFormat(
+    head=FORMATS["deepseek_v3"].head,
+    tail=FORMATS["deepseek_v3"].tail,
     before="<｜tool▁call▁begin｜>",
     between="<｜tool▁sep｜>",
     after="<｜tool▁call▁end｜>",
@@ -312,4 +312,4 @@ def find_format(markers: Markers) -> CallFormat | None:
     name = markers.call_format
     if name == "mistral" and not any(marker.text == "[ARGS]" for marker in markers.inner):
         name = "mistral_list"
-    return _FORMATS.get(name)
+    return FORMATS.get(name)

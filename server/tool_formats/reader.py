@@ -35,19 +35,23 @@ class Reader:
 
     num_closed: complete calls so far. is_open: whether a call has begun and not ended.
     is_broken: whether the section has text that the reader cannot read.
+    closing: what the format writes after all calls of a section.
     """
 
-    def __init__(self, schemas: Schemas) -> None:
+    def __init__(self, schemas: Schemas, closing: str) -> None:
         self.num_closed = 0
         self.is_broken = False
         self.is_open = False
         self._schemas = schemas
+        self._closing = closing
         self._pending = ""
         self._fragments: list[CallFragment] = []
 
     @property
     def rest(self) -> str:
-        """The text that the reader has not consumed yet."""
+        """The text that the reader has not consumed yet, without what closes the section."""
+        if self._closing and self.num_closed and not self.is_open:
+            return self._pending.lstrip().removeprefix(self._closing)
         return self._pending
 
     @property

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from reprise.engine.interface.image_marks import numbers_in
 from reprise.engine.interface.images import ImageProcessor
 from reprise.engine.interface.request import PromptEnd
 from reprise.engine.text.templates.control_tokens import ControlTokens
-from reprise.engine.text.templates.fit import Fitted, fit
+from reprise.engine.text.templates.fit import Fitted, fit, plain_tools
 from reprise.engine.text.templates.image_parts import PROBE, probe, with_parts, with_placeholders
 from reprise.engine.text.templates.traits import Json, Traits, find_traits
 from reprise.engine.text.tokens.encoding import TextEncoder
@@ -88,22 +88,34 @@ class ChatTemplate:
         if traits is None:
             return self.render_unchanged(messages, tools, arguments, end, processor)
         given = self._mark(messages, tools, arguments, processor)
-        fitted = fit(given.messages, given.tools, traits, is_generic)
-        self._log(fitted.done)
-        try:
-            return self._render(given.with_(fitted), end)
-        except TemplateError as fault:
-            # Its probes did not show everything. As it refuses this beginning, it will refuse it in later
-            # turns too, so that they are changed alike.
-            strict = fit(given.messages, given.tools, traits.strictest, is_generic)
-            if strict.messages == fitted.messages or isinstance(fault.__cause__, RenderLimitError):
-                raise
+        fault: TemplateError | None = None
+        # Its probes do not show everything. What it refuses of this beginning it will refuse in later turns
+        # too, so that they are changed alike.
+        for form in self._forms(given, traits, is_generic):
             try:
-                ids = self._render(given.with_(strict), end)
-            except TemplateError:
-                raise fault from fault.__cause__
-            self._log(strict.done)
-            return ids
+                ids = self._render(given.with_(form), end)
+            except TemplateError as refusal:
+                fault = fault or refusal
+                if isinstance(refusal.__cause__, RenderLimitError):
+                    break
+            else:
+                self._log(form.done)
+                return ids
+        assert fault is not None
+        raise fault
+
+    def _forms(self, given: "_Given", traits: Traits, is_generic: bool) -> Iterator[Fitted]:
+        """Yield the forms of a conversation in which to try it: first that which changes it least."""
+        tried: list[Fitted] = []
+        for assumed in (traits, traits.strictest):
+            fitted = fit(given.messages, given.tools, assumed, is_generic)
+            if tried and fitted.messages == tried[0].messages:
+                return
+            tried.append(fitted)
+            yield fitted
+            if fitted.tools and (plain := plain_tools(fitted.tools)) != fitted.tools:
+                changed = "it refuses some tools: schemas are shown with descriptions and simpler types"
+                yield replace(fitted, tools=plain, done=[*fitted.done, changed])
 
     def render_unchanged(
         self,

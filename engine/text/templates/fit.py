@@ -20,6 +20,9 @@ _GAP = "\n\n"
 _BEGUN = "(The conversation began earlier.)"
 _READ = "(Read.)"
 _GO_ON = "(Go on.)"
+_NO_ANSWER = "(No answer.)"
+_DEFINITIONS = "You can call these tools. Each line has one, with the JSON schema of its arguments:"
+_PLAIN_TYPES = ("string", "number", "integer", "boolean", "array", "object")
 _TOOLS = """You can call tools. To call one, write this, with the tool's name and its arguments as JSON:
 <tool_call>
 {"name": "...", "arguments": {...}}
@@ -49,12 +52,7 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
     is_generic: whether tools and calls are shown in the generic format, which the template does not know.
     """
     made = Fitted(list(messages), tools)
-    if is_generic:
-        made.change(
-            with_tools_as_text(made.messages, tools),
-            "it has no known format of tools: these, calls and results are text",
-        )
-        made.tools = None
+    _fit_tools(made, traits, is_generic)
     if not (traits.has_system and traits.later_systems):
         where = "no later system text" if traits.has_system else "no system text"
         folded = fold_systems(made.messages, traits.has_system)
@@ -85,6 +83,11 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
             "it wants turns around calls and results: a word of the other is added",
         )
     made.messages = [_with_content(one, traits.calls_null) for one in made.messages]
+    if not traits.empty_answers:
+        made.change(
+            [_with_an_answer(one) for one in made.messages],
+            "it takes no answer without text: a word stands for it",
+        )
     if not traits.any_ids:
         made.change(with_short_ids(made.messages), "it takes ids of nine characters: calls get such ids")
     if not traits.objects:
@@ -92,15 +95,41 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
     return made
 
 
+def _fit_tools(made: Fitted, traits: Traits, is_generic: bool) -> None:
+    """Describe tools in the system text where the template does not show them, or not in a known format."""
+    if is_generic:
+        made.change(
+            with_tools_as_text(made.messages, made.tools),
+            "it has no known format of tools: these, calls and results are text",
+        )
+        made.tools = None
+    elif made.tools and not traits.definitions:
+        made.change(
+            with_system_text(made.messages, _listed(_DEFINITIONS, made.tools)),
+            "it does not show which tools there are: they are in the system text",
+        )
+    if not traits.tools_null:
+        made.tools = made.tools or []
+
+
 def with_tools_as_text(messages: Sequence[Json], tools: list[Json] | None) -> list[Json]:
     """Describe tools in the system text, and write calls and results as text."""
     made = [_as_text(message) for message in messages]
     if not tools:
         return made
-    text = "\n".join([_TOOLS, *(_json(tool["function"]) for tool in tools)])
-    if made and made[0]["role"] == "system":
-        return [system(f"{made[0]['content']}{_GAP}{text}"), *made[1:]]
-    return [system(text), *made]
+    return with_system_text(made, _listed(_TOOLS, tools))
+
+
+def with_system_text(messages: Sequence[Json], text: str) -> list[Json]:
+    """Add text to the end of the system message at the head, or put such a message there."""
+    if messages and messages[0]["role"] == "system":
+        return [system(_GAP.join(filter(None, (messages[0]["content"], text)))), *messages[1:]]
+    return [system(text), *messages]
+
+
+def _listed(head: str, tools: Sequence[Json]) -> str:
+    """Return a text that describes tools, each on a line after the head."""
+    return "\n".join([head, *(_json(tool["function"]) for tool in tools)])
 
 
 def _as_text(message: Json) -> Json:
@@ -239,6 +268,12 @@ def _with_content(message: Json, takes_null: bool) -> Json:
     return message if is_left else {**message, "content": ""}
 
 
+def _with_an_answer(message: Json) -> Json:
+    """Write an answer that has neither text nor calls as words."""
+    is_empty = message["role"] == "assistant" and not message.get("tool_calls")
+    return {**message, "content": _NO_ANSWER} if is_empty and not message["content"].strip() else message
+
+
 def with_short_ids(messages: Sequence[Json]) -> list[Json]:
     """Replace the ids of calls by nine letters and digits, derived from the old id."""
     made = []
@@ -269,6 +304,40 @@ def _with_text_arguments(message: Json) -> Json:
         text = given if isinstance(given, str) else _json(given)
         changed.append({**call, "function": {**function, "arguments": text}})
     return {**message, "tool_calls": changed}
+
+
+def plain_tools(tools: Sequence[Json]) -> list[Json]:
+    """Describe tools as templates expect that convert schemas to types of a programming language.
+
+    Every schema has a description, at most one type besides null, and what an object allows is spelled out.
+    """
+    made = []
+    for tool in tools:
+        function = {"description": "", **tool["function"]}
+        function["parameters"] = _plain_schema({"type": "object", **function["parameters"]})
+        made.append({**tool, "function": function})
+    return made
+
+
+def _plain_schema(schema: Any) -> Json:
+    """Return a schema in plain_tools()' form, with those of an object's properties and an array's items."""
+    if not isinstance(schema, dict):
+        return {"description": ""}
+    given = schema.get("type")
+    kinds = [one for one in (given if isinstance(given, list) else [given]) if one in _PLAIN_TYPES]
+    plain = {"description": "", **schema}
+    plain.pop("type", None)
+    if kinds:
+        plain["type"] = kinds[0] if len(kinds) == 1 else kinds
+    if kinds == ["object"]:
+        properties = plain.get("properties")
+        named = properties.items() if isinstance(properties, dict) else ()
+        plain["properties"] = {name: _plain_schema(one) for name, one in named}
+        plain.setdefault("additionalProperties", True)
+    for name in ("items", "additionalProperties"):
+        if isinstance(plain.get(name), dict):
+            plain[name] = _plain_schema(plain[name])
+    return plain
 
 
 def _json(value: Any) -> str:

@@ -26,11 +26,13 @@ class Traits:
     has_system: a system message at the head, which stays there. later_systems: system messages after it.
     user_runs, assistant_runs: two messages of the same role in a row.
     after_results: the user may speak right after results.
-    tools: tools, calls and results. The next five are about calls, and true if the template takes none.
+    tools: calls and results. The next five are about calls, and true if the template takes none.
     calls_null: no content beside calls. calls_content: content beside calls. any_ids: ids of any length.
     objects: arguments as JSON objects.
     parallel_calls: two calls in a message.
     system_alone: a system message without any of the user. starts_any: the assistant may speak first.
+    empty_answers: an assistant's message of no text. tools_null: None for no tools; otherwise it is [].
+    definitions: the names and parameters of tools.
     """
 
     has_system: bool = True
@@ -46,12 +48,15 @@ class Traits:
     parallel_calls: bool = True
     system_alone: bool = True
     starts_any: bool = True
+    empty_answers: bool = True
+    tools_null: bool = True
+    definitions: bool = True
 
     @property
     def strictest(self) -> "Traits":
         """The traits of a template that takes only user and assistant, alternating, and perhaps tools."""
         none = {field.name: False for field in fields(self)}
-        kept = ("tools", "calls_content", "any_ids", "objects")
+        kept = ("tools", "calls_content", "any_ids", "objects", "tools_null", "definitions")
         return Traits(**{**none, **{name: getattr(self, name) for name in kept}})
 
 
@@ -73,17 +78,23 @@ def assistant(text: str | None, calls: Sequence[Json] = ()) -> Json:
 def find_traits(render: Render) -> Traits | None:
     """Probe a template; None if it does not even show what the user said. Raises RenderLimitError."""
 
-    def shows(messages: Sequence[Json], *more: str, tools: list[Json] | None = None) -> bool:
+    def shown(messages: Sequence[Json], tools: list[Json] | None) -> str:
         try:
-            text = render(messages, tools)
+            return render(messages, tools)
         except RenderLimitError:
             raise
         # A template is a program that comes with the model: it may raise anything.
         except Exception:
-            return False
+            return ""
+
+    no_tools: list[Json] | None = None if "probe-q" in shown([user("probe-q")], None) else []
+
+    def shows(messages: Sequence[Json], *more: str, tools: list[Json] | None = no_tools) -> bool:
+        text = shown(messages, tools)
         said = [message["content"] for message in messages if message["content"]]
         places = [text.find(word) for word in said]
-        return -1 not in places and places == sorted(places) and all(word in text for word in more)
+        is_whole = bool(text) and -1 not in places and places == sorted(places)
+        return is_whole and all(word in text for word in more)
 
     if not shows([user("probe-q")]):
         return None
@@ -117,6 +128,9 @@ def find_traits(render: Render) -> Traits | None:
         parallel_calls=form is None or shows_calls(*form, count=2),
         system_alone=shows([head, said]),
         starts_any=shows([said, asked]),
+        empty_answers=shows([asked, assistant(""), again]),
+        tools_null=no_tools is None,
+        definitions=form is None or shows([asked], "probe_function", "probe_key", tools=[_TOOL]),
     )
 
 
@@ -135,6 +149,9 @@ _TOOL = {
     "function": {
         "name": "probe_function",
         "description": "Do something.",
-        "parameters": {"type": "object", "properties": {"probe_key": {"type": "string"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"probe_key": {"type": "string", "description": "A key."}},
+        },
     },
 }

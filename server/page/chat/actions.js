@@ -6,13 +6,14 @@ import { tell } from "../shared/notice.js";
 import { newId, plural } from "../shared/words.js";
 import { requestOf, said, unanswered } from "../runs/request.js";
 import { ELSEWHERE, run } from "../runs/run.js";
+import { parametersOf } from "./parameters.js";
 
-/** The parameters and models as they are now; the tab that shows them sets them. */
-export const setting = { models: [], parameters: null, onFault: null };
+/** The models as they are now; the tab that shows them sets them. */
+export const setting = { models: [], onFault: null };
 
-const bodyOf = (messages, continued) => {
+const bodyOf = (chat, messages, continued) => {
   const history = said(continued ? [...messages, continued] : messages);
-  const body = { ...requestOf(setting.models, setting.parameters, history), draft: { trace: true } };
+  const body = { ...requestOf(setting.models, parametersOf(chat), history), draft: { trace: true } };
   return continued ? { ...body, continue_final_message: true } : body;
 };
 

@@ -6,6 +6,7 @@ const LARGEST_TEXT_BYTES = 2 ** 20;
 /** What is larger is drawn again, smaller: all images of a conversation are sent with each of its messages. */
 const LARGEST_IMAGE_BYTES = 2 ** 21;
 const LONGEST_SIDE = 2048;
+export const TEXT_LIMIT = "Text files of up to 1 MiB";
 const NUL = "\0";
 export const IMAGE_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 

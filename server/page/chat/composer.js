@@ -2,11 +2,14 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
 import { keep, kept } from "../shared/stored.js";
-import { readFiles } from "./attached.js";
+import { TEXT_LIMIT, readFiles } from "./attached.js";
 
 const PREFIX = "reprise.draft.";
 /** Where the keyboard covers half of the screen, it comes when the reader asks for it. */
 const isTouched = () => matchMedia("(pointer: coarse)").matches;
+
+/** Whether a key sends. Safari says of the Enter that ends a composition only that it has keyCode 229. A phone has no Shift+Enter. */
+export const isSending = ({ key, shiftKey, isComposing, keyCode }) => key === "Enter" && !shiftKey && !isComposing && keyCode !== 229 && !isTouched();
 
 /** Grow with the text, where the browser cannot do it by itself (field-sizing in style/chat.css). */
 function fit(area) {
@@ -15,8 +18,9 @@ function fit(area) {
   area.style.height = `${area.scrollHeight}px`;
 }
 
-/** name: under which what is written is kept. children: what stands beside the buttons. canAttach: whether files can be sent. sees: whether images can, too. */
-export function Composer({ name, label, action = "Send", onSend, isBusy, onStop, isBlocked = false, isKept = false, canAttach = false, sees = false, children }) {
+/** name: under which what is written is kept. children: what stands beside the buttons. canAttach: whether files can be sent. sees: whether images can, too.
+ * warn: returns what the server would refuse of a text and files, in words, or "". */
+export function Composer({ name, label, action = "Send", onSend, isBusy, onStop, isBlocked = false, isKept = false, canAttach = false, sees = false, warn = () => "", children }) {
   const [text, setText] = useState(() => kept(PREFIX + name, "", sessionStorage));
   const [files, setFiles] = useState([]);
   const area = useRef(null);
@@ -26,6 +30,7 @@ export function Composer({ name, label, action = "Send", onSend, isBusy, onStop,
     if (!isTouched()) area.current.focus();
     fit(area.current);
   }, [name]);
+  const warning = warn(text, files);
   const isEmpty = !text.trim() && !files.length;
   function write(next) {
     setText(next);
@@ -40,7 +45,6 @@ export function Composer({ name, label, action = "Send", onSend, isBusy, onStop,
     setFiles([]);
     requestAnimationFrame(() => area.current && fit(area.current));
   }
-  const isSent = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
   async function attach(given) {
     const added = await readFiles([...given], sees);
     setFiles((now) => [...now, ...added]);
@@ -60,12 +64,13 @@ export function Composer({ name, label, action = "Send", onSend, isBusy, onStop,
     ${files.length > 0 && html`<ul class="files" aria-label="Attached">${files.map((file, at) => html`<li>${file.url && html`<img src=${file.url} alt="" />`}${file.name}
       <button type="button" class="quiet" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, i) => i !== at))}>✕</button></li>`)}</ul>`}
     <textarea ref=${area} aria-label=${label} placeholder=${label} rows="1" dir="auto" value=${text}
-      onInput=${(event) => { write(event.target.value); fit(event.target); }} onKeyDown=${(event) => isSent(event) && submit(event)}></textarea>
+      onInput=${(event) => { write(event.target.value); fit(event.target); }} onKeyDown=${(event) => isSending(event) && submit(event)}></textarea>
+    ${warning && html`<p class="soft" role="status">${warning}</p>`}
     <div class="composer-bar">
-      ${canAttach && html`<button type="button" class="quiet" onClick=${() => picker.current.click()}>Attach</button>
+      ${canAttach && html`<button type="button" class="quiet" title=${sees ? `${TEXT_LIMIT}, and images` : TEXT_LIMIT} onClick=${() => picker.current.click()}>Attach</button>
         <input ref=${picker} type="file" multiple hidden aria-label=${sees ? "Attach images or text files" : "Attach text files"} onChange=${pick} />`}
       ${children}
-      <span class="hint">Enter sends, Shift+Enter begins a line</span>
+      ${!isTouched() && html`<span class="hint">Enter sends, Shift+Enter begins a line</span>`}
       ${isBusy
         ? html`<button type="button" class="stop" title="Esc" onClick=${onStop}>Stop</button>`
         : html`<button type="submit" disabled=${isEmpty || isBlocked}>${action}</button>`}

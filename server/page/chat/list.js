@@ -1,6 +1,6 @@
 /** The list of conversations: search, rename, delete, export and import. */
 
-import { html, useRef, useState } from "../vendor/preact.js";
+import { html, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
 import { add, chats, remove, rename, show, showNew, shown } from "../chats/store.js";
 import { FileError, fromJson, save, toJson, toMarkdown } from "../chats/files.js";
 import { titleOf } from "../chats/tree.js";
@@ -19,18 +19,26 @@ function matches(chat, words) {
   return words.every((word) => text.includes(word));
 }
 
+/** onName: called with the new name, or with null to keep the old one. */
+function Rename({ title, onName }) {
+  const field = useRef(null);
+  useLayoutEffect(() => field.current.select(), []);
+  const submit = (event) => {
+    event.preventDefault();
+    onName(field.current.value);
+  };
+  return html`<form class="rename" onSubmit=${submit}>
+    <input aria-label="Name of the chat" value=${title} ref=${field} onBlur=${() => onName(null)}
+      onKeyDown=${(event) => event.key === "Escape" && (event.stopPropagation(), onName(null))} /></form>`;
+}
+
 function Entry({ chat, isShown, isRunning, onPick }) {
   const [isNamed, setNamed] = useState(false);
-  const name = (event) => {
-    event.preventDefault();
-    rename(chat.id, event.target.elements.title.value);
+  const name = (title) => {
+    if (title !== null) rename(chat.id, title);
     setNamed(false);
   };
-  if (isNamed) {
-    return html`<li><form class="rename" onSubmit=${name}>
-      <input name="title" aria-label="Name of the chat" value=${titleOf(chat)} ref=${(field) => field?.focus()} onBlur=${() => setNamed(false)}
-        onKeyDown=${(event) => event.key === "Escape" && (event.stopPropagation(), setNamed(false))} /></form></li>`;
-  }
+  if (isNamed) return html`<li><${Rename} title=${titleOf(chat)} onName=${name} /></li>`;
   const pick = () => {
     show(chat.id);
     onPick();

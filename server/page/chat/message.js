@@ -6,6 +6,7 @@ import { Markdown, Said } from "../reading/markdown.js";
 import { Legend, Traced, runsOf } from "../reading/origins.js";
 import { ENDS, canContinue, describe } from "../runs/answer.js";
 import { told } from "../runs/waiting.js";
+import { isSending } from "./composer.js";
 import { edit, goOn, retry, turnTo } from "./actions.js";
 
 const SPEAKERS = { user: "You", assistant: "Answer", tool: "Result", system: "System" };
@@ -27,7 +28,8 @@ export function Answer({ message, showsOrigins, isDone, wait }) {
   const isTraced = showsOrigins && trace.length > 0 && (content ? !runs : calls.length > 0);
   return html`
     ${reasoning && html`<details class="thought" open=${!content && !isDone}><summary>Thinking</summary><${Markdown} text=${reasoning} isDone=${isDone} runs=${thoughtRuns} /></details>`}
-    ${wait ? html`<${Wait} wait=${wait} />` : isTraced ? html`<${Traced} trace=${trace} />` : html`<${Markdown} text=${content} isDone=${isDone} runs=${runs} />`}
+    ${isTraced ? html`<${Traced} trace=${trace} />` : (content || !wait) && html`<${Markdown} text=${content} isDone=${isDone} runs=${runs} />`}
+    ${wait && html`<${Wait} wait=${wait} />`}
     ${calls.map(({ name, input }) => html`<details class="call" open><summary>Calls <code>${name}</code></summary><pre tabindex="0">${input}</pre></details>`)}
     ${showsOrigins && trace.length > 0 && html`<${Legend} trace=${trace} />`}`;
 }
@@ -51,7 +53,7 @@ function Editor({ start, onDone, onCancel }) {
     if (event.key === "Escape") {
       event.stopPropagation();
       onCancel();
-    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+    } else if (isSending(event)) submit(event);
   };
   return html`<form class="editor" onSubmit=${submit}>
     <textarea ref=${area} aria-label="Changed message" rows="3" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>

@@ -1,16 +1,27 @@
-/** The model, the system prompt, the tools and how tokens are chosen, kept in this browser. */
+/** The model, the system prompt, the tools and how tokens are chosen: of each conversation its own. */
 
 import { html } from "../vendor/preact.js";
-import { useStored } from "../shared/stored.js";
+import { put } from "../chats/store.js";
+import { START } from "../chats/tree.js";
+import { keep, kept, useStored } from "../shared/stored.js";
 import { NUMBERS, chosen } from "../runs/request.js";
 
-const NAME = "reprise.parameters";
-const START = { system: "", tools: "", temperature: "", top_p: "", top_k: "", max_tokens: "", seed: "" };
+const MODEL = "reprise.model";
 
-export const useParameters = () => {
-  const [value, setValue] = useStored(NAME, START);
+/** As useState, of parameters that this browser keeps under a name. */
+export const useParameters = (name) => {
+  const [value, setValue] = useStored(name, START);
   return [{ ...START, ...value }, setValue];
 };
+
+/** Return the parameters of a chat. One that has none has the model that was chosen last. */
+export const parametersOf = (chat) => ({ ...START, model: kept(MODEL, ""), ...chat?.parameters });
+
+/** Keep the parameters of a chat, and the model for new ones. */
+export function setParameters(chatId, parameters) {
+  keep(MODEL, parameters.model || null);
+  put(chatId, { parameters });
+}
 
 const FIELDS = {
   temperature: ["Temperature", { min: 0, max: 2, step: 0.1, placeholder: "default" }],

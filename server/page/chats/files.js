@@ -1,6 +1,7 @@
 /** Conversations as files: JSON with every branch, to be read again, and Markdown of what is shown. */
 
-import { newChat, path, titleOf } from "./tree.js";
+import { newId } from "../shared/words.js";
+import { START, newChat, path, titleOf } from "./tree.js";
 
 const FORMAT = "reprise-chats";
 const VERSION = 1;
@@ -44,13 +45,23 @@ export function fromJson(text) {
 }
 
 /** Return a chat with only the fields that the page knows, each of its type. Throws FileError. */
-function sound({ title, createdAt, changedAt, leaf, messages }) {
+function sound({ title, createdAt, changedAt, leaf, messages, parameters }) {
   if (!Array.isArray(messages) || messages.some((one) => !ROLES.includes(one?.role) || typeof one.content !== "string" || typeof one.id !== "string")) {
     throw new FileError("A conversation in this file has messages that cannot be read.");
   }
   const number = (value) => (Number.isFinite(value) ? value : Date.now());
   const last = messages.some(({ id }) => id === leaf) ? leaf : (messages.at(-1)?.id ?? null);
-  return newChat({ title: String(title ?? ""), createdAt: number(createdAt), changedAt: number(changedAt), leaf: last, messages: messages.map(soundMessage) });
+  return newChat({ title: String(title ?? ""), createdAt: number(createdAt), changedAt: number(changedAt), leaf: last, messages: withOwnIds(messages.map(soundMessage)), ...(parameters && { parameters: strings(parameters, Object.keys(START)) }) });
+}
+
+/** Return messages each with an id of its own: of several with one id, the first keeps it. */
+function withOwnIds(messages) {
+  const taken = new Set();
+  return messages.map((message) => {
+    const id = taken.has(message.id) ? newId() : message.id;
+    taken.add(id);
+    return { ...message, id };
+  });
 }
 
 const list = (value) => (Array.isArray(value) ? value : []);

@@ -58,6 +58,13 @@ export async function change(id, made) {
   return chat;
 }
 
+/** Change fields of a chat at once, as a reader types; what the database has follows. */
+export function put(id, fields) {
+  const next = (chat) => ({ ...(chat ?? newChat({ id })), ...fields });
+  hold(id, next(chats.value.get(id)));
+  if (isKept) changeRecord(id, next).then(() => channel.postMessage(id)).catch(() => {});
+}
+
 export const rename = (id, title) => change(id, (chat) => ({ ...chat, title: title.trim() }));
 
 export async function remove(id) {
@@ -84,7 +91,9 @@ export async function add(added) {
 export async function readChats() {
   try {
     const found = await readAll();
-    const isGone = ({ deletedAt }) => deletedAt && deletedAt < Date.now() - GONE_AFTER_MS;
+    // One without messages has nothing but parameters, set before anything was said.
+    const isGone = ({ id, deletedAt, messages, changedAt }) =>
+      (deletedAt ?? (messages.length || id === shown.value ? Infinity : changedAt)) < Date.now() - GONE_AFTER_MS;
     for (const { id } of found.filter(isGone)) await changeRecord(id, (now) => (now && isGone(now) ? null : now));
     chats.set(new Map(found.filter(({ deletedAt }) => !deletedAt).map((chat) => [chat.id, chat])));
     // A tab of its own begins where the last one was.
@@ -96,4 +105,4 @@ export async function readChats() {
   isRead.set(true);
 }
 
-const newest = () => [...chats.value.values()].sort((a, b) => b.changedAt - a.changedAt)[0];
+const newest = () => [...chats.value.values()].filter(({ leaf }) => leaf).sort((a, b) => b.changedAt - a.changedAt)[0];

@@ -1,9 +1,10 @@
 /** Show a model's Markdown. It is not trusted: what could load, run or style anything is taken out. */
 
-import { Component, createRef, html, render, useMemo } from "./library.js";
+import { Component, createRef, html, render, useMemo, useRef } from "./library.js";
 import highlighter from "../vendor/highlight.js";
 import { Marked } from "../vendor/marked.js";
 import purify from "../vendor/purify.js";
+import { lexed, lexedFurther } from "./bounded.js";
 import { CopyButton } from "./copy.js";
 import { MATH, drawMath } from "./math.js";
 import { paint, within } from "./origins.js";
@@ -31,6 +32,7 @@ const marked = new Marked({
   renderer: {
     // HTML in an answer is shown as text, not taken for a part of this page.
     html: ({ text }) => escaped(text),
+    text: (token) => (token.isAsWritten ? `<span class="as-written">${escaped(token.text)}</span>` : false),
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
     image: ({ href, text }) =>
       PICTURE.test(href) ? `<img src="${href}" alt="${escaped(text)}">` : `<a href="${escaped(href)}">${escaped(text || "Picture")}</a>`,
@@ -72,8 +74,8 @@ function finishCode(code) {
 class Block extends Component {
   box = createRef();
 
-  shouldComponentUpdate({ source, isDone, runs }) {
-    return source !== this.props.source || isDone !== this.props.isDone || JSON.stringify(runs) !== JSON.stringify(this.props.runs);
+  shouldComponentUpdate({ source, isDone, runs, links }) {
+    return source !== this.props.source || links !== this.props.links || isDone !== this.props.isDone || JSON.stringify(runs) !== JSON.stringify(this.props.runs);
   }
 
   componentDidMount() {
@@ -107,7 +109,7 @@ class Block extends Component {
 export function Said({ text }) {
   const parts = useMemo(() => {
     const found = [];
-    for (const token of marked.lexer(text)) {
+    for (const token of lexed(marked, text)) {
       const isCode = token.type === "code" && FENCE.test(token.raw);
       if (isCode || !found.length || found.at(-1).isCode) found.push({ isCode, token, raw: token.raw });
       else found.at(-1).raw += token.raw;
@@ -121,14 +123,18 @@ export function Said({ text }) {
 
 /** isDone: no more text comes. runs: of the text, by what drafted them (see origins.js), or null for no colours. */
 export function Markdown({ text, isDone, runs = null }) {
-  const tokens = useMemo(() => marked.lexer(text), [text]);
+  const held = useRef(null);
+  // Once it is complete it is read as a whole: a reference may be defined after the block that has it.
+  held.current = useMemo(() => lexedFurther(marked, text, isDone ? null : held.current), [text, isDone]);
+  const { tokens } = held.current;
+  const links = isDone ? Object.keys(held.current.links).join() : "";
   let start = 0;
   const blocks = tokens.map((token, at) => {
     const from = start;
     start += token.raw.length;
     if (token.type === "space") return null;
     const isLast = at === tokens.length - 1;
-    return html`<${Block} key=${at} token=${token} source=${token.raw} isDone=${isDone || !isLast} runs=${runs && within(runs, from, start)} />`;
+    return html`<${Block} key=${at} token=${token} source=${token.raw} isDone=${isDone || !isLast} links=${links} runs=${runs && within(runs, from, start)} />`;
   });
   return html`<div class="markdown">${blocks}</div>`;
 }

@@ -3,31 +3,53 @@
 const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 const rendered = ({ tex, isDisplay }) => `<span class="math${isDisplay ? " display" : ""}">${escaped(tex)}</span>`;
 
-const BLOCK = /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\]) *(?:\n|$)/;
+/** A longer formula is none: what never ends is not searched to the end of the text. */
+const LONGEST = 4000;
+const SIGNS = { "$$": "$$", "\\[": "\\]" };
+const BEGINS_LINE = /^(?:\$\$|\\\[)/gm;
+const AFTER_BLOCK = /^ *(?:\n|$)/;
 // As in Pandoc: "$5 and $10" is money. A backtick begins code.
-const INLINE = /^(?:\$\$([^$]+?)\$\$|\\\[([\s\S]+?)\\\]|\$(?![\s$])((?:\\[^`]|[^\\$`\n])*?[^\s\\$`]|\\[^`])\$(?!\d)|\\\(([\s\S]+?)\\\))/;
+const INLINE = /^(?:\$\$([^$]{1,4000}?)\$\$|\\\[([\s\S]{1,4000}?)\\\]|\$(?![\s$])((?:\\[^`]|[^\\$`\n])*?[^\s\\$`]|\\[^`])\$(?!\d)|\\\(([\s\S]{1,4000}?)\\\))/;
 
-const startOf = (pattern) => (text) => {
-  const at = text.search(pattern);
-  return at < 0 ? undefined : at;
-};
+/** Return the token of the formula that begins there, on lines of its own; null if none does. */
+function blockAt(text, at) {
+  const from = text.slice(at, at + LONGEST);
+  const sign = SIGNS[from.slice(0, 2)];
+  const end = sign ? from.indexOf(sign, 3) : -1;
+  const after = end < 0 ? null : AFTER_BLOCK.exec(text.slice(at + end + 2));
+  return after && { type: "mathBlock", raw: from.slice(0, end + 2) + after[0], tex: from.slice(2, end), isDisplay: true };
+}
+
+/** Return the index of the first block, up to the last one, that a formula may begin which is not over. */
+export function firstOpen(tokens, last) {
+  let length = 0;
+  let first = last;
+  for (let at = last; at >= 0 && length < LONGEST; at -= 1) {
+    length += tokens[at].raw.length;
+    if (tokens[at].type === "paragraph" && tokens[at].raw.search(BEGINS_LINE) >= 0) first = at;
+  }
+  return first;
+}
 
 /** Extensions of marked. */
 export const MATH = [
   {
     name: "mathBlock",
     level: "block",
-    start: startOf(/\$\$|\\\[/),
-    tokenizer(text) {
-      const found = BLOCK.exec(text);
-      return found && { type: "mathBlock", raw: found[0], tex: found[1] ?? found[2], isDisplay: true };
+    start(text) {
+      for (const { index } of text.matchAll(BEGINS_LINE)) if (blockAt(text, index)) return index;
+      return undefined;
     },
+    tokenizer: (text) => blockAt(text, 0),
     renderer: (token) => `<p>${rendered(token)}</p>`,
   },
   {
     name: "math",
     level: "inline",
-    start: startOf(/\$|\\[[(]/),
+    start(text) {
+      const at = text.search(/\$|\\[[(]/);
+      return at < 0 ? undefined : at;
+    },
     tokenizer(text) {
       const found = INLINE.exec(text);
       const [raw, ...groups] = found ?? [];

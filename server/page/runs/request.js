@@ -53,3 +53,18 @@ export function parsedTools(text) {
     throw new ApiError("The tools are not JSON. Correct them under “Parameters”.", "tools", 0);
   }
 }
+
+/** About as many characters as a token has. Only a warning depends on it. */
+const TOKEN_CHARACTERS = 4;
+
+/** Return what a model would refuse of a conversation, in words; "" if nothing. model: its card, as /v1/models has it. */
+export function warningOf(model, { system }, messages) {
+  const files = messages.flatMap((one) => one.files ?? []);
+  const numImages = files.filter(({ url }) => url).length;
+  const most = model?.vision?.max_images;
+  if (most && numImages > most) return `This conversation has ${numImages} images; a request may have ${most}.`;
+  const texts = [system, ...messages.map(({ content }) => content), ...files.map(({ text }) => text)];
+  const numTokens = Math.round(texts.reduce((sum, text) => sum + (text?.length ?? 0), 0) / TOKEN_CHARACTERS);
+  const room = model?.context_length;
+  return room && numTokens > room ? `This conversation has about ${numTokens} tokens; the model reads ${room}. Shorten the message, or begin a new chat.` : "";
+}

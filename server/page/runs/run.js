@@ -45,7 +45,7 @@ function ended(fault) {
   return { end: "failed", fault: "The page failed to read this answer. Reload it and try again." };
 }
 
-/** Ask for an answer in a chat and keep it there. bodyOf: makes the request of the messages before it; it may throw ApiError.
+/** Ask for an answer in a chat and keep it there. bodyOf: makes the request of the chat and the messages before it; it may throw ApiError.
  *
  * parent: the id of the message that is answered. continued: the answer to go on with, in its place.
  * Returns false if another tab writes in this chat.
@@ -64,7 +64,7 @@ export function run(chatId, { parent, continued = null, bodyOf, onFault }) {
     told(SENDING);
     try {
       const chat = await change(chatId, (now) => now);
-      const body = bodyOf(path(chat, parent), continued);
+      const body = bodyOf(chat, path(chat, parent), continued);
       watchWait(body.model, (wait) => told(wait), watch.signal);
       for await (const { answer, progress } of ask(body, controller.signal, start)) {
         const hasGrown = answer.firstMs !== null;

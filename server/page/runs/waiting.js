@@ -16,6 +16,7 @@ export function fromHealth({ running, waiting, models = [] }, model) {
     const phase = one.phase ? `: ${one.phase}` : "";
     return { words: `Loading ${one.id}${phase}${one.progress ? `, ${percent(one.progress)}` : ""}`, share: one.progress };
   }
+  if (waiting && !running) return { words: "Waiting to begin …" };
   if (waiting) return { words: `Waiting for a row: ${plural(running, "answer")} ${running === 1 ? "is" : "are"} being written` };
   return { words: "Reading the prompt …" };
 }

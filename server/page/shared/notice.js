@@ -1,8 +1,9 @@
-/** One line at the bottom of the page: what was just done, and how to undo it. */
+/** One line at the bottom of the page: what was just done, and how to undo it. It leaves by itself. */
 
-import { html } from "../vendor/preact.js";
+import { html, useEffect, useState } from "../vendor/preact.js";
 import { Observed, useObserved } from "./observed.js";
 
+const SHOWN_MS = 15_000;
 const notice = new Observed(null);
 
 /** Show a line. undo: called if the reader wants it undone; null if it cannot be. */
@@ -10,12 +11,21 @@ export const tell = (text, undo = null) => notice.set({ text, undo });
 
 export function Notice() {
   const now = useObserved(notice);
+  const [isHeld, setHeld] = useState(false);
   const close = () => notice.set(null);
+  useEffect(() => {
+    // Whoever is at it may still want to undo something.
+    if (!now || isHeld) return;
+    const timer = setTimeout(close, SHOWN_MS);
+    return () => clearTimeout(timer);
+  }, [now, isHeld]);
+  useEffect(() => setHeld(false), [now]);
   const undo = () => {
     close();
     now.undo();
   };
-  return html`<div class="notice-place" role="status">${now && html`<div class="toast"><span>${now.text}</span>
+  return html`<div class="notice-place" role="status">${now && html`<div class="toast" onMouseEnter=${() => setHeld(true)} onMouseLeave=${() => setHeld(false)}
+      onFocusIn=${() => setHeld(true)} onFocusOut=${() => setHeld(false)}><span>${now.text}</span>
     ${now.undo && html`<button onClick=${undo}>Undo</button>`}
     <button class="quiet" aria-label="Close" onClick=${close}>✕</button></div>`}</div>`;
 }

@@ -3,7 +3,7 @@
 import { html } from "../vendor/preact.js";
 import { isAbort } from "../shared/api.js";
 import { Observed, useObserved } from "../shared/observed.js";
-import { percent } from "../shared/words.js";
+import { percent, plural } from "../shared/words.js";
 import { ask, describe, newAnswer, whyUndrafted } from "../runs/answer.js";
 import { requestOf } from "../runs/request.js";
 import { SENDING, fromProgress, watchWait } from "../runs/waiting.js";
@@ -29,13 +29,27 @@ export function verdict({ drafts, plain }) {
     JSON.stringify(drafts.calls.map(({ name, input }) => [name, input])) ===
       JSON.stringify(plain.calls.map(({ name, input }) => [name, input]));
   if (!isEqual) return { kind: "different", text: "The texts differ. This should never happen: please report it, with the prompt and the seed." };
-  const taken = drafts.timings.predicted_ms / plain.timings.predicted_ms;
-  const why = whyUndrafted(drafts.timings);
+  const ratio = plain.timings.predicted_ms / drafts.timings.predicted_ms;
   const { draft_n: drafted, draft_n_accepted: accepted } = drafts.timings;
-  const reason = why ? ` There were ${why}.` : ` ${accepted} of ${drafted} drafted tokens were right.`;
-  if (taken > 1 + NOTABLE) return { kind: "loss", text: `A loss: with drafts the answer took ${percent(taken - 1)} longer. The texts are equal.${reason}` };
-  if (taken > 1 - NOTABLE) return { kind: "equal", text: `No difference: with drafts the answer took as long. The texts are equal.${reason}` };
-  return { kind: "gain", text: `With drafts ${(1 / taken).toFixed(2)} times as fast: the answer took ${percent(taken)} of the time. The texts are equal.${reason}` };
+  const passes = [drafts, plain].map(({ timings }) => timings.forwards);
+  const why = whyUndrafted(drafts.timings);
+  const reason = why ? `There were ${why}.` : `${accepted} of ${drafted} drafted tokens were right.`;
+  const lead = passes.every(Boolean) ? `${plural(passes[0], "forward pass", "forward passes")} with drafts, ${passes[1]} without. ` : "";
+  return inWords(ratio, passes.every(Boolean) ? passes[1] / passes[0] : Infinity, drafted, (words) => `${lead}${words} The texts are equal. ${reason}`);
+}
+
+/** Return what the times say. ratio: how many times as fast with drafts. most: what the forward passes that were saved can bring. */
+function inWords(ratio, most, numDrafted, whole) {
+  if (ratio < 1 + NOTABLE && ratio > 1 / (1 + NOTABLE)) return { kind: "equal", text: whole("No difference: with drafts the answer took as long.") };
+  const isGain = ratio > 1;
+  const times = isGain ? `${ratio.toFixed(2)} times as fast` : `${percent(1 / ratio - 1)} longer`;
+  // A pass without drafts is the same work in both.
+  const explained = isGain ? most : numDrafted ? Infinity : 1;
+  if (explained < 1 + NOTABLE) return { kind: "equal", text: whole(`No difference but noise of the machine: the clock says ${times}.`) };
+  if (!isGain) return { kind: "loss", text: whole(`A loss: with drafts the answer took ${times}.`) };
+  const isNoise = ratio > explained * (1 + NOTABLE);
+  const noise = isNoise ? ` Fewer forward passes explain ${explained.toFixed(2)} of it; the rest is noise of the machine.` : "";
+  return { kind: "gain", text: whole(`With drafts ${times}.${noise}`) };
 }
 
 async function run(models, parameters, prompt, onFault) {
@@ -74,7 +88,7 @@ async function runLane(name, body, signal) {
 }
 
 export function Race({ models, onFault }) {
-  const [parameters, setParameters] = useParameters();
+  const [parameters, setParameters] = useParameters("reprise.race");
   const { lanes, seed, stop } = useObserved(race, true);
   useEscape(stop);
   const isOver = Object.keys(LANES).every((name) => ["done", "length"].includes(lanes[name]?.answer.end));

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from reprise.engine.text.markers import Markers
+from reprise.server.tool_formats import formats
 from tests.server.fake_engine import marker, says
-from tests.server.tool_formats.test_grammar import FORMATS
+from tests.server.tool_formats.test_grammar import FORMATS, atem, xtml
 
 PATH = "/v1/chat/completions"
 VALUES = {"city": 'Rome "x" ż', "days": 2}
@@ -15,16 +16,26 @@ TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": 
 BODY = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS}
 
 
-@pytest.fixture(params=FORMATS)
+STREAMED = FORMATS | {
+    "kimi_k3": ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", xtml),
+    "muse_spark": ("<atem:function_calls>", "</atem:function_calls>", atem),
+}
+
+
+def test_no_format_is_missing_here():
+    assert STREAMED.keys() == formats.FORMATS.keys()
+
+
+@pytest.fixture(params=STREAMED)
 def written(request, engine):
     """A call in one of the formats, which the fake model has from here on."""
-    start, end, write = FORMATS[request.param]
+    start, end, write = STREAMED[request.param]
     inner = (marker("[ARGS]"),) if request.param == "mistral" else ()
     engine.tokenizer.markers = Markers(
         call_start=marker(start),
         call_end=marker(end) if end else None,
         inner=inner,
-        call_format=request.param,
+        call_format=request.param.removesuffix("_list"),
     )
     engine.tokenizer.parse_calls = lambda _text, _tools: []
     return write("get_weather", VALUES)
@@ -73,3 +84,12 @@ async def test_a_call_that_is_cut_anywhere_is_a_beginning_of_itself_or_text(clie
         message = (await client.post(PATH, json=BODY)).json()["choices"][0]["message"]
         for call in message.get("tool_calls", ()):
             assert json.loads(call["function"]["arguments"]) == VALUES
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_text_after_a_list_of_calls_stays_content(client, engine, is_whole):
+    start, _, write = FORMATS["mistral_list"]
+    engine.tokenizer.markers = Markers(call_start=marker(start), call_format="mistral")
+    text = f"{write('get_weather', VALUES)}\nSo: [1]"
+    content, calls, reason = await stream(client, engine, [text] if is_whole else list(text))
+    assert (content, json.loads(calls[0]), reason) == ("\nSo: [1]", VALUES, "tool_calls")

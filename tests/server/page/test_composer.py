@@ -7,6 +7,7 @@ from chromium import settle
 from playwright.sync_api import expect
 
 from reprise.config.settings import Settings
+from reprise.engine.interface.events import DraftingReport
 from reprise.server.app import create_app
 from tests.server.fake_engine import says, tells, traces
 from tests.server.page.steps import ask, last_answer, send
@@ -143,7 +144,7 @@ def test_a_race_says_gain_and_loss_plainly_and_in_other_colours(open_page, engin
         runs = (("same answer", "model"), *[("", "model")] * (next(lengths) - 1))
         return traces(*runs)(engine, job)
 
-    engine.script = race
+    engine.script, engine.drafting = race, DraftingReport(num_drafted=8, num_accepted=4)
     page = open_page(path="/ui#race")
     send(page, "Hello", "Prompt")
     verdict = page.locator(f".verdict.{kind}")
@@ -165,3 +166,81 @@ def test_a_race_with_different_texts_is_a_fault(open_page, engine):
     page = open_page(path="/ui#race")
     send(page, "Hello", "Prompt")
     expect(page.locator(".verdict.different")).to_contain_text("The texts differ.")
+
+
+VERDICT = """async (lanes) => {
+    const { verdict } = await import("/ui/tabs/race.js");
+    const answer = ([predicted_ms, forwards, draft_n]) => ({
+        content: "a", reasoning: "", calls: [],
+        timings: { predicted_ms, forwards, draft_n, draft_n_accepted: Math.floor(draft_n / 2) },
+    });
+    const { kind, text } = verdict({ plain: answer(lanes[0]), drafts: answer(lanes[1]) });
+    return [kind, text];
+}"""
+BEYOND = "Fewer forward passes explain 1.50 of it; the rest is noise of the machine."
+NOISE = "No difference but noise of the machine: the clock says "
+# (milliseconds, forward passes, drafted tokens) without drafts and with them; the kind; what is said of time.
+VERDICTS = {
+    "gain": ((1000, 60, 0), (500, 20, 40), "gain", "With drafts 2.00 times as fast."),
+    "more than the passes bring": (
+        (1000, 60, 0),
+        (500, 40, 40),
+        "gain",
+        f"With drafts 2.00 times as fast. {BEYOND}",
+    ),
+    "no pass fewer": ((1000, 60, 0), (500, 60, 40), "equal", f"{NOISE}2.00 times as fast."),
+    "longer without drafts": ((1000, 60, 0), (1200, 60, 0), "equal", f"{NOISE}20 % longer."),
+    "loss": ((1000, 60, 0), (1200, 59, 40), "loss", "A loss: with drafts the answer took 20 % longer."),
+}
+
+
+def test_a_race_leads_with_forward_passes_and_names_noise(open_page):
+    page = open_page()
+    for plain, drafts, kind, words in VERDICTS.values():
+        lead = f"{drafts[1]} forward passes with drafts, 60 without."
+        right = f"The texts are equal. {drafts[2] // 2} of {drafts[2]} drafted tokens were right."
+        assert page.evaluate(VERDICT, [plain, drafts]) == [kind, f"{lead} {words} {right}"]
+
+
+KEYS = """async ([isPhone, keys]) => {
+    const match = globalThis.matchMedia;
+    globalThis.matchMedia = (query) => (query.includes("coarse") ? { matches: isPhone } : match(query));
+    const { isSending } = await import("/ui/chat/composer.js");
+    const sent = keys.map((one) => isSending({ key: "Enter", ...one }));
+    globalThis.matchMedia = match;
+    return sent;
+}"""
+
+
+def test_enter_sends_but_not_in_a_composition_nor_on_a_phone(open_page):
+    keys = [{}, {"keyCode": 13}, {"shiftKey": True}, {"isComposing": True}, {"keyCode": 229}, {"key": "a"}]
+    page = open_page()
+    assert page.evaluate(KEYS, [False, keys]) == [True, True, False, False, False, False]
+    assert page.evaluate(KEYS, [True, keys]) == [False] * 6
+
+
+def test_limits_are_said_before_a_message_is_sent(open_page):
+    page = open_page()
+    field = page.get_by_label("Message", exact=True)
+    field.fill("word " * 100)
+    expect(page.get_by_text("the model reads")).to_have_count(0)
+    field.fill("word " * 1000)
+    expect(page.get_by_text("about 1250 tokens; the model reads 1000.")).to_be_visible()
+    field.fill("word")
+    expect(page.get_by_text("the model reads")).to_have_count(0)
+    limit = "Text files of up to 1 MiB"
+    expect(page.get_by_role("button", name="Attach")).to_have_attribute("title", limit)
+
+
+WARNING = """async ([most, images]) => {
+    const { warningOf } = await import("/ui/runs/request.js");
+    const files = Array.from({ length: images }, () => ({ name: "a.png", url: "data:" }));
+    const model = { context_length: 100, vision: { max_images: most } };
+    return warningOf(model, { system: "" }, [{ content: "before", files }, { content: "now", files }]);
+}"""
+
+
+def test_more_images_than_a_request_may_have_are_said_before_they_are_sent(open_page):
+    page = open_page()
+    assert page.evaluate(WARNING, [4, 2]) == ""
+    assert page.evaluate(WARNING, [4, 3]) == "This conversation has 6 images; a request may have 4."

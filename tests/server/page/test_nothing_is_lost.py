@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
-from tests.server.fake_engine import fail_midway, says, wait_midway
+from tests.server.fake_engine import fail_midway, says, wait_first, wait_midway
 from tests.server.page.steps import answers, ask, last_answer, send, wait_for
 from tests.server.served import served
 
@@ -174,7 +174,8 @@ def test_chats_are_listed_searched_renamed_and_deleted_with_a_way_back(open_page
     expect(listed(page)).to_have_text(["About France"])
     page.get_by_label("Search conversations").fill("")
     menu(page, "About France", "Rename")
-    page.get_by_label("Name of the chat").fill("Capitals")
+    expect(page.get_by_label("Name of the chat")).to_be_focused()
+    page.keyboard.type("Capitals")
     page.get_by_label("Name of the chat").press("Enter")
     expect(listed(page)).to_have_text(["About Italy", "Capitals"])
     menu(page, "About Italy", "Delete")
@@ -293,3 +294,104 @@ def test_the_one_chat_of_older_pages_is_taken_over(open_page):
     listed(page).click()
     assert shown(page) == ["Old question", "Old answer"]
     assert page.evaluate("localStorage.getItem('reprise.chat')") is None
+
+
+def test_what_is_written_stays_while_it_is_continued(open_page, engine):
+    page = open_page()
+    engine.script = wait_midway
+    send(page, "Hello")
+    expect(last_answer(page)).to_contain_text("well")
+    page.keyboard.press("Escape")
+    engine.script = wait_first
+    page.get_by_role("button", name="Continue").click()
+    expect(last_answer(page).locator(".wait")).to_be_visible()
+    expect(last_answer(page).locator(".markdown")).to_have_text("well")
+    engine.release()
+    expect(last_answer(page).locator(".wait")).to_have_count(0)
+
+
+def test_parameters_are_those_of_their_chat(open_page, engine):
+    engine.script = says("Yes.")
+    page = open_page()
+    page.get_by_text("Parameters").click()
+    page.get_by_label("System prompt").fill("Be short.")
+    ask(page, "In the first", "Yes.")
+    page.get_by_role("button", name="New chat").click()
+    expect(page.get_by_label("System prompt")).to_have_value("")
+    ask(page, "In the second", "Yes.")
+    listed(page).get_by_text("In the first").click()
+    expect(page.get_by_label("System prompt")).to_have_value("Be short.")
+    ask(page, "And again", "Yes.")
+    systems = [
+        [one["content"] for one in messages if one["role"] == "system"]
+        for messages, _ in engine.tokenizer.rendered[-3:]
+    ]
+    assert systems == [["Be short."], [], ["Be short."]]
+    page.reload()
+    page.get_by_text("Parameters").click()
+    expect(page.get_by_label("System prompt")).to_have_value("Be short.")
+
+
+def test_parameters_that_older_pages_had_for_all_chats_are_those_of_each(open_page):
+    page = open_page()
+    ask(page, "Hello", "user: Hello")
+    old = {"system": "Be short.", "temperature": "0.5"}
+    page.evaluate("(old) => localStorage.setItem('reprise.parameters', JSON.stringify(old))", old)
+    page.reload()
+    expect(page.get_by_text("Parameters (2 set)")).to_be_visible()
+    page.get_by_role("button", name="New chat").click()
+    expect(page.get_by_text("Parameters (")).to_have_count(0)
+    assert page.evaluate("localStorage.getItem('reprise.parameters')") is None
+
+
+def test_a_title_is_text_without_marks(open_page):
+    title = """async (content) => {
+        const { newChat, titleOf, withMessage } = await import("/ui/chats/tree.js");
+        return titleOf(withMessage(newChat(), { id: "1", parent: null, role: "user", content }));
+    }"""
+    page = open_page()
+    for content, wanted in {
+        "# Fix **this** `a_b_c` now": "Fix this a_b_c now",
+        "- see [the page](https://example.com)\n> or *that*": "see the page or that",
+        "```python\nx = 2 * 3 * 4\n```": "x = 2 * 3 * 4",
+        "snake_case_name and 2 * 3": "snake_case_name and 2 * 3",
+        "***": "***",
+    }.items():
+        assert page.evaluate(title, content) == wanted
+
+
+def test_a_notice_leaves_unless_a_reader_is_at_it(open_page):
+    page = open_page()
+    page.clock.install()
+    ask(page, "Hello", "user: Hello")
+    menu(page, "Hello", "Delete")
+    notice = page.locator(".toast")
+    notice.hover()
+    page.clock.run_for(60_000)
+    expect(notice).to_be_visible()
+    page.mouse.move(0, 0)
+    page.clock.run_for(16_000)
+    expect(notice).to_have_count(0)
+
+
+def test_a_chat_with_two_messages_of_one_id_is_imported_whole(open_page, tmp_path):
+    said = [
+        {"id": "1", "parent": None, "role": "user", "content": "One"},
+        {"id": "2", "parent": "1", "role": "assistant", "content": "Two"},
+        {"id": "2", "parent": "2", "role": "assistant", "content": "Twice"},
+        {"id": "3", "parent": "4", "role": "user", "content": "Three"},
+        {"id": "4", "parent": "3", "role": "user", "content": "Four"},
+        {"id": "5", "parent": "1", "role": "assistant", "content": "Other"},
+    ]
+    chat = {"title": "Odd", "createdAt": 1, "changedAt": 1, "leaf": "2", "messages": said}
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps({"format": "reprise-chats", "version": 1, "chats": [chat]}))
+    page = open_page()
+    page.get_by_label("Import conversations").set_input_files(file)
+    expect(last_answer(page)).to_contain_text("Two")
+    page.get_by_role("button", name="Later version").click()
+    expect(last_answer(page)).to_contain_text("Other")
+    page.get_by_role("button", name="Earlier version").click()
+    expect(last_answer(page)).to_contain_text("Twice")
+    page.reload()
+    expect(last_answer(page)).to_contain_text("Twice")

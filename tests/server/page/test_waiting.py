@@ -38,6 +38,17 @@ def test_that_it_waits_for_a_row_and_for_how_long(open_page, engine):
         expect(last_answer(page)).to_contain_text("user: Hello")
 
 
+def test_where_no_answer_is_being_written_none_is_counted(open_page):
+    words = """async ([running, waiting]) => {
+        const { fromHealth } = await import("/ui/runs/waiting.js");
+        return fromHealth({ running, waiting }, "model").words;
+    }"""
+    page = open_page()
+    assert page.evaluate(words, [0, 1]) == "Waiting to begin …"
+    assert page.evaluate(words, [2, 1]) == "Waiting for a row: 2 answers are being written"
+    assert page.evaluate(words, [1, 0]) == "Reading the prompt …"
+
+
 def test_escape_stops(open_page, engine):
     engine.script = wait_midway
     page = open_page()

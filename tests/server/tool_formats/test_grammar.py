@@ -84,6 +84,7 @@ def tagged(key, middle, end, has_breaks=False):
 QWEN = tagged("<parameter=", ">", "</parameter>", True)
 MINIMAX = tagged('<parameter name="', '">', "</parameter>")
 GLM = tagged("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>")
+LONGCAT = tagged("<longcat_arg_key>", "</longcat_arg_key>\n<longcat_arg_value>", "</longcat_arg_value>")
 
 
 def dumps(values):
@@ -175,7 +176,22 @@ FORMATS = {
             f'<minimax:tool_call>\n<invoke name="{name}">\n{MINIMAX(values)}</invoke>\n</minimax:tool_call>'
         ),
     ),
+    "laguna": (
+        "<tool_call>",
+        "</tool_call>",
+        lambda name, values: f"<tool_call>{name}{GLM(values)}</tool_call>",
+    ),
+    "longcat": (
+        "<longcat_tool_call>",
+        "</longcat_tool_call>",
+        lambda name, values: f"<longcat_tool_call>{name}\n{LONGCAT(values)}</longcat_tool_call>",
+    ),
     "mistral": ("[TOOL_CALLS]", "", lambda name, values: f"[TOOL_CALLS]{name}[ARGS]{dumps(values)}"),
+    "mistral_list": (
+        "[TOOL_CALLS]",
+        "",
+        lambda name, values: f'[TOOL_CALLS] [{{"name": "{name}", "arguments": {dumps(values)}}}]',
+    ),
     "kimi_k2": (
         "<|tool_calls_section_begin|>",
         "<|tool_calls_section_end|>",
@@ -233,6 +249,8 @@ def markers_of(name, tokenizer):
 
     inner = tuple(mark(text) for text in SPECIAL if "tool" not in text or "call▁" in text or "_call_" in text)
     inner += (mark("<｜tool▁sep｜>"), mark('<|"|>'), mark("｜DSML｜"))
+    if name == "mistral_list":
+        name, inner = "mistral", ()
     return Markers(call_start=mark(start), call_end=mark(end) if end else None, inner=inner, call_format=name)
 
 
@@ -270,7 +288,7 @@ def test_calls_follow_their_schemas_in_every_format(model, name, fields):
     assert not accepts(model, grammar, "Look: " + write("get_weather", BAD[0]))
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"mistral", "llama3"}))
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"mistral", "mistral_list", "llama3"}))
 def test_several_calls_are_allowed_unless_the_request_forbids_them(model, name):
     write, markers = FORMATS[name][2], markers_of(name, model[0])
     two = write("get_weather", ROME) + write("now", {})

@@ -18,10 +18,11 @@ from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.foreign.chat_templates import PROCESS, TemplateProcess
 from reprise.engine.text.templates.chat_template import ChatTemplate, TemplateError
 from reprise.engine.text.templates.control_tokens import ControlTokens
-from reprise.engine.text.templates.fit import fit
+from reprise.engine.text.templates.fit import fit, plain_tools
 from reprise.engine.text.templates.traits import Traits
 from reprise.engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
+from tests.engine.text.templates.shapes import SHAPES, TOOLS, lost, result, said, system, tool, user
 from tests.engine.text.tokenizers_zoo import EXACT
 from tests.engine.text.tokenizers_zoo import make as make_kind
 
@@ -29,34 +30,6 @@ FOLDER = Path(__file__).parent
 TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 ENDLESS = "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}"
 ALL = ["bundled", *TEMPLATES]
-PROPERTIES = {"type": "object", "properties": {"path": {"type": "string"}}}
-TOOLS = [{"type": "function", "function": {"name": "read", "description": "Read.", "parameters": PROPERTIES}}]
-
-
-def system(text):
-    return {"role": "system", "content": text}
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def said(text, *calls):
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if calls:
-        message["tool_calls"] = [
-            {
-                "id": call_id,
-                "type": "function",
-                "function": {"name": "read", "arguments": {"path": call_id}},
-            }
-            for call_id in calls
-        ]
-    return message
-
-
-def result(call_id, text):
-    return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
 @cache
@@ -76,60 +49,21 @@ def text_of(tokenizer: Tokenizer, messages, tools=None) -> str:
     return tokenizer.decode(tokenizer.render_chat(messages, tools))
 
 
-CASES = {
-    "plain": ([system("be-brief"), user("one")], None),
-    "two of the user": ([system("be-brief"), user("one"), user("two")], None),
-    "late system": ([system("be-brief"), user("one"), said("two"), system("hurry"), user("three")], None),
-    "system last": ([user("one"), said("two"), system("hurry")], None),
-    "only system": ([system("say-one")], None),
-    "assistant first": ([system("be-brief"), said("two"), user("three")], None),
-    "assistant alone first": ([said("two"), user("three")], None),
-    "two of the assistant": ([user("one"), said("two"), said("more"), user("three")], None),
-    "null": ([user("one"), said(None), user("three")], None),
-    "calls": ([system("be-brief"), user("one"), said(None, "toolu_1"), result("toolu_1", "found")], TOOLS),
-    "calls, then the user": (
-        [user("one"), said("", "toolu_1"), result("toolu_1", "found"), user("two")],
-        TOOLS,
-    ),
-    "calls, then system": (
-        [user("one"), said(None, "toolu_1"), result("toolu_1", "found"), system("hurry"), user("two")],
-        TOOLS,
-    ),
-    "two calls": (
-        [user("one"), said(None, "a1", "b2"), result("b2", "second"), result("a1", "first"), said("done")],
-        TOOLS,
-    ),
-    "words beside calls": (
-        [user("one"), said("aloud", "a1"), result("a1", "first"), said("done"), user("two")],
-        TOOLS,
-    ),
-    "words beside calls, after an answer": (
-        [user("one"), said("before"), said("aloud", "a1"), result("a1", "first"), user("two")],
-        TOOLS,
-    ),
-    "words beside two calls": (
-        [user("one"), said("aloud", "a1", "b2"), result("a1", "first"), result("b2", "second")],
-        TOOLS,
-    ),
-    "system, and a result last": (
-        [system("be-brief"), user("one"), said("aloud", "a1"), result("a1", "first")],
-        TOOLS,
-    ),
-    "calls of the past": ([user("one"), said(None, "a1"), result("a1", "first"), said("done")], None),
-}
+@cache
+def template_of(name: str) -> ChatTemplate:
+    return ChatTemplate(make(name).wrapped)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ALL)
-def test_nothing_of_a_conversation_is_lost(name: str, case: str):
-    messages, tools = CASES[case]
-    text = text_of(make(name), messages, tools)
-    for message in messages:
-        for words in [message["content"], *(call["id"] for call in message.get("tool_calls", ()))]:
-            assert words is None or words in text
-    if tools:
-        assert '"name": "read", "description": "Read."' in text
-    assert "None" not in text
+def test_nothing_of_a_conversation_is_refused_or_lost(name: str, shape: str):
+    template, (messages, tools) = template_of(name), SHAPES[shape]
+    assert template.traits is not None
+    # Tools as text, and as the template shows them if it can.
+    for is_generic in {True, not template.traits.tools}:
+        text = make(name).decode(template.render(messages, tools, {}, is_generic=is_generic))
+        assert lost(messages, tools, text) == []
+        assert "None" not in text
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -166,6 +100,53 @@ def test_traits_are_those_of_the_templates_rules():
     assert lacks("mistral") == turns | {"has_system", "after_results", "any_ids", "calls_content"}
     assert lacks("llama3") == {"parallel_calls", "calls_content"}
     assert lacks("deepseek") == {"objects", "later_systems"}
+    assert lacks("ministral") == turns | {"after_results", "empty_answers"}
+    assert lacks("hermes") == {"tools_null", "calls_content"}
+    assert lacks("command") == {"tools_null"}
+    assert lacks("untold") == {"definitions"}
+
+
+def test_plain_tools_spell_out_what_schemas_leave_open():
+    node = {"type": ["object", "null"], "properties": {"a": True}, "description": "A node."}
+    properties = {"n": {"type": ["null", "string"]}, "none": {"type": "null"}, "all": {"items": node}}
+    made = plain_tools([tool(description=None, properties=properties)])
+    plain = {
+        "type": "object",
+        "properties": {"a": {"description": ""}},
+        "description": "A node.",
+        "additionalProperties": True,
+    }
+    assert made[0]["function"] == {
+        "name": "read",
+        "description": "",
+        "parameters": {
+            "type": "object",
+            "description": "",
+            "properties": {
+                "n": {"type": "string", "description": ""},
+                "none": {"description": ""},
+                "all": {"description": "", "items": plain},
+            },
+            "additionalProperties": True,
+        },
+    }
+    assert plain_tools(made) == made
+
+
+def test_tools_stay_as_they_are_where_the_template_takes_them():
+    _, tools = SHAPES["parameter of several types"]
+    assert '"type": ["string", "null"]' in text_of(make("qwen35"), [user("one")], tools)
+    text = template_text_of("hermes", [user("one")], tools)
+    assert '"path": {"description": "", "type": "string"}' in text
+
+
+def test_an_answer_without_text_is_a_word_where_none_is_refused():
+    text = template_text_of("ministral", *SHAPES["only thoughts"])
+    assert text == "[INST]one[/INST](No answer.)</s>[INST]three[/INST]"
+
+
+def template_text_of(name: str, messages: list[Any], tools: list[Any] | None) -> str:
+    return make(name).decode(template_of(name).render(messages, tools, {}))
 
 
 WORDS = st.sampled_from(["one", "two words", "three\nlines", " padded "])
@@ -217,7 +198,7 @@ def test_what_a_template_takes_is_rendered_as_by_transformers(
 
 
 def test_a_conversation_is_not_changed_in_place():
-    messages, tools = CASES["calls, then system"]
+    messages, tools = SHAPES["calls, then system"]
     before = json.dumps([messages, tools])
     for name in ALL:
         make(name).render_chat(messages, tools)
@@ -228,14 +209,14 @@ def test_each_change_is_logged_once(caplog: pytest.LogCaptureFixture):
     tokenizer = with_template((FOLDER / "qwen35.jinja").read_text())
     with caplog.at_level(logging.INFO, "reprise.engine"):
         for _ in range(2):
-            tokenizer.render_chat(CASES["late system"][0])
-            tokenizer.render_chat(CASES["plain"][0])
+            tokenizer.render_chat(SHAPES["late system"][0])
+            tokenizer.render_chat(SHAPES["plain"][0])
     (line,) = caplog.messages
     assert "takes no later system text: that is put into the user's next message" in line
 
 
 def test_late_system_text_is_put_before_what_the_user_says_next():
-    text = text_of(make("qwen35"), CASES["late system"][0])
+    text = text_of(make("qwen35"), SHAPES["late system"][0])
     assert "<|im_start|>user\nhurry\n\nthree<|im_end|>" in text
     assert text.startswith("<|im_start|>system\nbe-brief<|im_end|>")
 
@@ -331,7 +312,8 @@ def test_text_that_spells_special_tokens_stays_text(name: str):
     spelled, harmless = tokenizer.render_chat(turn(SPELLED), tools), tokenizer.render_chat(turn("a"), TOOLS)
     assert control(tokenizer, spelled) == control(tokenizer, harmless)
     assert tokenizer.decode(spelled).count(SPELLED) >= (1 if name == "mistral" else 3)
-    assert json.dumps(SPELLED)[1:-1] in tokenizer.decode(spelled)
+    in_tools = SPELLED if name == "hermes" else json.dumps(SPELLED)[1:-1]
+    assert in_tools in tokenizer.decode(spelled)
 
 
 def test_what_the_assistant_wrote_stays_as_it_was_cached():

@@ -1,0 +1,79 @@
+"""Templates of real models lose nothing of a conversation and refuse none.
+
+They are those that llama.cpp tests its own programs with, in the source package of llama-cpp-python. Their
+text is the models' makers'; none of it is kept here.
+"""
+
+import subprocess
+import sys
+import tarfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+from mlx_lm.utils import load_tokenizer
+
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.foreign.chat_templates import isolate_templates
+from reprise.engine.text.templates.chat_template import ChatTemplate
+from reprise.server.tool_formats.harmony_prompt import to_harmony_messages, to_harmony_tools
+from tests.engine.text.templates.shapes import SHAPES, lost
+
+PACKAGE = "llama-cpp-python==0.3.36"
+FETCHED_WITHIN_S = 400
+CACHE = Path.home() / ".cache/reprise-tests/templates"
+NUM_TEMPLATES = 70
+WITHOUT = {"fireworks-ai-llama-3-firefunction-v2"}
+"""It wants variables that only its makers' own code sets."""
+DROPPED = {("openai-gpt-oss-120b", "words beside calls"): ["aloud"]}
+"""Harmony keeps such words in the channel of thoughts, which it drops once an answer follows."""
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """The folder of the templates; skips the test if the package cannot be had."""
+    if not list(CACHE.glob("*.jinja")):
+        CACHE.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--retries=1", "--no-deps"]
+        command += ["--no-binary=:all:", "--dest", str(CACHE), PACKAGE]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=FETCHED_WITHIN_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"it took longer than {FETCHED_WITHIN_S} s to download {PACKAGE}")
+        if done.returncode:
+            pytest.skip(f"cannot download {PACKAGE}: {done.stderr.strip()[-200:]}")
+        (archive,) = CACHE.glob("*.tar.gz")
+        with tarfile.open(archive) as packed:
+            for member in packed:
+                name = Path(member.name)
+                if name.match("models/templates/*.jinja") and (source := packed.extractfile(member)):
+                    (CACHE / name.name).write_bytes(source.read())
+        archive.unlink()
+    return CACHE
+
+
+@cache
+def load(file: Path) -> ChatTemplate:
+    isolate_templates()
+    changed = {"chat_template": file.read_text(encoding="utf-8"), "bos_token": "<|im_start|>"}
+    return ChatTemplate(load_tokenizer(Path(BUNDLED_MODEL), changed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_is_refused_and_nothing_lost(folder: Path, shape: str):
+    messages, tools = SHAPES[shape]
+    files = [file for file in sorted(folder.glob("*.jinja")) if file.stem not in WITHOUT]
+    assert len(files) == NUM_TEMPLATES - len(WITHOUT)
+    for file in files:
+        template = load(file)
+        if "gpt-oss" in file.stem:
+            shown = to_harmony_tools(tools) if tools else None
+            ids = template.render_unchanged(to_harmony_messages(messages), shown, {})
+        else:
+            assert template.traits is not None
+            ids = template.render(messages, tools, {}, is_generic=not template.traits.tools)
+        text = template._wrapped.decode(ids)
+        assert lost(messages, tools, text) == DROPPED.get((file.stem, shape), []), file.stem
