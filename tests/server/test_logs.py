@@ -1,6 +1,5 @@
 import io
 import json
-import logging
 import math
 from dataclasses import replace
 
@@ -23,11 +22,9 @@ BODY = {"messages": [{"role": "user", "content": SECRET}]}
 
 @pytest.fixture
 def log(monkeypatch):
-    """Redirects the log to a string; restores the loggers afterwards."""
+    """Redirects the log to a string."""
     # A busy machine adds no line.
     monkeypatch.setattr(loop_lag, "HELD_S", math.inf)
-    loggers = [logging.getLogger(), logging.getLogger("reprise")]
-    before = [(logger.handlers[:], logger.level) for logger in loggers]
 
     def configure(log_format, log_level="info", **options):
         stream = io.StringIO()
@@ -36,9 +33,6 @@ def log(monkeypatch):
 
     yield configure
     configure("text")
-    for logger, (handlers, level) in zip(loggers, before, strict=True):
-        logger.handlers = handlers
-        logger.setLevel(level)
 
 
 def _only_line(stream):
