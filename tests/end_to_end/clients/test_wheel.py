@@ -56,7 +56,7 @@ def test_it_serves_its_own_model_from_an_empty_folder(
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["message"]["content"]
         process.terminate()
-        assert process.wait(20) == 0, "".join(printed)
+        assert process.wait(240) == 0, "".join(printed)
     assert list(tmp_path.iterdir()) == []
 
 
