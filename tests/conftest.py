@@ -44,12 +44,19 @@ def pytest_sessionfinish(session):
 @pytest.fixture(autouse=True)
 def _logs_of_its_own():
     """Let a test set up the log for itself: a handler that stays would write to a stream that is closed."""
-    loggers = [logging.getLogger(), logging.getLogger("reprise")]
-    before = [(one, one.handlers[:], one.level) for one in loggers]
+    before = {one: (one.handlers[:], one.level) for one in _loggers()}
     yield
-    for one, handlers, level in before:
-        one.handlers[:] = handlers
-        one.setLevel(level)
+    for one in _loggers():
+        handlers, level = before.get(one, ([], one.level))
+        if one.handlers != handlers:
+            one.handlers[:] = handlers
+        if one.level != level:
+            one.setLevel(level)
+
+
+def _loggers():
+    known = logging.root.manager.loggerDict.values()
+    return [logging.root, *(one for one in known if isinstance(one, logging.Logger))]
 
 
 @pytest.hookimpl(wrapper=True)
