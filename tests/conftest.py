@@ -1,6 +1,7 @@
 """Before anything is imported: nothing that a test measures goes into the user's cache, no test is timed."""
 
 import gc
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -38,6 +39,24 @@ def pytest_terminal_summary(terminalreporter):
 def pytest_sessionfinish(session):
     if not hasattr(session.config, "workerinput"):
         session.config.add_cleanup(lambda: HOLDS.unlink(missing_ok=True))
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_its_own():
+    """Let a test set up the log for itself: a handler that stays would write to a stream that is closed."""
+    before = {one: (one.handlers[:], one.level) for one in _loggers()}
+    yield
+    for one in _loggers():
+        handlers, level = before.get(one, ([], one.level))
+        if one.handlers != handlers:
+            one.handlers[:] = handlers
+        if one.level != level:
+            one.setLevel(level)
+
+
+def _loggers():
+    known = logging.root.manager.loggerDict.values()
+    return [logging.root, *(one for one in known if isinstance(one, logging.Logger))]
 
 
 @pytest.hookimpl(wrapper=True)

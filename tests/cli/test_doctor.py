@@ -1,5 +1,6 @@
 """`reprise doctor` finds what is wrong, names the way out, and shares figures alone."""
 
+import itertools
 import json
 import os
 import shutil
@@ -82,14 +83,24 @@ def talk(num_words: int, times: int) -> int:
 
 
 def test_a_process_is_given_up_for_its_silence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "LIMIT_S", 10 * TICK_S)
     told: list[tuple[str, float]] = []
+    now_s = 0.0
+    monkeypatch.setattr(trials, "LIMIT_S", 2)
+    monkeypatch.setattr(trials, "monotonic", lambda: now_s)
+
+    def show(*said: Any) -> None:
+        nonlocal now_s
+        now_s += 1.5
+        told.append(said)
+
     with trial() as process:
         process.call(os.getpid)
-        process.show = lambda *said: told.append(said)
-        # In all it takes longer than it may be silent.
+        process.show = show
         assert process.call(talk, 5, 3) == 5
-        assert told[:4] == [("talking", at / 5) for at in range(4)]
+        # In all it takes longer than it may be silent.
+        assert now_s > trials.LIMIT_S
+        assert told == [("talking", at / 5) for at in range(len(told))]
+        monkeypatch.setattr(trials, "monotonic", itertools.count(0, 3).__next__)
         with pytest.raises(TrialError, match="nothing came within 2 seconds"):
             process.call(talk, 1, 100)
 

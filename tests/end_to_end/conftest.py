@@ -15,7 +15,7 @@ import pytest
 
 from tests.holds import note_holds
 
-STARTED_WITHIN_S, LAST_LINES_WITHIN_S = 240, 10
+STARTED_WITHIN_S, LAST_LINES_WITHIN_S = 240, 60
 RECORDED = "recorded.jsonl"
 FROM_CHECKOUT = (sys.executable, "-c", "import sys; from reprise.cli.main import main; sys.exit(main())")
 CONTEXT_TOKENS = 8192
@@ -31,7 +31,7 @@ def serving(folder: Path, *flags: str) -> Iterator[tuple[str, list[str]]]:
     with started(folder, *flags) as (address, printed, process):
         yield address, printed
         process.terminate()
-        assert process.wait(20) == 0, "".join(printed)
+        assert process.wait(STARTED_WITHIN_S) == 0, "".join(printed)
 
 
 @contextlib.contextmanager

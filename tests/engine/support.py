@@ -194,7 +194,7 @@ def _answer(loaded: LoadedModel, asked: GenerationRequest) -> list[int]:
     return tokens[len(asked.prompt) :]
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], within_s: float = 240) -> None:
     """Wait until a condition is true. Fails after within_s seconds."""
     deadline = time.monotonic() + within_s
     while not condition():

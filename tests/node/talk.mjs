@@ -128,7 +128,9 @@ async function timeout() {
 async function leaving() {
   // Forbidding the end token makes an answer that would run on to the end of the context.
   const endless = { ...greedy, messages: hello, stream: true, logit_bias: { [process.argv[3]]: -100 }, max_tokens: 8000 };
-  const running = async () => (await (await fetch(`${address}/health`)).json()).running;
+  const found = async (path) => (await fetch(`${address}${path}`)).json();
+  const running = async () => (await found("/health")).running;
+  const ended = async () => (await found("/v1/requests")).data[0].finish_reason;
   const stream = await client.chat.completions.create(endless);
   let during;
   for await (const _ of stream) {
@@ -137,8 +139,9 @@ async function leaving() {
     break;
   }
   const left = performance.now();
-  while ((await running()) && performance.now() - left < 5000) await new Promise((go) => setTimeout(go, 20));
-  return { during, freed_ms: performance.now() - left, after: await running() };
+  const isFreed = async () => !(await running()) && (await ended()) === "cancelled";
+  while (!(await isFreed()) && performance.now() - left < 100_000) await new Promise((go) => setTimeout(go, 20));
+  return { during, after: await running(), ended: await ended() };
 }
 
 const said = {

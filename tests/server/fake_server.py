@@ -1,5 +1,6 @@
 """`python -m tests.server.fake_server SCRIPT SETTING=VALUE...`: run the real server with a fake engine."""
 
+import signal
 import sys
 
 from reprise.config.settings import SETTINGS, Settings
@@ -25,4 +26,6 @@ def main(script: str, *given: str) -> int:
 
 
 if __name__ == "__main__":
+    # Tests that run under nohup have it ignored, and processes inherit that.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.exit(main(*sys.argv[1:]))

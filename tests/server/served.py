@@ -28,10 +28,10 @@ def served(app: FastAPI, timeout_s: float = 60.0) -> Iterator[str]:
     server = _Announcing(uvicorn_config(app, timeout_s, timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
-    assert server.is_listening.wait(10)
+    assert server.is_listening.wait(240)
     try:
         yield url_of(bound)
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         bound.close()

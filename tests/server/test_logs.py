@@ -1,7 +1,6 @@
 import asyncio
 import io
 import json
-import logging
 import math
 from dataclasses import replace
 
@@ -27,11 +26,9 @@ BODY = {"messages": [{"role": "user", "content": SECRET}]}
 
 @pytest.fixture
 def log(monkeypatch):
-    """Redirects the log to a string; restores the loggers afterwards."""
+    """Redirects the log to a string."""
     # A busy machine adds no line.
     monkeypatch.setattr(loop_lag, "HELD_S", math.inf)
-    loggers = [logging.getLogger(), logging.getLogger("reprise")]
-    before = [(logger.handlers[:], logger.level) for logger in loggers]
 
     def configure(log_format, log_level="info", **options):
         stream = io.StringIO()
@@ -40,9 +37,6 @@ def log(monkeypatch):
 
     yield configure
     configure("text")
-    for logger, (handlers, level) in zip(loggers, before, strict=True):
-        logger.handlers = handlers
-        logger.setLevel(level)
 
 
 def test_a_start_is_logged_line_by_line_for_programs_and_now_and_then_for_people(log):

@@ -104,7 +104,7 @@ def test_it_serves_its_own_model_beside_modules_of_the_same_names(
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["message"]["content"]
         process.terminate()
-        assert process.wait(20) == 0, "".join(printed)
+        assert process.wait(240) == 0, "".join(printed)
     assert sorted(hostile.iterdir()) == before
 
 

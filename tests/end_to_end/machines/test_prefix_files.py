@@ -12,7 +12,7 @@ from tests.end_to_end.machines.test_several_machines import post
 PROMPT = [300 + 7 * at % 500 for at in range(400)]
 ANSWER = [77] * 80
 """Long enough for the state after it to get a file, although there is one of the prompt's end."""
-ENDS_WITHIN_S = 60
+ENDS_WITHIN_S = 240
 DAMAGED = "dropped a saved prefix that another rank cannot read"
 
 

@@ -19,6 +19,7 @@ from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
 from tests.end_to_end.conftest import started
 from tests.engine.model_folders import write_models
+from tests.machine import allowed_s
 
 ATTACK_S = 20
 NUM_NEIGHBOURS = 2 * (os.cpu_count() or 1)
@@ -144,4 +145,4 @@ def test_nobody_is_held_up_by_all_attackers_at_once(server_folder: Path, tmp_pat
             time.sleep(0.5)
     print(f"longest hold {1000 * longest:.0f} ms, RSS {rss_before >> 20} -> {rss >> 20} MiB")
     assert within == {"gap", "health"}, told
-    assert longest < HOLD_WITHIN_S
+    assert longest < allowed_s(HOLD_WITHIN_S)

@@ -71,7 +71,7 @@ class Counted:
             return len(asyncio.all_tasks()) - 1
 
         assert self.loop
-        return asyncio.run_coroutine_threadsafe(count(), self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(count(), self.loop).result(240)
 
 
 @contextmanager
@@ -262,7 +262,7 @@ async def _wait_until_idle(engine: Engine) -> None:
 
 def _holdings(engine: Engine, app: Counted) -> dict[str, Any]:
     """Return the counts of all that a request could leave behind, once connections are closed."""
-    give_up_at = time.monotonic() + 20
+    give_up_at = time.monotonic() + 240
     found: dict[str, Any] = {}
     while time.monotonic() < give_up_at:
         # margin() runs between two steps, so after the last row was removed.

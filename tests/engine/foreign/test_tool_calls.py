@@ -181,7 +181,7 @@ def test_texts_are_parsed_at_the_same_time() -> None:
     assert not given_up.is_set()
     for child in started:
         child.kill()
-    thread.join(10)
+    thread.join(240)
     assert given_up.is_set()
 
 

@@ -1,7 +1,11 @@
-"""A client that disconnects is noticed within a second, whatever state its request is in."""
+"""A client that disconnects is noticed at once, whatever state its request is in.
+
+The server sends nothing meanwhile, so that it cannot notice by a write that fails.
+"""
 
 import json
 import socket
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -10,7 +14,11 @@ from tests.server import fake_engine
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
-NOTICED_S = 1.0
+
+
+@pytest.fixture
+def settings(settings):
+    return replace(settings, keep_alive_s=3600)
 
 
 def _leave(url, engine, num_sequences, **fields):
@@ -20,7 +28,7 @@ def _leave(url, engine, num_sequences, **fields):
     head = f"Host: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     with socket.create_connection((host, int(port))) as client:
         client.sendall(f"POST {CHAT} HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
-        assert engine.wait_until(lambda: len(engine.requests) == num_sequences, 10)
+        assert engine.wait_until(lambda: len(engine.requests) == num_sequences)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
@@ -28,9 +36,9 @@ def _leave(url, engine, num_sequences, **fields):
 def test_before_the_first_token(url, engine, stream, n):
     engine.script = fake_engine.wait_first
     _leave(url, engine, n, stream=stream, n=n)
-    assert engine.cancellation_delay_s(n) < NOTICED_S
+    engine.wait_until_cancelled(n)
     assert sorted(engine.cancelled_ids) == sorted(request.id for request in engine.requests)
-    assert engine.wait_until(lambda: engine.num_live == 0, 5)
+    assert engine.wait_until(lambda: engine.num_live == 0)
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -41,14 +49,14 @@ def test_in_mid_stream(url, engine, n):
         http.stream("POST", url + CHAT, json=BODY | {"stream": True, "n": n}) as response,
     ):
         assert next(response.iter_lines()).startswith("data: ")
-    assert engine.cancellation_delay_s(n) < NOTICED_S
-    assert engine.wait_until(lambda: engine.num_live == 0, 5)
+    engine.wait_until_cancelled(n)
+    assert engine.wait_until(lambda: engine.num_live == 0)
 
 
 def test_while_generating_without_streaming(url, engine):
     engine.script = fake_engine.wait_midway
     _leave(url, engine, 1, stream=False)
-    assert engine.cancellation_delay_s(1) < NOTICED_S
+    engine.wait_until_cancelled(1)
 
 
 def test_other_clients_are_not_disturbed(url, engine):
@@ -57,7 +65,7 @@ def test_other_clients_are_not_disturbed(url, engine):
         lines = staying.iter_lines()
         assert next(lines).startswith("data: ")
         _leave(url, engine, 2)
-        assert engine.cancellation_delay_s(1) < NOTICED_S
+        engine.wait_until_cancelled(1)
         engine.release()
         assert [line for line in lines if line][-1] == "data: [DONE]"
     assert engine.cancelled_ids == [engine.requests[1].id]

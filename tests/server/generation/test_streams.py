@@ -100,7 +100,7 @@ def test_keep_alive_comments_are_sent_during_silence(engine):
     app = create_app(engine, Settings(keep_alive_s=0.05))
     with served(app) as url, httpx.Client() as http:
         body = {"messages": HELLO, "stream": True}
-        with http.stream("POST", url + CHAT, json=body, timeout=20) as response:
+        with http.stream("POST", url + CHAT, json=body, timeout=240) as response:
             lines = response.iter_lines()
             # The headers were sent with the first comment: there is no token yet.
             assert response.status_code == 200

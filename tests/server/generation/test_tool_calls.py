@@ -39,7 +39,7 @@ class StuckTokenizer(FakeTokenizer):
         if "hostile" not in text:
             return super().parse_calls(text, tools)
         self.stuck.put(text)
-        self.may_end.wait(20)
+        self.may_end.wait(240)
         raise ParseLimitError("it took too much")
 
 
@@ -68,13 +68,13 @@ def settings():
 
 def _ask(client, said, key, **fields):
     body = {"messages": [{"role": "user", "content": said}], "tools": TOOLS, **fields}
-    return client.post(PATH, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=20)
+    return client.post(PATH, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=240)
 
 
 async def _ask_and_get_stuck(client, engine, key="mallory", **fields):
     """Return the task of a request whose tool call is being parsed forever."""
     asking = asyncio.create_task(_ask(client, HOSTILE, key, **fields))
-    await asyncio.to_thread(engine.tokenizer.stuck.get, timeout=10)  # noqa: TID251
+    await asyncio.to_thread(engine.tokenizer.stuck.get, timeout=240)  # noqa: TID251
     return asking
 
 
@@ -198,7 +198,7 @@ def test_while_a_call_is_parsed_the_stream_is_kept_alive_and_the_server_can_stop
     with (
         served(app) as url,
         httpx.Client() as http,
-        http.stream("POST", url + PATH, json=body, timeout=20) as response,
+        http.stream("POST", url + PATH, json=body, timeout=240) as response,
     ):
         comments = (line for line in response.iter_lines() if line.startswith(":"))
         assert [next(comments) for _ in range(3)] == [": keep-alive"] * 3

@@ -35,7 +35,7 @@ def test_a_body_without_a_declared_length_is_limited_too(url, engine):
 
 
 def test_a_client_that_expects_100_continue_gets_the_413_before_it_sends(url):
-    with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=10) as connection:
+    with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=240) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Expect: 100-continue\r\nContent-Length: 100000000\r\n\r\n"
@@ -44,6 +44,6 @@ def test_a_client_that_expects_100_continue_gets_the_413_before_it_sends(url):
 
 
 def test_an_invalid_declared_length_is_a_400(url):
-    with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=10) as connection:
+    with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=240) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400 ")

@@ -36,7 +36,7 @@ def connect():
 
         def to(url):
             address = (urlsplit(url).hostname, urlsplit(url).port)
-            return opened.enter_context(socket.create_connection(address, timeout=20))
+            return opened.enter_context(socket.create_connection(address, timeout=240))
 
         yield to
 

@@ -479,4 +479,4 @@ def test_a_silent_stream_has_lines_without_text_and_a_client_that_leaves_is_noti
         assert sorted(line["message"]["content"] for line in said) == ["", "", "well "]
         assert not any(line["done"] for line in said)
         response.close()
-        assert engine.wait_until(lambda: engine.cancelled_ids, 5)
+        assert engine.wait_until(lambda: engine.cancelled_ids)

@@ -323,7 +323,7 @@ def test_while_a_long_call_is_written_the_connection_is_kept_alive(engine):
     with (
         served(app) as url,
         httpx.Client() as http,
-        http.stream("POST", url + PATH, json={**ASK, "stream": True}, timeout=20) as response,
+        http.stream("POST", url + PATH, json={**ASK, "stream": True}, timeout=240) as response,
     ):
         lines = response.iter_lines()
         comments = itertools.islice((line for line in lines if line.startswith(":")), 3)

@@ -9,6 +9,7 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
+from tests.machine import allowed_s
 from tests.server.fake_engine import FakeEngine
 from tests.server.openai_shapes import assert_error
 from tests.server.responses_api.test_responses import PATH, WEATHER
@@ -318,7 +319,6 @@ PART = {"type": "input_text", "text": ""}
     ids=["deep", "items", "parts", "tools", "include", "metadata", "text"],
 )
 async def test_a_far_too_large_input_is_refused_or_answered_quickly(body, param):
-    # CPU time of this process only: the machine may be busy.
     app = create_app(FakeEngine(), Settings())
     async with (
         app.router.lifespan_context(app),
@@ -326,6 +326,6 @@ async def test_a_far_too_large_input_is_refused_or_answered_quickly(body, param)
     ):
         started_s = time.process_time()
         response = await http.post(PATH, content=body, headers={"Content-Type": "application/json"})
-        assert time.process_time() - started_s < 1
+        assert time.process_time() - started_s < allowed_s(1)
     assert response.status_code == (200 if param == "" else 400)
     assert param == "" or response.json()["error"]["param"] == param

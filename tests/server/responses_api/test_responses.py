@@ -300,7 +300,7 @@ def test_the_response_of_a_client_that_left_is_not_stored(url, engine, app):
             lines = response.iter_lines()
             assert next(lines) == "event: response.created"
             created = json.loads(next(lines).removeprefix("data: "))
-        engine.cancellation_delay_s(1)
+        engine.wait_until_cancelled(1)
         assert http.get(f"{PATH}/{created['response']['id']}").status_code == 404
     assert len(app.state.service.responses) == 0
 

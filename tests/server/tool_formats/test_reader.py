@@ -2,7 +2,7 @@
 
 import importlib
 import json
-import sys
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from reprise.engine.text.markers import Markers
 from reprise.server.tool_formats.call_readers import make_reader
 from reprise.server.tool_formats.formats import find_format
 from reprise.server.tool_formats.reader import OpenedCall
+from tests.counted_calls import count_calls
 from tests.server.fake_engine import marker
 
 SCHEMA = {
@@ -271,14 +272,5 @@ def test_hostile_literals_take_time_in_proportion_to_their_length(name, unit):
     took = []
     for size in (500, 5_000):
         reader = make_reader(format_of(name), {"f": {}})
-        steps = 0
-
-        def count(*_):
-            nonlocal steps
-            steps += 1
-
-        sys.setprofile(count)
-        reader.feed(head + unit * size + "],")
-        sys.setprofile(None)
-        took.append(steps)
+        took.append(count_calls(partial(reader.feed, head + unit * size + "],")))
     assert took[1] < 20 * took[0] + 1000

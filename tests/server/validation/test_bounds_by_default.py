@@ -22,6 +22,7 @@ from reprise.server.responses_api.schemas import ResponsesRequest
 from reprise.server.responses_api.to_chat import ChatConversion
 from reprise.server.validation.body import MAX_CONTAINERS, parse_liberally
 from reprise.server.validation.notes import Notes
+from tests.machine import allowed_s
 from tests.server.messages_api import test_bad_input as messages_rows
 from tests.server.requests import test_tools as tools_rows
 from tests.server.responses_api import test_bad_input as responses_rows
@@ -125,7 +126,7 @@ def test_a_hostile_body_takes_no_time_of_its_own(name: str):
     start_s = time.process_time()
     with suppress(BadRequestError):
         ask(body)
-    assert time.process_time() - start_s < 1
+    assert time.process_time() - start_s < allowed_s(1)
 
 
 def test_arguments_of_many_values_stay_text():
@@ -143,4 +144,4 @@ def test_fitting_takes_time_that_grows_with_the_conversation():
     start_s = time.process_time()
     split_calls([SAID, *results(4000)])
     merge([{"role": "user", "content": "x" * 4000}] * 4096, {"user"}, joins_calls=True)
-    assert time.process_time() - start_s < 1
+    assert time.process_time() - start_s < allowed_s(1)
