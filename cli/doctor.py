@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
 from reprise.cli.checks.check import Check, Level

@@ -46,9 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.log_format == "text":
         say_starting(settings.model_name)
     # Another rank than the first has no port at which it could say what it does.
-    prepare = with_converted
     if is_launched():
-        settings, prepare = with_converted(settings), lambda settings, _tell: settings
+        settings = with_converted(settings)
     # Imported here so that --help and a mistyped setting are answered before anything large is loaded.
     from reprise.drafters.assembly import make_drafters
     from reprise.drafters.repetition import score_in_slices
@@ -58,4 +57,4 @@ def run(arguments: argparse.Namespace) -> int:
     def make_sources(settings: Settings) -> "MakeSources":
         return lambda vocabulary: DraftSources(make_drafters(settings, vocabulary), score_in_slices)
 
-    return run_server(settings, make_sources, resolved.sections, prepare)
+    return run_server(settings, make_sources, resolved.sections, with_converted)

@@ -70,13 +70,17 @@ def _check_age(count: int, age_s: float) -> Check:
 
 
 def _check_model(named: str, entry: Any, now_s: float) -> Check:
-    """Check the costs of one model. named: the model's name and a
-    colon, or "". entry: [rows, width, seconds, spread, measured_at] each."""
+    """Check the costs of one model.
+
+    named: the model's name and a colon, or "". entry: [rows, width, seconds, spread, measured_at] each.
+    """
     try:
         known = without_guesses({(rows, width): seconds for rows, width, seconds, *_ in entry})
         table = CostTable({(r, w): Measurement(s, *more) for r, w, s, *more in entry if (r, w) in known})
     except (TypeError, ValueError):
-        return Check(MODEL, "warning", f"{named}unusable", "the next start with the model measures them again")
+        return Check(
+            MODEL, "warning", f"{named}unusable", "the next start with the model measures them again"
+        )
     plain = table.measured[1, 1]
     found = f"{named}a plain step takes {1e3 * plain.seconds:.3g} ms"
     width = max(w for r, w in table.measured if r == 1 and w <= EXAMPLE_WIDTH)

@@ -17,6 +17,18 @@ Tell = Callable[[str, float], None]
 """Called with what is done now, and the share of it that is over."""
 
 
+WHOLE_SHARE = 0.5
+"""Share of the memory for models and caches that weights may take that are dequantised for drafts."""
+
+
+def whole_bytes() -> int:
+    """Return the bytes that weights may take that are dequantised for drafts."""
+    # Imported here so that other commands do not load it.
+    from reprise.engine.memory.machine import usable_bytes
+
+    return int(WHOLE_SHARE * usable_bytes())
+
+
 def with_converted(settings: Settings, tell: Tell = lambda _what, _share: None) -> Settings:
     """Return the settings with converted folders in place of GGUF files and packaged models.
 
@@ -45,5 +57,7 @@ def with_converted(settings: Settings, tell: Tell = lambda _what, _share: None) 
             yield advance
 
     with failing(ConvertError):
-        folders: dict[str, Any] = {name: str(converted(source, show)) for name, source in sources.items()}
+        folders: dict[str, Any] = {
+            name: str(converted(source, show, whole_bytes=whole_bytes())) for name, source in sources.items()
+        }
     return replace(settings, **folders)

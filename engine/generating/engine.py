@@ -41,8 +41,8 @@ from reprise.engine.speculative.heads.finding import find_given_head, find_head
 log = logging.getLogger("reprise.engine")
 
 PUT_OFF = (
-    "%s: trying what it can do takes longer than %g s; the rest is tried while nothing is asked. Until then each "
-    "row has a forward pass of its own, nothing is drafted and no prompt is kept"
+    "%s: trying what it can do takes longer than %g s; the rest is tried while nothing is asked. Until then "
+    "each row has a forward pass of its own, nothing is drafted and no prompt is kept"
 )
 """What the log says of trials that were put off, with the model's name and the seconds."""
 
@@ -261,12 +261,12 @@ class GeneratingEngine(ModelEngine):
 
     @station("calibration")
     def _try_rest(self, is_over: IsOver) -> bool:
-        """Make the trials that were put off at the start, until it is over; return whether more may be left."""
+        """Make the trials that were put off, until it is over; return whether more may be left."""
         if self._remake is None or self.worker.has_work:
             return False
         findings = self.loaded.findings
         findings.is_over, findings.may_put_off = is_over, False
-        findings.on_try = findings.on_pass = lambda _: None
+        findings.on_try, findings.on_pass = (lambda _: None), (lambda _: None)
         try:
             try_the_rest(self.loaded, self.settings)
         except PutOffError:

@@ -11,6 +11,7 @@ from reprise.engine.batch.batch import Batch
 from reprise.engine.batch.device import Device
 from reprise.engine.generating.worker import Worker
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.models import ModelInfo
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.probes import kv_bits_fault
 from reprise.engine.kv_cache.rows import Sharing
@@ -89,9 +90,7 @@ def make_worker(
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     loaded.info = replace(loaded.info, batching=sharing.describe())
-    if note := loaded.info.weights_note:
-        cannot_pay = make_sources and loaded.info.dtype.endswith("-bit")
-        log.log(logging.WARNING if cannot_pay else logging.INFO, "%s: %s", loaded.info.name, note)
+    _log_weights(loaded.info, may_draft=make_sources is not None)
     _limit_sight(loaded, settings, sharing)
     head = _make_head_drafter(loaded, makers.find_head) if make_sources else None
     translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
@@ -142,11 +141,20 @@ def make_worker(
     return Worker(batch, queue, planner, proposers, calibrations, drafting)
 
 
-def may_put_trials_off(loaded: LoadedModel, draft: LoadedModel | None, settings: Settings, makers: Makers) -> bool:
+def _log_weights(info: ModelInfo, may_draft: bool) -> None:
+    """Log what a model's weights mean for drafts here; as a warning if drafts, which are on, cannot pay."""
+    if info.weights_note:
+        level = logging.WARNING if may_draft and info.dtype.endswith("-bit") else logging.INFO
+        log.log(level, "%s: %s", info.name, info.weights_note)
+
+
+def may_put_trials_off(
+    loaded: LoadedModel, draft: LoadedModel | None, settings: Settings, makers: Makers
+) -> bool:
     """Whether trials that take long may wait until nothing is asked; until then a row decodes by itself.
 
-    Not those on which more depends: a draft model, images, windows, exact widths, other machines, or costs that
-    are waited for or given.
+    Not those on which more depends: a draft model, images, windows, exact widths, other machines, or costs
+    that are waited for or given.
     """
     needs_them = draft or loaded.sight or loaded.info.mask_token_id is not None or settings.exact
     waits = makers.waits_for_costs or settings.recalibrate or makers.costs is not None or makers.ranks
@@ -162,7 +170,7 @@ def try_the_rest(loaded: LoadedModel, settings: Settings) -> None:
 
 
 def _show_trials(progress: StartProgress, *models: LoadedModel) -> None:
-    """Let the models say how much of their trials is done, before each that is not known yet and within it."""
+    """Let the models say how much of their trials is done, before each and after each of its passes."""
     for one in models:
         shown = _ShownTrials(partial(progress, f"Trying what {one.info.name} can do"))
         one.findings.on_try, one.findings.on_pass = shown.begin, shown.add

@@ -102,11 +102,13 @@ class Footprint:
         return ceil(num_fed * self.fed_bytes + num_seen * self.seen_bytes)
 
 
-def measure(model: Any, kv_bits: int | None = None, batched: bool = False, note: Note = lambda _: None) -> Footprint:
+def measure(
+    model: Any, kv_bits: int | None = None, batched: bool = False, note: Note = lambda _: None
+) -> Footprint:
     """Measure a model's footprint: feed a few tokens, and look at the caches and at MLX's peak memory.
 
-    batched: whether rows share a forward pass. note: called after most forward passes with the tokens fed; may
-        raise.
+    batched: whether rows share a forward pass. note: called after most forward passes with the tokens fed;
+        may raise.
     """
     caches = make_caches(model, kv_bits)
     trace_bytes = trace_token_bytes = 0

@@ -46,8 +46,8 @@ class Findings:
     on_try: called with a finding's name before its trial, which can take as long as many steps.
     on_pass: called after each forward pass of a trial with the tokens that it fed.
     is_over: asked before a trial, and after each of its passes, whether to leave it.
-    may_put_off: whether a trial that is left is put off, and something cautious taken for its finding meanwhile;
-        else PutOffError is raised.
+    may_put_off: whether a trial that is left is put off, and something cautious taken for its finding until
+        then; else PutOffError is raised.
     are_put_off: whether any trial was put off.
     """
 

@@ -19,6 +19,7 @@ from reprise.cli.arguments import FailedError
 from reprise.cli.main import main
 from reprise.cli.models.converted import with_converted
 from reprise.config.settings import Settings
+from reprise.engine.memory import machine
 from reprise.engine.model import weights_here
 from reprise.engine.model.convert import conversion, kept
 from reprise.engine.model.convert.conversion import convert
@@ -249,7 +250,7 @@ def test_weights_are_dequantised_where_drafts_gain_only_so_and_memory_and_disk_h
     """The model takes 4,460,000 bytes in bfloat16."""
     monkeypatch.setattr(conversion, "quantised_steps_gain", lambda: gains)
     monkeypatch.setattr(weights_here, "quantised_steps_gain", lambda: False)
-    monkeypatch.setattr(conversion, "usable_bytes", lambda: memory_bytes)
+    monkeypatch.setattr(machine, "usable_bytes", lambda: memory_bytes)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, free_bytes))
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
@@ -262,7 +263,9 @@ def test_weights_are_dequantised_where_drafts_gain_only_so_and_memory_and_disk_h
         assert ", so drafts cannot pay here; in bfloat16 they can: `reprise convert" in info["weights_note"]
     else:
         assert {array.dtype for array in mx.load(str(found / "model.safetensors")).values()} == {mx.bfloat16}
-        assert info["weights_note"].startswith("dequantised from Q6_K: with quantised weights MLX's CPU build")
+        assert info["weights_note"].startswith(
+            "dequantised from Q6_K: with quantised weights MLX's CPU build"
+        )
     loaded = load_model(str(found), "model", None).info
     assert loaded.weights_note == info["weights_note"]
 
@@ -270,7 +273,10 @@ def test_weights_are_dequantised_where_drafts_gain_only_so_and_memory_and_disk_h
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--dtype", "bfloat16"], "; with scales of bfloat16 each step takes many times as long as with float32; "),
+        (
+            ["--dtype", "bfloat16"],
+            "; with scales of bfloat16 each step takes many times as long as with float32; ",
+        ),
         (["--dtype", "float32"], " as for n steps, so drafts cannot pay here; in bfloat16 they can: "),
         (["--dequantize"], "reprise: dequantised from Q8_0: "),
     ],

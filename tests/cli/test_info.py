@@ -53,7 +53,9 @@ def test_the_table_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert "drafters suffix, ngram-mod, ngram-simple, draft-model" in lines
 
 
-def test_what_weights_mean_for_drafts_here_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_weights_mean_for_drafts_here_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     folder = write_random_model("llama", tmp_path / "model")
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {DEQUANTISED_FROM: "Q4_1"}))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import mlx_lm.utils
 
-from reprise.engine.memory.machine import usable_bytes
 from reprise.engine.model.convert import gguf_folder, mlx_folder
 from reprise.engine.model.convert.gguf_file import GgufFile, first_line, read_gguf
 from reprise.engine.model.convert.options import ConvertError, Options, Report
@@ -17,9 +16,6 @@ from reprise.engine.model.convert.sources import is_path
 from reprise.engine.model.hub.hub_cache import HubError
 from reprise.engine.model.hub.hub_download import RESERVED_BYTES, pull
 from reprise.engine.model.weights_here import quantised_steps_gain
-
-DEQUANTISED_SHARE = 0.5
-"""Share of the memory for models and caches that weights may take that are dequantised for drafts."""
 
 
 def convert(source: str, folder: Path, options: Options, report: Report) -> None:
@@ -81,15 +77,18 @@ def _write(path: Path, made: Path, options: Options, report: Report) -> None:
 def _suited(gguf: GgufFile, place: Path, options: Options) -> Options:
     """Return the options, with weights dequantised to bfloat16 where drafts gain only so.
 
-    That is done if nothing else was asked for, and the disk of place and the memory hold as much.
+    That is done if nothing else was asked for, and memory and the disk of place hold as much.
     """
     if not options.compact or options.bits or options.dtype or options.dequantize or quantised_steps_gain():
         return options
     whole = replace(options, compact=False, dequantize=True, dtype="bfloat16")
     needed = gguf_folder.bytes_needed(gguf, whole)
-    fits = needed <= DEQUANTISED_SHARE * usable_bytes()
     has_space = needed + RESERVED_BYTES <= shutil.disk_usage(place).free
-    return whole if fits and has_space and gguf_folder.main_quantisation(gguf) else options
+    return (
+        whole
+        if needed <= options.whole_bytes and has_space and gguf_folder.main_quantisation(gguf)
+        else options
+    )
 
 
 def _check_configured(folder: Path) -> None:

@@ -36,10 +36,10 @@ def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(home).expanduser() / "reprise" / "converted"
 
 
-def converted(source: str, show: Show, cache: Path | None = None) -> Path:
+def converted(source: str, show: Show, cache: Path | None = None, whole_bytes: int = 0) -> Path:
     """Return the folder of a converted model; the first call converts it.
 
-    source: a model that is_converted_first().
+    source: a model that is_converted_first(). whole_bytes: see Options.
 
     Raises ConvertError.
     """
@@ -51,7 +51,7 @@ def converted(source: str, show: Show, cache: Path | None = None) -> Path:
         shutil.rmtree(folder.parent, ignore_errors=True)
         try:
             with source_of(source, show, folder.parents[1]) as found:
-                _convert(Path(found), folder, show)
+                _convert(Path(found), folder, show, whole_bytes)
         except BaseException:
             shutil.rmtree(folder.parent, ignore_errors=True)
             raise
@@ -89,9 +89,9 @@ def source_of(source: str, show: Show, place: Path | None = None) -> Iterator[st
         yield str(gguf)
 
 
-def _convert(gguf: Path, folder: Path, show: Show) -> None:
+def _convert(gguf: Path, folder: Path, show: Show, whole_bytes: int) -> None:
     with show(f"converting {gguf.name}, once, into {folder}") as report:
-        convert(str(gguf), folder, Options(compact=True), report)
+        convert(str(gguf), folder, Options(compact=True, whole_bytes=whole_bytes), report)
 
 
 @contextmanager

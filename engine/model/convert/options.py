@@ -20,9 +20,9 @@ class Options:
 
     bits: quantise to 4 or 8 bits, in groups of group_size; None to quantise nothing. Quantised weights of a
         GGUF file that MLX can hold as they are stay so, unless they have more bits.
-    compact: quantise to 8 bits the weights that a GGUF file has quantised in a way that MLX does not know. On a
-        device that gains nothing from steps of several tokens with quantised weights, dequantise all to
-        bfloat16 instead, if memory and disk hold them.
+    compact: quantise to 8 bits the weights that a GGUF file has quantised in a way that MLX does not know. On
+        a device that gains nothing from steps of several tokens with quantised weights, dequantise all to
+        bfloat16 instead, if they take whole_bytes at most and the disk holds them.
     dequantize: write no quantised weights at all.
     dtype: the type of all weights that are not quantised, and of scales; None for the source's.
     adapter: folder of a LoRA adapter in mlx-lm's format to fuse with the model.
@@ -32,5 +32,6 @@ class Options:
     group_size: int = 64
     dtype: DType | None = None
     compact: bool = False
+    whole_bytes: int = 0
     dequantize: bool = False
     adapter: str | None = None
