@@ -228,19 +228,19 @@ def test_the_largest_model_of_the_list_that_fits_is_proposed(
         (
             8,
             True,
-            "a context of up to 40,960 tokens, for chats and edits; none of the list is for agents here, which ",
+            "up to 40,960 tokens, for chats and edits; none of the list is for agents here, which ",
             "reprise serve mlx-community/Qwen3-8B-4bit",
         ),
         (
             32,
             True,
-            "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit fits: about 16.0 GiB of weights, a context of ",
+            "Qwen3-Coder-30B-A3B-Instruct-4bit fits: about 16.0 GiB of weights, a context of ",
             "reprise serve mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit",
         ),
         (
             32,
             False,
-            "of weights, a context of up to 8,192 tokens, for trying chats; it errs often; none of the list is ",
+            "up to 8,192 tokens, for trying chats; it errs often; none of the list is ",
             "reprise serve smollm2",
         ),
     ],
