@@ -91,7 +91,7 @@ class CheckpointInfo:
     num_parameters: numbers that the weights stand for, those of heads in the same files among them.
     cache: None if it cannot be known without loading the model. drafters: draft types that the model allows.
     refused: the reasons why the model, or a head of it, would be refused.
-    weights_note: what the weights mean for drafts on this machine, in words; empty if there is nothing to say.
+    weights_note: what the weights mean for drafts on this machine, in words; empty if nothing is to be said.
     vectors, images: how the model makes vectors, and how it sees images, in words; empty if it does not.
     """
 

@@ -209,7 +209,7 @@ class Loop:
             if wake.wait(min(CALM_S, loading.due_in_s)):
                 return
         ready = [model.engine for model in self._known.list_all() if model.is_loaded and model.engine]
-        while not wake.is_set() and loading.due_in_s and any(engine.prepare() for engine in ready):
+        while not wake.is_set() and loading.due_in_s and any(engine.prepare(wake.is_set) for engine in ready):
             pass
         with station("idle"):
             wake.wait(loading.due_in_s)

@@ -144,6 +144,8 @@ def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo | None 
 
     can_draft: whether drafting works for the model at all. info: the loaded model's; None before that.
     """
+    if info and not info.is_tried:
+        return "later, once it was tried what this model can do, while nothing is asked"
     if not can_draft:
         return "off, this model does not support drafting"
     if settings.draft_type == "none":

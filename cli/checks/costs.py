@@ -70,8 +70,9 @@ def _check_age(count: int, age_s: float) -> Check:
 
 
 def _check_model(named: str, entry: Any, now_s: float) -> Check:
-    """Check the costs of one model. named: the model's name and a
-    colon, or "". entry: [rows, width, seconds, spread, measured_at] each.
+    """Check the costs of one model.
+
+    named: the model's name and a colon, or "". entry: [rows, width, seconds, spread, measured_at] each.
     """
     try:
         known = without_guesses({(rows, width): seconds for rows, width, seconds, *_ in entry})

@@ -5,6 +5,9 @@ import sys
 
 from reprise.cli.arguments import FailedError, failing
 from reprise.cli.models.convert import progress_bar
+from reprise.config.settings import Settings
+from reprise.engine.model.convert.sources import find_packaged
+from reprise.engine.models.converted import with_converted
 
 HELP = "Download a model from the hub, or continue where a download broke off."
 
@@ -21,17 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Download the model; return 0. Raises FailedError if the download fails or cannot be served."""
+    """Download the model; return 0. Raises FailedError if the download fails or cannot be served, ConvertError."""
     # Imported here so that other commands do not load the engine.
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from reprise.engine.model.convert.sources import find_packaged
     from reprise.engine.model.hub.hub_cache import HubError
     from reprise.engine.model.hub.hub_download import pull
 
     if find_packaged(arguments.name):
-        return _pull_packaged(arguments.name)
+        print(with_converted(Settings(model=arguments.name), progress_bar).model)
+        print(f"reprise: serve it with: reprise serve --model {arguments.name}", file=sys.stderr)
+        return 0
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with failing(HubError), Progress(*columns, console=Console(stderr=True)) as bar:
@@ -41,14 +45,4 @@ def run(arguments: argparse.Namespace) -> int:
     if found.fault:
         raise FailedError(f"{found.name} is downloaded, but cannot be served: {found.fault}")
     print(f"reprise: serve it with: reprise serve --model {found.name}", file=sys.stderr)
-    return 0
-
-
-def _pull_packaged(name: str) -> int:
-    from reprise.engine.model.convert.kept import converted
-    from reprise.engine.model.convert.options import ConvertError
-
-    with failing(ConvertError):
-        print(converted(name, progress_bar))
-    print(f"reprise: serve it with: reprise serve --model {name}", file=sys.stderr)
     return 0

@@ -335,24 +335,24 @@ FIRST_PROMPT_TOKENS: Mapping[str, int] = {
     "continue": 3_058,
     "aider": 1_652,
 }
-"""Tokens of an agent's prompt before the person's first word, in the bundled model's vocabulary of 4,096 tokens;
-measured (docs/agents.md)."""
+"""Tokens of an agent's prompt before the person's first word, in the bundled model's vocabulary of 4,096
+tokens. Measured: docs/agents.md."""
 
 TYPICAL_SHARE = 0.6
 """Tokens of the same prompts in a vocabulary of 49,152, relative to the bundled model's."""
 
 WANTED_TOKENS = 65_536
-"""The context that agents want at least: the first prompt, the files that they read, and their own answers."""
+"""The context that agents want at least: for the first prompt, files that they read, and their answers."""
 
 
 def explain_context(agent: str, model: ServedModel) -> str | None:
-    """Say that an agent's first prompt does not fit into a model's context; None if it does, or is not known."""
+    """Say that an agent's first prompt does not fit into a context; None if it does or is unknown."""
     share = 1.0 if model.name == BUNDLED_NAME else TYPICAL_SHARE
     needed = round(share * FIRST_PROMPT_TOKENS.get(agent, 0), -2)
     if needed < model.context_tokens:
         return None
     return (
-        f"{model.name} takes {model.context_tokens:,} tokens, prompt and answer together, and the first prompt "
-        f"of {agent} alone has about {needed:,.0f}: the server will refuse it. Agents want {WANTED_TOKENS:,} or "
-        "more; `reprise doctor` proposes a model"
+        f"{model.name} takes {model.context_tokens:,} tokens, prompt and answer together, and the first "
+        f"prompt of {agent} alone has about {needed:,.0f}: the server will refuse it. Agents want "
+        f"{WANTED_TOKENS:,} or more; `reprise doctor` proposes a model"
     )

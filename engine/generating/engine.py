@@ -14,24 +14,37 @@ from reprise.drafters.base import TableFileError
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.batch.stats import EngineStats
 from reprise.engine.generating.parked import ParkedWorker
-from reprise.engine.generating.setup import make_worker
+from reprise.engine.generating.setup import (
+    TRIALS_AT_START_S,
+    make_worker,
+    may_put_trials_off,
+    try_the_rest,
+)
 from reprise.engine.generating.worker import Worker
 from reprise.engine.interface.errors import ModelError, SharedTableError
 from reprise.engine.interface.events import Event, Failed, Sink
+from reprise.engine.interface.models import ModelInfo
 from reprise.engine.interface.request import GenerationRequest, Grammar
 from reprise.engine.interface.stations import station
-from reprise.engine.interface.status import EngineCounts
+from reprise.engine.interface.status import EngineCounts, sum_counts
 from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.model.findings import PutOffError
 from reprise.engine.model.loading import LoadedModel, StartProgress, make_draft_loader, make_loader
 from reprise.engine.models.making import Makers
 from reprise.engine.models.messages import STOPPING, Call, Cancel, Inbox, Message, Stop, Submit
-from reprise.engine.models.model_engine import ModelEngine
+from reprise.engine.models.model_engine import IsOver, ModelEngine
 from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.speculative import kept_acceptance, shared_table
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.heads.finding import find_given_head, find_head
 
 log = logging.getLogger("reprise.engine")
+
+PUT_OFF = (
+    "%s: trying what it can do takes longer than %g s; the rest is tried while nothing is asked. Until then "
+    "each row has a forward pass of its own, nothing is drafted and no prompt is kept"
+)
+"""What the log says of trials that were put off, with the model's name and the seconds."""
 
 
 class GeneratingEngine(ModelEngine):
@@ -49,6 +62,8 @@ class GeneratingEngine(ModelEngine):
         self._loaded: LoadedModel | None = None
         self._grammars: Grammars
         self._stats = EngineStats()
+        self._earlier = EngineCounts()
+        self._remake: Callable[[], None] | None = None
         self.table = TableOfModel(self)
 
     @property
@@ -83,7 +98,7 @@ class GeneratingEngine(ModelEngine):
 
     def counts(self) -> EngineCounts:
         """Return the engine's counts since the model was last loaded."""
-        counts = self._stats.counts()
+        counts = sum_counts([self._earlier, self._stats.counts()])
         return replace(counts, by_rank=self._ranks.count()) if self._ranks else counts
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
@@ -122,7 +137,7 @@ class GeneratingEngine(ModelEngine):
             raise ModelError(f"cannot load: {fault}") from fault
         for sequence in self.worker.live:
             worker.submit(sequence)
-        self.worker, self._stats = worker, worker.stats
+        self.worker, self._stats, self._earlier = worker, worker.stats, EngineCounts()
         self._about = loaded.info, loaded.tokenizer
         self.lifecycle.begin_ready()
 
@@ -139,11 +154,57 @@ class GeneratingEngine(ModelEngine):
             draft = self._load_draft(loading(settings.draft_model or "the draft model"))
         find = self._makers.find_head or partial(find_head, settings, given)
         makers = replace(self._makers, find_head=find)
-        worker = make_worker(loaded, draft, settings, makers, on_progress)
-        shared_table.restore(worker.proposers.sources, settings)
-        shared_table.restore_history(worker.proposers)
-        kept_acceptance.restore(worker.proposers.global_counts, self._acceptance_file(loaded))
+        findings, info = loaded.findings, loaded.info
+        findings.put_nothing_off()
+        if may_put_trials_off(loaded, draft, settings, makers):
+            findings.put_off_after(TRIALS_AT_START_S)
+        try:
+            worker = make_worker(loaded, draft, settings, makers, on_progress)
+        except ModelError:
+            if not findings.are_put_off:
+                raise
+            # What was taken for what is not known may be to blame.
+            findings.put_nothing_off()
+            loaded.info = info
+            worker = make_worker(loaded, draft, settings, makers, on_progress)
+        if findings.are_put_off:
+            log.warning(PUT_OFF, info.name, TRIALS_AT_START_S)
+            loaded.info = replace(loaded.info, is_tried=False)
+            self._remake = partial(self._make_again, loaded, info, makers)
+        self._restore(worker)
         return loaded, worker
+
+    def _restore(self, worker: Worker) -> None:
+        """Let drafters know what an earlier run learned."""
+        shared_table.restore(worker.proposers.sources, self.settings)
+        shared_table.restore_history(worker.proposers)
+        kept_acceptance.restore(worker.proposers.global_counts, self._acceptance_file(self._require_model()))
+
+    def _make_again(self, loaded: LoadedModel, info: ModelInfo, makers: Makers) -> None:
+        """Make the worker again, now that all is tried. Nothing may be running. info: as loaded."""
+        old = self.worker
+        assert isinstance(old, Worker)
+        before, loaded.info = loaded.info, info
+        old.proposers.work.finish()
+        if old.proposers.can_draft:
+            sources = old.proposers.sources
+            makers = replace(makers, make_sources=lambda _: sources)
+        try:
+            worker = make_worker(loaded, None, self.settings, makers, lambda _stage, _share: None)
+            if not old.proposers.can_draft:
+                self._restore(worker)
+        except ModelError as fault:
+            loaded.info = replace(before, is_tried=True)
+            log.warning("%s goes on as it is: %s", loaded.info.name, fault)
+            return
+        finally:
+            loaded.findings.put_nothing_off()
+        old.queue.prefix_lookup.kept.close()
+        self._earlier = sum_counts([self._earlier, self._stats.counts()])
+        self.worker, self._stats = worker, worker.stats
+        self._about = loaded.info, loaded.tokenizer
+        self.on_remade()
+        log.info("%s: all that it can do is tried; drafts, rows together and kept prompts are on", info.name)
 
     def unload(self) -> None:
         """See ModelEngine."""
@@ -194,9 +255,25 @@ class GeneratingEngine(ModelEngine):
             except BaseException as fault:
                 self.die(fault)
 
-    def prepare(self) -> bool:
+    def prepare(self, is_over: IsOver = lambda: False) -> bool:
         """Do a part of the work for idle times, such as measuring costs; return whether more may be left."""
-        return self._prepare_grammars() or self.worker.measure_costs()
+        return self._prepare_grammars() or self._try_rest(is_over) or self.worker.measure_costs()
+
+    @station("calibration")
+    def _try_rest(self, is_over: IsOver) -> bool:
+        """Make the trials that were put off, until it is over; return whether more may be left."""
+        if self._remake is None or self.worker.has_work:
+            return False
+        findings = self.loaded.findings
+        findings.is_over, findings.may_put_off = is_over, False
+        findings.on_try, findings.on_pass = (lambda _: None), (lambda _: None)
+        try:
+            try_the_rest(self.loaded, self.settings)
+        except PutOffError:
+            return True
+        remake, self._remake = self._remake, None
+        remake()
+        return True
 
     @station("grammars")
     def _prepare_grammars(self) -> bool:
@@ -220,8 +297,13 @@ class GeneratingEngine(ModelEngine):
 
         return explained
 
+    def _require_model(self) -> LoadedModel:
+        assert self._loaded
+        return self._loaded
+
     def _forget(self) -> None:
         """Let go of the model; its description and tokenizer stay."""
+        self._remake = None
         if self._loaded:
             self._loaded = replace(self._loaded, model=None)
 

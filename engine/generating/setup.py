@@ -11,11 +11,12 @@ from reprise.engine.batch.batch import Batch
 from reprise.engine.batch.device import Device
 from reprise.engine.generating.worker import Worker
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.models import ModelInfo
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.probes import kv_bits_fault
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.memory.budget import MemoryBudget
-from reprise.engine.memory.making import make_memory_budget
+from reprise.engine.memory.making import find_footprint, make_memory_budget
 from reprise.engine.model.loading import LoadedModel, Progress, StartProgress
 from reprise.engine.models.making import FindHead, Makers
 from reprise.engine.scheduler.checkpoints import Checkpoints
@@ -49,6 +50,9 @@ def flat_costs() -> StepCosts:
 
 PREFIX_CACHE_SHARE = 4
 """By default the prefix cache gets 1/PREFIX_CACHE_SHARE of the memory left after weights."""
+
+TRIALS_AT_START_S = 10.0
+"""Seconds of trials at the start; the rest is tried while nothing is asked."""
 
 TRIALS = {"sharing": 100, "rollback": 27, "footprint": 68, "prefix": 10}
 """The tokens that each trial of a model feeds it, in order, by the beginning of its finding's name. Together
@@ -86,9 +90,7 @@ def make_worker(
         log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     loaded.info = replace(loaded.info, batching=sharing.describe())
-    if note := loaded.info.weights_note:
-        cannot_pay = make_sources and loaded.info.dtype.endswith("-bit")
-        log.log(logging.WARNING if cannot_pay else logging.INFO, "%s: %s", loaded.info.name, note)
+    _log_weights(loaded.info, may_draft=make_sources is not None)
     _limit_sight(loaded, settings, sharing)
     head = _make_head_drafter(loaded, makers.find_head) if make_sources else None
     translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
@@ -139,16 +141,60 @@ def make_worker(
     return Worker(batch, queue, planner, proposers, calibrations, drafting)
 
 
-def _show_trials(progress: StartProgress, *models: LoadedModel) -> None:
-    """Let the models say how much of their trials is done, before each that is not known yet."""
+def _log_weights(info: ModelInfo, may_draft: bool) -> None:
+    """Log what a model's weights mean for drafts here; as a warning if drafts, which are on, cannot pay."""
+    if info.weights_note:
+        level = logging.WARNING if may_draft and info.dtype.endswith("-bit") else logging.INFO
+        log.log(level, "%s: %s", info.name, info.weights_note)
 
-    def show(stage: str, name: str) -> None:
+
+def may_put_trials_off(
+    loaded: LoadedModel, draft: LoadedModel | None, settings: Settings, makers: Makers
+) -> bool:
+    """Whether trials that take long may wait until nothing is asked; until then a row decodes by itself.
+
+    Not those on which more depends: a draft model, images, windows, exact widths, other machines, or costs
+    that are waited for or given.
+    """
+    needs_them = draft or loaded.sight or loaded.info.mask_token_id is not None or settings.exact
+    waits = makers.waits_for_costs or settings.recalibrate or makers.costs is not None or makers.ranks
+    return not (needs_them or waits)
+
+
+def try_the_rest(loaded: LoadedModel, settings: Settings) -> None:
+    """Make the trials that were put off. Raises PutOffError if they are to be left again."""
+    sharing = loaded.find_sharing(settings.kv_bits)
+    loaded.rollback_fault(settings.kv_bits, sharing)
+    find_footprint(loaded, settings.kv_bits, bool(sharing))
+    loaded.prefix_fault(settings.kv_bits)
+
+
+def _show_trials(progress: StartProgress, *models: LoadedModel) -> None:
+    """Let the models say how much of their trials is done, before each and after each of its passes."""
+    for one in models:
+        shown = _ShownTrials(partial(progress, f"Trying what {one.info.name} can do"))
+        one.findings.on_try, one.findings.on_pass = shown.begin, shown.add
+
+
+class _ShownTrials:
+    """Tells the share of the trials of a model that is done, by the tokens fed. progress: is told it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._num_fed = self._end = 0
+
+    def begin(self, name: str) -> None:
+        """Note that the trial of a finding begins."""
         if name.startswith(tuple(TRIALS)):
             before = takewhile(lambda tried: not name.startswith(tried), TRIALS)
-            progress(stage, sum(TRIALS[tried] for tried in before) / sum(TRIALS.values()))
+            self._num_fed = sum(TRIALS[tried] for tried in before)
+            self._end = self._num_fed + next(num for tried, num in TRIALS.items() if name.startswith(tried))
+            self.add(0)
 
-    for one in models:
-        one.findings.on_try = partial(show, f"Trying what {one.info.name} can do")
+    def add(self, num_tokens: int) -> None:
+        """Note that the present trial has fed tokens: of a model of another kind maybe more than most."""
+        self._num_fed = min(self._num_fed + num_tokens, self._end)
+        self._progress(self._num_fed / sum(TRIALS.values()))
 
 
 def _prepare_windows(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:

@@ -82,6 +82,7 @@ class ModelInfo:
     purpose: what the model is for. embedding: how it makes vectors or scores; None if it generates text.
     vision: how it sees images; None if it does not.
     weights_note: what its weights mean for drafts on the device, in words; empty if there is nothing to say.
+    is_tried: whether all that it can do was tried; if not, nothing is drafted until that was done.
     """
 
     name: str
@@ -111,6 +112,7 @@ class ModelInfo:
     embedding: EmbeddingInfo | None = None
     vision: VisionInfo | None = None
     weights_note: str = ""
+    is_tried: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ every operation and takes no more than they need. budget.py limits how far MLX m
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from reprise.engine.kv_cache.per_row import Caches, arrays_of, is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.rows import evaluate, make_batched_rows
@@ -28,6 +29,14 @@ RECURRENT_TOKENS = 256
 
 MASK_BYTES = 2
 """Of a mask, per token fed and token in the caches. The probes need none, rows of different lengths do."""
+
+FLOAT_BYTES, HELD_COPIES = 4, 3
+"""Bytes of a number, and copies of what a layer computes that are held at a time, where that is estimated."""
+
+HELD_EXPERTS, HELD_HEADS = 16, 128
+"""Experts that compute a token, and heads of a layer, at most."""
+
+Note = Callable[[int], None]
 
 Cells = Callable[[int], int]
 """Returns the slots times columns of the buffers of a sliding window of this many tokens."""
@@ -93,32 +102,23 @@ class Footprint:
         return ceil(num_fed * self.fed_bytes + num_seen * self.seen_bytes)
 
 
-def measure(model: Any, kv_bits: int | None = None, batched: bool = False) -> Footprint:
+def measure(
+    model: Any, kv_bits: int | None = None, batched: bool = False, note: Note = lambda _: None
+) -> Footprint:
     """Measure a model's footprint: feed a few tokens, and look at the caches and at MLX's peak memory.
 
-    batched: whether rows share a forward pass.
+    batched: whether rows share a forward pass. note: called after most forward passes with the tokens fed;
+        may raise.
     """
     caches = make_caches(model, kv_bits)
-    fixed_bytes, token_bytes, layer_bytes = 0, 0, 0
     trace_bytes = trace_token_bytes = 0
-    windows: dict[int, int] = {}
     with _tight_memory():
-        short, short_logits = _probe(model, caches)
-        for cache in leaves(caches):
-            num_bytes = sum(array.nbytes for array in arrays_of(cache))
-            keys = getattr(cache, "keys", None)
-            if keys is None:
-                fixed_bytes += 2 * num_bytes
-                continue
-            each = ceil(num_bytes / (keys[0] if isinstance(keys, tuple | list) else keys).shape[-2])
-            layer_bytes = max(layer_bytes, each)
-            if window := getattr(cache, "window", None) or getattr(cache, "max_size", None):
-                windows[window] = windows.get(window, 0) + each
-            else:
-                token_bytes += each
+        short, short_logits = _probe(model, caches, note)
+        kept = _count_kept(caches)
+        fixed_bytes = kept.fixed_bytes
         for cache in leaves(caches):
             _lengthen(cache, SEEN_TOKENS)
-        long, long_logits = _probe(model, caches)
+        long, long_logits = _probe(model, caches, note)
         # The logits may hide the growth. Without them the last layer's attention is not computed.
         growth = max(0, long - short, long_logits - short_logits)
         fed = short / PROBE_TOKENS
@@ -129,17 +129,56 @@ def measure(model: Any, kv_bits: int | None = None, batched: bool = False) -> Fo
             trace_bytes = fixed_bytes // 2
             if batched:
                 trace_bytes, trace_token_bytes = _trace_bytes(model, kv_bits)
-    return Footprint(
-        fixed_bytes,
-        token_bytes,
-        tuple((each, window) for window, each in windows.items()),
-        layer_bytes,
+    return replace(
+        kept,
         fed_bytes=ceil(fed),
         seen_bytes=growth / (PROBE_TOKENS * SEEN_TOKENS) + MASK_BYTES,
         logits_bytes=ceil(short_logits / PROBE_TOKENS),
         trace_bytes=trace_bytes,
         trace_token_bytes=trace_token_bytes,
     )
+
+
+def estimate(model: Any, kv_bits: int | None, vocab_size: int) -> Footprint:
+    """Estimate a model's footprint without computing anything: rather too much than too little.
+
+    What the caches keep is exact. A forward pass is taken to hold, of each layer, all that its matrices give.
+    """
+    caches = make_caches(model, kv_bits)
+    # Only shapes are read.
+    model(mx.ones((1, PROBE_TOKENS), mx.int32), cache=caches)
+    kept = _count_kept(caches)
+    flat: Any = tree_flatten(model.parameters())
+    matrices = [array for _, array in flat if array.ndim > 1]
+    outputs = sum(array.shape[-2] * (HELD_EXPERTS if array.ndim > 2 else 1) for array in matrices)
+    heads = getattr(getattr(model, "args", None), "num_attention_heads", None) or HELD_HEADS
+    return replace(
+        kept,
+        fed_bytes=HELD_COPIES * FLOAT_BYTES * outputs // max(1, len(caches)) + kept.fixed_bytes,
+        seen_bytes=HELD_COPIES * FLOAT_BYTES * heads + MASK_BYTES,
+        logits_bytes=HELD_COPIES * FLOAT_BYTES * vocab_size,
+        trace_bytes=kept.fixed_bytes // 2,
+    )
+
+
+def _count_kept(caches: Caches) -> Footprint:
+    """Return the bytes that caches keep, by the shapes of their arrays."""
+    fixed_bytes, token_bytes, layer_bytes = 0, 0, 0
+    windows: dict[int, int] = {}
+    for cache in leaves(caches):
+        num_bytes = sum(array.nbytes for array in arrays_of(cache))
+        keys = getattr(cache, "keys", None)
+        if keys is None:
+            fixed_bytes += 2 * num_bytes
+            continue
+        each = ceil(num_bytes / (keys[0] if isinstance(keys, tuple | list) else keys).shape[-2])
+        layer_bytes = max(layer_bytes, each)
+        if window := getattr(cache, "window", None) or getattr(cache, "max_size", None):
+            windows[window] = windows.get(window, 0) + each
+        else:
+            token_bytes += each
+    of_windows = tuple((each, window) for window, each in windows.items())
+    return Footprint(fixed_bytes, token_bytes, of_windows, layer_bytes)
 
 
 def _trace_bytes(model: Any, kv_bits: int | None) -> tuple[int, int]:
@@ -175,13 +214,15 @@ def _tight_memory() -> Iterator[None]:
         mx.set_memory_limit(before)
 
 
-def _probe(model: Any, caches: Caches) -> tuple[int, int]:
+def _probe(model: Any, caches: Caches, note: Note) -> tuple[int, int]:
     """Return the peak bytes of a forward pass over PROBE_TOKENS, without the logits and with them."""
-    for with_logits in (False, True):
-        # The first forward pass may have to grow the caches.
-        _forward_bytes(model, caches, 1, with_logits)
-    without, whole = (_forward_bytes(model, caches, PROBE_TOKENS, logits) for logits in (False, True))
-    return without, whole
+    found = []
+    # The first forward pass may have to grow the caches.
+    for num_tokens in (1, PROBE_TOKENS):
+        for with_logits in (False, True):
+            found.append(_forward_bytes(model, caches, num_tokens, with_logits))
+            note(num_tokens)
+    return found[2], found[3]
 
 
 def _forward_bytes(model: Any, caches: Caches, num_tokens: int, with_logits: bool = False) -> int:

@@ -14,7 +14,7 @@ from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.memory.demands import ModelMemory
 from reprise.engine.memory.estimate import STEADY_TOKENS, Estimator
-from reprise.engine.memory.footprint import Footprint, measure
+from reprise.engine.memory.footprint import Footprint, estimate, measure
 from reprise.engine.memory.machine import usable_bytes, wire_weights
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.speculative.draft_model.draft_prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
@@ -51,7 +51,7 @@ def make_memory_budget(
     weight_bytes = loaded.info.weight_bytes
     if loaded.room_bytes is not None:
         given = min(given, weight_bytes + loaded.room_bytes)
-    footprint = _find_footprint(loaded, settings.kv_bits, bool(sharing))
+    footprint = find_footprint(loaded, settings.kv_bits, bool(sharing))
     width = 1 + settings.num_draft_tokens * may_draft
     if loaded.info.can_decode_windows:
         # A step may settle the whole window, and the next one feeds that and a new window.
@@ -98,14 +98,15 @@ def make_memory_budget(
     return memory_budget
 
 
-def _find_footprint(loaded: LoadedModel, kv_bits: int | None, batched: bool) -> Footprint:
+def find_footprint(loaded: LoadedModel, kv_bits: int | None, batched: bool) -> Footprint:
     """Return the memory that a model needs besides its weights; measured unless it is known."""
     return loaded.findings.find(
         f"footprint, {kv_bits} bits, {'' if batched else 'not '}batched",
-        lambda: measure(loaded.model, kv_bits, batched),
+        lambda: measure(loaded.model, kv_bits, batched, loaded.findings.note_pass),
         lambda _: True,
         asdict,
         Footprint.of,
+        meanwhile=lambda: estimate(loaded.model, kv_bits, loaded.info.vocab_size),
     )
 
 
@@ -140,7 +141,7 @@ def _of_head(target: Footprint, head: HeadDrafter) -> ModelMemory:
 
 def _drafting_footprint(draft_model: DraftModel) -> Footprint:
     """Measure what a draft model needs, with the states that it keeps after drafted tokens."""
-    footprint = _find_footprint(draft_model.loaded, None, bool(draft_model.sharing))
+    footprint = find_footprint(draft_model.loaded, None, bool(draft_model.sharing))
     state_bytes = footprint.fixed_bytes // 2 if draft_model.sharing else 0
     return replace(footprint, trace_bytes=footprint.trace_bytes + MAX_LATER_STATES * state_bytes)
 

@@ -9,12 +9,15 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
+
+import mlx.core as mx
 
 from reprise.config.whole_file import read_object, remove_oldest, write_in_folder
 from reprise.engine.interface.models import ModelInfo
@@ -27,17 +30,33 @@ MAX_KEPT = 32
 _NAME = r"findings-[0-9a-f]{40}\.json"
 _ENGINE = Path(__file__).parents[1]
 
+NOT_TRIED = "what the model can do is still being tried"
+"""The fault of what was not tried yet."""
+
 Found = TypeVar("Found")
+
+
+class PutOffError(BaseException):
+    """A trial was left between two forward passes. No Exception: trials take those for what they found."""
 
 
 class Findings:
     """Findings about one model. path: the file that keeps them; None to keep none.
 
     on_try: called with a finding's name before its trial, which can take as long as many steps.
+    on_pass: called after each forward pass of a trial with the tokens that it fed.
+    is_over: asked before a trial, and after each of its passes, whether to leave it.
+    may_put_off: whether a trial that is left is put off, and something cautious taken for its finding until
+        then; else PutOffError is raised.
+    are_put_off: whether any trial was put off.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.on_try: Callable[[str], None] = lambda _: None
+        self.on_pass: Callable[[int], None] = lambda _: None
+        self.is_over: Callable[[], bool] = lambda: False
+        self.may_put_off = self.are_put_off = False
+        self._found: dict[str, Any] = {}
         self._path = path
         self._known: dict[str, Any] = {}
         if path is not None:
@@ -54,6 +73,32 @@ class Findings:
         digest = hashlib.sha256(repr((info.fingerprint, machine)).encode()).hexdigest()[:40]
         return cls(folder / f"findings-{digest}.json")
 
+    def put_off_after(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Put off the trials that are left so many seconds after the first began. clock: returns seconds."""
+        until: list[float] = []
+
+        def is_over() -> bool:
+            if not until:
+                until.append(clock() + seconds)
+            return clock() >= until[0]
+
+        self.is_over, self.may_put_off = is_over, True
+
+    def put_nothing_off(self) -> None:
+        """Let the trials to come take their time, and forget that any was put off."""
+        self.is_over, self.may_put_off, self.are_put_off = lambda: False, False, False
+        self._found.clear()
+
+    def watch(self, model: Any) -> Any:
+        """Return a model that computes each forward pass at once, and leaves the trial if that is due."""
+        return _Watched(model, self.note_pass)
+
+    def note_pass(self, num_tokens: int) -> None:
+        """Note a trial's forward pass over so many tokens. Raises PutOffError if the trial is to be left."""
+        self.on_pass(num_tokens)
+        if self.is_over():
+            raise PutOffError
+
     def find(
         self,
         name: str,
@@ -61,18 +106,34 @@ class Findings:
         is_kept: Callable[[Found], bool],
         encode: Callable[[Found], Any] = lambda found: found,
         decode: Callable[[Any], Found] = lambda known: known,
+        meanwhile: Callable[[], Found] | None = None,
     ) -> Found:
         """Return the finding of a name; if it is not known, make the trial.
 
         try_it: the trial, which returns the finding. is_kept: whether to keep it on disk. encode, decode: a
-            finding to JSON and back.
+            finding to JSON and back. meanwhile: makes what to take for it if the trial is put off; None if it
+            cannot be.
         """
         if name in self._known:
             # A file that another program wrote.
             with suppress(TypeError, ValueError):
                 return decode(self._known[name])
-        self.on_try(name)
-        found = try_it()
+        if name in self._found:
+            kept: Found = self._found[name]
+            return kept
+        try:
+            if meanwhile and self.is_over():
+                raise PutOffError
+            self.on_try(name)
+            found = try_it()
+        except PutOffError:
+            if meanwhile is None or not self.may_put_off:
+                raise
+            self.are_put_off = True
+            return meanwhile()
+        if self.are_put_off:
+            # Also a fault, until the rest is found.
+            self._found[name] = found
         if is_kept(found):
             self._known[name] = encode(found)
             self._write()
@@ -80,7 +141,7 @@ class Findings:
 
     def find_fault(self, name: str, try_it: Callable[[], str | None]) -> str | None:
         """Return why the model cannot do what `name` says; None if it can. try_it: returns the same."""
-        return self.find(name, try_it, lambda fault: fault is None)
+        return self.find(name, try_it, lambda fault: fault is None, meanwhile=lambda: NOT_TRIED)
 
     def _write(self) -> None:
         if self._path is None:
@@ -90,6 +151,22 @@ class Findings:
         except OSError as fault:
             log.warning("cannot write %s (%s); the next start tries the model again", self._path, fault)
         remove_oldest(self._path.parent, _NAME, MAX_KEPT)
+
+
+class _Watched:
+    """A model whose forward passes are computed at once. note: called after each with the tokens fed."""
+
+    def __init__(self, model: Any, note: Callable[[int], None]) -> None:
+        self._model, self._note = model, note
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, tokens: mx.array, *given: Any, **named: Any) -> Any:
+        logits = self._model(tokens, *given, **named)
+        mx.eval(logits)
+        self._note(tokens.size)
+        return logits
 
 
 @cache

@@ -79,20 +79,22 @@ class LoadedModel:
         """Find out which parts of a forward pass rows of different lengths can share; see probes.py."""
         return self.findings.find(
             f"sharing, {kv_bits} bits",
-            lambda: find_sharing(self.model, kv_bits),
+            lambda: find_sharing(self.findings.watch(self.model), kv_bits),
             lambda sharing: sharing >= Sharing.LAYERS,
             int,
             Sharing,
+            meanwhile=lambda: Sharing.NOTHING,
         )
 
     def rollback_fault(self, kv_bits: int | None, sharing: Sharing) -> str | None:
         """Explain why the model's caches cannot be rolled back; None if they can. See probes.py."""
-        try_it = partial(rollback_fault, self.model, kv_bits, sharing)
+        try_it = partial(rollback_fault, self.findings.watch(self.model), kv_bits, sharing)
         return self.findings.find_fault(f"rollback, {kv_bits} bits, {sharing.name}", try_it)
 
     def prefix_fault(self, kv_bits: int | None = None) -> str | None:
         """Explain why the model's caches cannot be cut into prefixes; None if they can. See probes.py."""
-        return self.findings.find_fault(f"prefix, {kv_bits} bits", partial(prefix_fault, self.model, kv_bits))
+        try_it = partial(prefix_fault, self.findings.watch(self.model), kv_bits)
+        return self.findings.find_fault(f"prefix, {kv_bits} bits", try_it)
 
 
 Progress = Callable[[float], None]

@@ -1,9 +1,9 @@
 """Say in words what quantised and dequantised weights mean on the device that MLX computes on.
 
-MLX's CPU build multiplies quantised weights token by token: a step of several tokens takes as long as as many
-steps of one, so no draft saves time there. In bfloat16 a step of one token takes about as long as with 4-bit
-weights, and one of 8 tokens about three times as long. With scales of 16 bits its kernels for quantised weights
-take many times as long as with scales of float32, whatever the width.
+MLX's CPU build multiplies quantised weights token by token: a step of several tokens takes as long as as
+many steps of one, so no draft saves time there. In bfloat16 a step of one token takes about as long as with
+4-bit weights, and one of 8 tokens about three times as long. With scales of 16 bits its kernels for quantised
+weights take many times as long as with scales of float32, whatever the width.
 """
 
 from collections.abc import Mapping

@@ -207,6 +207,17 @@ class Loads:
             model.used_at, model.keep_s = time.monotonic(), None
         log.info("loaded %s", model.name)
 
+        engine.on_remade = partial(self._note_remade, model, engine)
+
+    def _note_remade(self, model: ServedModel, engine: ModelEngine) -> None:
+        """Note the memory and the facts of a model whose worker was replaced."""
+        budget, old = engine.memory_budget, model.budget
+        assert budget is not None
+        budget.shared = self._memory
+        self._memory.holders = [budget if one is old else one for one in self._memory.holders]
+        with self._known.lock:
+            model.budget, model.info = budget, engine.info
+
     def _note_progress(self, model: ServedModel, stage: str, share: float) -> None:
         """Note how far a load is, and let others run for as long as it has taken since then."""
         if self._known.is_stopping:

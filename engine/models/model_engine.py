@@ -46,7 +46,8 @@ class ModelEngine(ABC):
 
     inbox: messages of other threads. lifecycle: whether the engine takes requests, and how many are live.
     attached: objects that the engine's users keep with it, until it ends.
-    worker: computes the requests; replaced at a load or an unload.
+    worker: computes the requests; replaced at a load or an unload, or once all is tried.
+    on_remade: called after the worker was replaced although the model stayed loaded.
     passes_on: whether another model runs next after each of this engine's steps.
 
     Methods from load() on are for the thread that owns MLX, any thread may call those before.
@@ -60,6 +61,7 @@ class ModelEngine(ABC):
         self.inbox = inbox
         self.lifecycle = Lifecycle(settings.max_rows + settings.max_queue)
         self.attached: dict[str, Any] = {}
+        self.on_remade: Callable[[], None] = lambda: None
         self._about: tuple[ModelInfo, Tokenizer] | None = None
 
     @property
@@ -159,8 +161,11 @@ class ModelEngine(ABC):
     def pause(self) -> None:
         """Wait for all steps in flight, before another model computes."""
 
-    def prepare(self) -> bool:
-        """Do a part of the preparations for idle times; return whether there may be more."""
+    def prepare(self, is_over: IsOver) -> bool:  # noqa: ARG002
+        """Do a part of the preparations for idle times; return whether there may be more.
+
+        is_over: asked within a part that takes long.
+        """
         return False
 
     def end(self, failed: Failed) -> None:

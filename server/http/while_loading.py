@@ -30,7 +30,7 @@ MAX_CONNECTIONS = 256
 
 
 class WhileLoading:
-    """Answers requests on a bound socket, from a thread of its own, from the first phase to the context's end.
+    """Answers requests on a bound socket, on a thread of its own, from the first phase to the context's end.
 
     GET /health gets the present phase of the start and its share done, as fields; any other request gets an
     error that names them. Keys and Host headers are checked as later. Connections that come between this and

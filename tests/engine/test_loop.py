@@ -57,7 +57,7 @@ class IdleEngine(ModelEngine):
         if isinstance(message, Call):
             message.perform()
 
-    def prepare(self) -> bool:
+    def prepare(self, is_over: Any) -> bool:  # noqa: ARG002
         self.num_measured += 1
         return False
 

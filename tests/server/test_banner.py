@@ -106,6 +106,12 @@ def test_the_banner_of_a_newcomer_has_words_and_no_settings(settings, said):
     assert "`reprise run`" in shown
 
 
+def test_the_banner_says_that_drafts_come_once_all_is_tried():
+    info = replace(FakeEngine().info, is_tried=False)
+    said = "later, once it was tried what this model can do, while nothing is asked"
+    assert describe_drafts(Settings(), False, info) == said
+
+
 def test_the_banner_says_what_weights_mean_for_drafts_here():
     info = replace(FakeEngine().info, weights_note="drafts cannot pay here")
     shown = banner(info, Served(("m",), "http://127.0.0.1:8000", "on", True, False))

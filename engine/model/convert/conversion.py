@@ -9,7 +9,6 @@ from pathlib import Path
 
 import mlx_lm.utils
 
-from reprise.engine.memory.machine import usable_bytes
 from reprise.engine.model.convert import gguf_folder, mlx_folder
 from reprise.engine.model.convert.gguf_file import GgufFile, first_line, read_gguf
 from reprise.engine.model.convert.options import ConvertError, Options, Report, Sizes
@@ -18,9 +17,6 @@ from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.hub.hub_cache import HubError
 from reprise.engine.model.hub.hub_download import RESERVED_BYTES, pull
 from reprise.engine.model.weights_here import quantised_steps_gain
-
-DEQUANTISED_SHARE = 0.5
-"""Share of the memory for models and caches that weights may take that are dequantised for drafts."""
 
 
 def convert(source: str, folder: Path, options: Options, report: Report) -> Sizes:
@@ -99,14 +95,14 @@ def _weight_bytes(folder: Path) -> int:
 def _suited(gguf: GgufFile, place: Path, options: Options) -> Options:
     """Return the options, with weights dequantised to bfloat16 where drafts gain only so.
 
-    That is done if it is asked for, and the disk of place and the memory hold as much.
+    That is done if memory and the disk of place hold as much.
     """
-    if not options.for_drafts or quantised_steps_gain():
+    if not options.whole_bytes or quantised_steps_gain():
         return options
     whole = replace(options, dequantize=True, dtype="bfloat16")
     needed = gguf_folder.bytes_needed(gguf, whole)
-    fits = needed <= DEQUANTISED_SHARE * usable_bytes()
     has_space = needed + RESERVED_BYTES <= shutil.disk_usage(place).free
+    fits = needed <= options.whole_bytes
     return whole if fits and has_space and gguf_folder.main_quantisation(gguf) else options
 
 

@@ -34,10 +34,10 @@ def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(home).expanduser() / "reprise" / "converted"
 
 
-def converted(source: str, show: Show, cache: Path | None = None) -> Path:
+def converted(source: str, show: Show, cache: Path | None = None, whole_bytes: int = 0) -> Path:
     """Return the folder of a converted model; the first call converts it.
 
-    source: a model that is_converted_first().
+    source: a model that is_converted_first(). whole_bytes: see Options.
 
     Raises ConvertError.
     """
@@ -49,7 +49,7 @@ def converted(source: str, show: Show, cache: Path | None = None) -> Path:
         shutil.rmtree(folder.parent, ignore_errors=True)
         try:
             with source_of(source, show, folder.parents[1]) as found:
-                options = Options(for_drafts=True, sampling=sampling_of(source))
+                options = Options(whole_bytes=whole_bytes, sampling=sampling_of(source))
                 _convert(Path(found), folder, options, show)
         except BaseException:
             shutil.rmtree(folder.parent, ignore_errors=True)

@@ -30,8 +30,9 @@ class Options:
     bits: quantise to 4 or 8 bits, in groups of group_size; None to quantise only what a GGUF file has
         quantised in a way that MLX does not know, to the next number of bits above its own. Quantised weights
         of such a file that MLX can hold as they are stay so, unless they have more bits.
-    for_drafts: dequantise a GGUF file's weights to bfloat16 where drafts gain only so: on a device that
-        gains nothing from steps of several tokens with quantised weights. Memory and disk must hold them.
+    whole_bytes: dequantise a GGUF file's weights to bfloat16 where drafts gain only so (on a device that
+        gains nothing from steps of several tokens with quantised weights), if they then take at most so many
+        bytes, and the disk holds them. 0: never.
     dequantize: write no quantised weights at all.
     dtype: the type of all weights that are not quantised, and of scales; None for the source's.
     adapter: folder of a LoRA adapter in mlx-lm's format to fuse with the model.
@@ -41,7 +42,7 @@ class Options:
     bits: int | None = None
     group_size: int = 64
     dtype: DType | None = None
+    whole_bytes: int = 0
     dequantize: bool = False
-    for_drafts: bool = False
     adapter: str | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from reprise.config.settings import Settings
 from reprise.engine.model.convert.options import Report
 
 Show = Callable[[str], AbstractContextManager[Report]]
@@ -68,19 +66,3 @@ def is_path(source: str) -> bool:
 def is_converted_first(source: str) -> bool:
     """Whether a model has to be converted before it is served: a GGUF file, or a model in a package."""
     return find_packaged(source) is not None or Path(source).is_file() or source.endswith(".gguf")
-
-
-def with_converted(settings: Settings, show: Show) -> Settings:
-    """Return the settings with converted folders in place of GGUF files and packaged models.
-
-    Converts each model that was not converted before. Raises ConvertError.
-    """
-    named = {"model": settings.model, "draft_model": settings.draft_model}
-    sources = {name: source for name, source in named.items() if source and is_converted_first(source)}
-    if not sources:
-        return settings
-    # Importing it takes seconds.
-    from reprise.engine.model.convert.kept import converted
-
-    folders: dict[str, Any] = {name: str(converted(source, show)) for name, source in sources.items()}
-    return replace(settings, **folders)

@@ -44,7 +44,7 @@ def free_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
 def free_forwards(monkeypatch: pytest.MonkeyPatch, free_sampling: None) -> None:  # noqa: ARG001
     """Only caches count, so that tests know to the byte what fits; and answers need little room to begin."""
 
-    def measure(model: Any, kv_bits: int | None = None, batched: bool = False) -> Footprint:
+    def measure(model: Any, kv_bits: int | None = None, batched: bool = False, *_: Any) -> Footprint:
         measured = footprint.measure(model, kv_bits, batched)
         return replace(measured, layer_bytes=0, fed_bytes=0, seen_bytes=0.0, logits_bytes=0)
 

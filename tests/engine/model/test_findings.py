@@ -59,7 +59,7 @@ def test_the_next_start_tries_nothing_and_finds_the_same(tmp_path: Path, tried: 
     second = start(tmp_path)
     assert tried == []
     assert second.info == first.info
-    footprints = [making._find_footprint(one, None, True) for one in (first, second)]
+    footprints = [making.find_footprint(one, None, True) for one in (first, second)]
     assert footprints[0] == footprints[1]
 
 
@@ -108,7 +108,7 @@ def test_a_start_tells_what_is_tried_and_how_much_of_it_is_done_by_the_tokens_fe
     make_worker(loaded, None, settings, Makers(make_sources=lambda _: None, costs=flat_costs()), note)
     assert {stage for stage, _, _ in told} == {"Trying what llama can do"}
     assert [share for _, share, _ in told] == [num_fed / loaded.model.num_fed for _, _, num_fed in told]
-    assert len(told) == len(TRIALS)
+    assert len(told) == len(TRIALS) + 35, "before each trial, and after each of its forward passes"
 
 
 @pytest.mark.parametrize("changes", [{"fingerprint": "another"}, {"device": "another"}])

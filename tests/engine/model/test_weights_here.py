@@ -1,4 +1,4 @@
-"""Quantised weights, and weights dequantised for drafts, are said to be so where that decides about drafts."""
+"""What quantised and dequantised weights mean for drafts is said where that depends on the device."""
 
 import logging
 from dataclasses import replace
@@ -14,6 +14,7 @@ from reprise.engine.models.making import Makers
 from tests.engine.support import make_loaded
 
 COST = "with quantised weights MLX's CPU build takes as long for a step of n tokens as for n steps"
+SLOW = "each step takes many times as long as with float32"
 PAYS = "; in bfloat16 they can: `reprise convert MODEL DIR --dequantize --dtype bfloat16`"
 
 
@@ -25,8 +26,7 @@ PAYS = "; in bfloat16 they can: `reprise convert MODEL DIR --dequantize --dtype 
         (
             {"quantization_config": {"bits": 8}},
             "bfloat16",
-            f"{COST}, so drafts cannot pay here; with scales of bfloat16 each step takes many times as long as "
-            f"with float32{PAYS}",
+            f"{COST}, so drafts cannot pay here; with scales of bfloat16 {SLOW}{PAYS}",
             "",
         ),
         (

@@ -85,7 +85,7 @@ def test_a_server_answers_while_its_engine_starts(bound, monkeypatch):
 def test_models_are_prepared_once_the_port_is_bound(monkeypatch, capsys):
     told = []
 
-    def prepare(settings, tell):
+    def prepare(_, tell):
         tell("Loading m", 0.42)
         told.append(httpx.get(f"http://127.0.0.1:{port}/health").json())
         return Settings(model="/no/such/model", port=port)

@@ -3,7 +3,7 @@
 import pytest
 
 from reprise.config.agents.config_file import render
-from reprise.config.agents.known import AGENTS
+from reprise.config.agents.known import AGENTS, FIRST_PROMPT_TOKENS, explain_context
 from reprise.config.agents.served_model import ServedModel
 from reprise.server.metrics.recent_requests import MAX_REQUESTS
 from tests.server.fake_engine import fail_midway
@@ -64,7 +64,9 @@ async def test_agents_get_what_the_command_prints(client, engine, model):
         assert one["files"] == [
             {"path": f"~/{file.path}", "text": render(file, None)} for file in expected.files
         ]
-        assert one["notes"] == list(expected.notes)
+        # Its context is smaller than the first prompt of these.
+        warned = [explain_context(one["name"], served)] if one["name"] in FIRST_PROMPT_TOKENS else []
+        assert one["notes"] == [*expected.notes, *warned]
 
 
 async def test_the_key_of_a_client_is_not_repeated(client):
