@@ -97,7 +97,10 @@ class Sequence:
     ) -> "Sequence":
         """Make the sequence of a new request; its tokens are the prompt's. Raises GrammarError."""
         text = Detokenizer(tokenizer, request.stop)
-        matcher = make_matcher(grammars, request.grammar, tokenizer.vocab_size) if request.grammar else None
+        matcher = None
+        # In a window, tokens after a trigger may be filled in before it.
+        if request.grammar and not (request.grammar.trigger is not None and request.window_settings):
+            matcher = make_matcher(grammars, request.grammar, tokenizer.vocab_size)
         tokens = keys = list(request.prompt)
         if request.images:
             keys = prompt_keys(tokens, request.images, tokenizer.vocab_size)
@@ -227,7 +230,7 @@ class Sequence:
             self.keys += self.tokens[num_before:]
         if self.drafts:
             self.drafts.observe(self.tokens[num_before:], draft, num_verified)
-        if self.matcher:
+        if self.matcher is not None:
             self.matcher.commit(self.tokens[num_before:])
         if (text := "".join(texts)) or logprobs:
             usage = self.usage(has_origins=False) if self.request.reports_usage else None
@@ -330,6 +333,9 @@ class Sequence:
     def _finish(self, reason: FinishReason) -> None:
         if not self.text.stopped and (rest := self.text.finish()):
             self.sink(Delta(rest, origins=((rest, PLAIN),) if self.request.reports_origins else ()))
+        if self.is_loop and self.matcher and not self.matcher.is_complete:
+            # What a grammar began and has not ended was cut off.
+            reason = "length"
         # The rest may complete a stop string.
         reason = "stop" if self.text.stopped else reason
         self._end(

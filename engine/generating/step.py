@@ -22,6 +22,8 @@ from reprise.engine.batch.stats import EngineStats
 from reprise.engine.batch.step_error import StepError
 from reprise.engine.interface.stations import station
 from reprise.engine.sampling.logprobs import Likelihood, measure
+from reprise.engine.sampling.sampler import Draw
+from reprise.engine.sampling.thinking_budget import triggered_matcher
 from reprise.engine.speculative import verify
 from reprise.engine.speculative.draft_model.costs import DraftWork
 from reprise.engine.speculative.planning.accounts import Verified
@@ -72,8 +74,9 @@ class Decoder:
         """Choose between a plain step and the verification of drafts.
 
         A grammar must see a token before it can mask the next one, so with a grammar in the batch every step
-        is fetched before the next: a verification step, though it may have no drafts to verify. While a
-        row decodes in windows, every step is a verification step too.
+        is fetched before the next: a verification step, though it may have no drafts to verify. A grammar of
+        calls alone needs that only within a call. While a row decodes in windows, every step is a
+        verification step too.
         """
         members, start = self._batch.members, time.perf_counter()
         drafting = [s for s in members if not s.window]
@@ -88,7 +91,7 @@ class Decoder:
         self._stats.num_plain_probes = self._planner.num_plain_probes
         has_windows = len(drafting) < len(members)
         if not inputs:
-            if not has_windows and not [s for s in drafting if s.matcher]:
+            if not has_windows and not [s for s in drafting if s.matcher and not s.matcher.may_run_ahead]:
                 return PLAIN_STEP
             inputs = without_drafts(drafting)
         if has_windows:
@@ -142,7 +145,8 @@ class Decoder:
         with batch.tapping() as tapped:
             logits = batch.rows.forward(newest[:, None])[:, -1]
         states = batch.hand_over(tapped, [1] * len(batch.members))
-        tokens = sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in batch.members])
+        draws = _draws_ahead(newest, [s if s in ahead else None for s in batch.members])
+        tokens = sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in batch.members], draws)
         measured = measure(logits, tokens, [s.request.top_logprobs for s in batch.members])
         self._device.dispatch_step(Step(list(batch.members), tokens, measured, self.has_drafted), states)
         self.has_drafted = False
@@ -298,6 +302,25 @@ class Decoder:
             self.num_commits += 1
         except Exception as fault:
             sequence.fail_with(fault)
+
+
+def _draws_ahead(newest: mx.array, ahead: SequenceOf[Sequence | None]) -> list[Draw] | None:
+    """Return the draws behind tokens in flight: limited to what a call begins with, where one begins a call.
+
+    newest: (rows,) the last tokens. ahead: (rows,) sequences whose last token is in flight; None for others.
+    Returns None if there is nothing to limit. A fault in a grammar ends its sequence only.
+    """
+    masks: dict[int, mx.array] = {}
+    for row, sequence in enumerate(ahead):
+        if sequence is None or sequence.ended:
+            continue
+        if (matcher := triggered_matcher(sequence.matcher)) is None or not matcher.may_run_ahead:
+            continue
+        try:
+            masks[row] = mx.logical_or(newest[row] != matcher.trigger, matcher.first_mask())
+        except Exception as fault:
+            sequence.fail_with(fault)
+    return [Draw(row, mask=masks.get(row)) for row in range(len(ahead))] if masks else None
 
 
 def _cut_by_grammar(sequence: Sequence, row_input: RowInput) -> RowInput:

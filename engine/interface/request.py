@@ -115,12 +115,15 @@ class Grammar:
     kind: what the field text holds: a JSON schema, a regular expression, or a grammar in Lark's syntax, as
         llguidance reads each; or "any", for a thinking budget alone.
     thinking: the budget of the reasoning; None for no limit.
+    trigger: the token that begins a tool call, if the grammar is that of a call, from this token until it is
+        complete, and all other text is free; None if the grammar is that of the whole answer.
     compiled: the compiled form, which only the engine reads; None before Engine.compile_grammar().
     """
 
     kind: Literal["json_schema", "regex", "lark", "any"]
     text: str
     thinking: ThinkingBudget | None = None
+    trigger: int | None = None
     compiled: Any = field(default=None, compare=False, repr=False)
 
 

@@ -118,7 +118,7 @@ class Grammars:
         """Return the grammar, compiled, which may take long. Raises GrammarError if it cannot be used."""
         if grammar.compiled is not None:
             return grammar
-        text = replace(grammar, thinking=None)
+        text = replace(grammar, thinking=None, trigger=None)
         return replace(grammar, compiled=ANY if grammar.kind == "any" else self._find(text))
 
     def matcher(self, grammar: Grammar) -> "Matcher":
@@ -265,6 +265,16 @@ class Matcher:
         self._budget = budget
         self._masks_s: list[float] = []
 
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether the next step may be dispatched before the token of this one is known."""
+        return False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing but the end of the answer may follow."""
+        return bool(self._matcher.is_stopped())
+
     def commit(self, tokens: Sequence[int]) -> None:
         """Advance by tokens of the answer.
 
@@ -280,6 +290,11 @@ class Matcher:
         if not is_allowed:
             self._raise_error("the answer does not match its grammar")
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the grammar lets the answer end here."""
+        return bool(self._matcher.is_accepting())
+
     def forced_tokens(self) -> list[int]:
         """Return the tokens that must come next; often there are none, and never if the grammar is slow."""
         if self._matcher.is_stopped() or not self._budget.has_time_for_drafts:
@@ -292,13 +307,23 @@ class Matcher:
 
         Returns 0 if the grammar is slow.
         """
+        return self.count_valid(tokens) if self._budget.has_time_for_drafts else 0
+
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        """Count the leading tokens that the grammar allows, however slow it is; none that end the answer."""
         before_end = list(takewhile(lambda token: token not in self._eos_ids, tokens))
-        if not before_end or not self._budget.has_time_for_drafts:
+        if not before_end:
             return 0
         with self._watch:
             return self._matcher.validate_tokens(before_end)
 
-    def masks(self, drafted: Sequence[int] = ()) -> list[Mask]:
+    def allows_only_end(self, mask: "Mask | None") -> bool:
+        """Return whether a mask allows nothing but tokens that end the answer."""
+        return mask is not None and np.count_nonzero(mask) == sum(
+            bool(mask[token]) for token in self._eos_ids
+        )
+
+    def masks(self, drafted: Sequence[int] = ()) -> list[Mask | None]:
         """Return the mask of the next token and of the token after each drafted one: (k + 1,) masks.
 
         There are fewer if computing them exceeds the budget; the rest of the draft must be dropped then.
@@ -307,7 +332,7 @@ class Matcher:
         Raises GrammarCostError if the grammar exceeds a limit or the answer its budget.
         """
         self._budget.check()
-        masks = [self._mask()]
+        masks: list[Mask | None] = [self._mask()]
         self._masks_s = [self._watch.last_s]
         num_walked = 0
         for token in drafted:

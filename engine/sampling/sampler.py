@@ -204,9 +204,12 @@ class Sampler:
             found = (self._rows[draw.row].bias_at(position) for draw, position in pairs_at)
             logits = logits + mx.stack([bias for bias in found if bias is not None])
         if needs.mask:
-            masks = np.stack([draw.mask for draw in draws if draw.mask is not None])
+            given = [draw.mask for draw in draws if draw.mask is not None]
+            on_host = [mask for mask in given if not isinstance(mask, mx.array)]
+            whole = len(on_host) == len(given)
+            masks = mx.array(np.stack(on_host)) if whole else mx.stack([mx.array(mask) for mask in given])
             # inf where a token is allowed, else -inf. Not where(), as in Penalties.apply().
-            logits = mx.minimum(logits, (mx.array(masks).astype(mx.float32) - 0.5) * mx.inf)
+            logits = mx.minimum(logits, (masks.astype(mx.float32) - 0.5) * mx.inf)
         return logits
 
     def _noise(self, rows: Sequence[int], positions: Sequence[int], size: int) -> mx.array:
@@ -221,12 +224,13 @@ class Draw:
     """One token to draw.
 
     row: index of its row. drafted: drafted tokens between the committed ones and this one.
-    mask: (vocabulary,) True where a token is allowed; None if all are.
+    mask: (vocabulary,) True where a token is allowed; None if all are. On the device if it depends on a token
+        in flight.
     """
 
     row: int
     drafted: Sequence[int] = ()
-    mask: NDArray[np.bool_] | None = None
+    mask: NDArray[np.bool_] | mx.array | None = None
 
 
 def _dense_bias(sampling: Sampling, vocab_size: int, forbidden: Collection[int]) -> mx.array | None:

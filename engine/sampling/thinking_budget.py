@@ -10,6 +10,7 @@ import numpy as np
 
 from reprise.engine.interface.request import Grammar, ThinkingBudget
 from reprise.engine.sampling.grammar import Grammars, Mask, Matcher
+from reprise.engine.sampling.triggered import TriggeredMatcher
 from reprise.engine.text.markers import ends_with
 
 
@@ -31,12 +32,27 @@ class _Position:
 def make_matcher(grammars: Grammars, grammar: Grammar, vocab_size: int) -> Matcher:
     """Make a matcher for an empty answer, which holds its reasoning to the budget if there is one.
 
+    With a trigger only what follows that token is held to the grammar.
+
     Raises GrammarError if the grammar cannot be used.
     """
     if grammar.thinking is None:
-        return grammars.matcher(grammar)
-    inner = None if grammar.kind == "any" else grammars.matcher(grammar)
+        return _without_budget(grammars, grammar)
+    inner = None if grammar.kind == "any" else _without_budget(grammars, grammar)
     return BudgetedMatcher(grammar.thinking, inner, vocab_size)
+
+
+def _without_budget(grammars: Grammars, grammar: Grammar) -> Matcher:
+    if grammar.trigger is None:
+        return grammars.matcher(grammar)
+    return TriggeredMatcher(grammar.trigger, lambda: grammars.matcher(grammar))
+
+
+def triggered_matcher(matcher: Matcher | None) -> TriggeredMatcher | None:
+    """Return the part of a matcher that holds only calls to a grammar; None if it has none."""
+    if isinstance(matcher, BudgetedMatcher):
+        matcher = matcher.inner
+    return matcher if isinstance(matcher, TriggeredMatcher) else None
 
 
 class BudgetedMatcher(Matcher):
@@ -47,27 +63,37 @@ class BudgetedMatcher(Matcher):
 
     def __init__(self, budget: ThinkingBudget, inner: Matcher | None, vocab_size: int) -> None:
         self._thinking = budget
-        self._inner = inner
+        self.inner = inner
         self._vocab_size = vocab_size
         self._longest = max(len(budget.start), len(budget.end), 1)
         self._position = _Position(budget.is_open)
 
     def __bool__(self) -> bool:
-        return self._inner is not None or not self._position.is_over
+        return self.inner is not None or not self._position.is_over
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Advance by tokens of the answer. Raises as Matcher.commit()."""
         for token in tokens:
             self._position = self._after(self._position, token)
-        if self._inner is not None:
-            self._inner.commit(tokens)
+        if self.inner is not None:
+            self.inner.commit(tokens)
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether the next step may be dispatched before the token of this one is known."""
+        return self._position.is_over and self.inner is not None and self.inner.may_run_ahead
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the grammar lets the answer end here."""
+        return self.inner is None or self.inner.is_complete
 
     def forced_tokens(self) -> list[int]:
         """Return the tokens that must come next; often there are none."""
         position = self._position
         if self._forced(position) is not None:
             return list(self._thinking.end[position.num_forced :])
-        return [] if self._inner is None else self._inner.forced_tokens()
+        return [] if self.inner is None else self.inner.forced_tokens()
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
         """Count the leading tokens that budget and grammar allow."""
@@ -77,14 +103,12 @@ class BudgetedMatcher(Matcher):
                 break
             position = self._after(position, token)
             count += 1
-        return count if self._inner is None else self._inner.count_allowed(list(tokens)[:count])
+        return count if self.inner is None else self.inner.count_allowed(list(tokens)[:count])
 
-    def masks(self, drafted: Sequence[int] = ()) -> list[Mask]:
+    def masks(self, drafted: Sequence[int] = ()) -> list[Mask | None]:
         """Return the mask of the next token and of the token after each drafted one. See Matcher.masks()."""
-        if self._inner is None:
-            masks = [np.ones(self._vocab_size, np.bool_) for _ in range(len(drafted) + 1)]
-        else:
-            masks = self._inner.masks(drafted)
+        free: list[Mask | None] = [None] * (len(drafted) + 1)
+        masks = free if self.inner is None else self.inner.masks(drafted)
         position = self._position
         for index, mask in enumerate(masks):
             forced = self._forced(position)
@@ -92,7 +116,7 @@ class BudgetedMatcher(Matcher):
                 only = np.zeros(self._vocab_size, np.bool_)
                 only[forced] = True
                 # Where a grammar does not allow the marker, the reasoning goes on until it does.
-                masks[index] = only if mask[forced] else mask
+                masks[index] = only if mask is None or mask[forced] else mask
             if index < len(drafted):
                 position = self._after(position, drafted[index])
         return masks

@@ -57,8 +57,8 @@ class RowInput:
     position: absolute index of the first token to be sampled: the number of committed tokens.
     num_wanted: tokens that the draft model is still to draft for this row, in the target's vocabulary.
     num_to_draft: tokens that the draft model drafts for these, in its own vocabulary.
-    masks: (k + 1,) which tokens the grammar allows at each drafted position and after the draft; empty
-        without a grammar.
+    masks: (k + 1,) which tokens the grammar allows at each drafted position and after the draft, None where
+        it allows all; empty without a grammar.
     mask_tokens: mask tokens to feed behind the draft; the target's predictions there are the next drafts.
     """
 
@@ -68,7 +68,7 @@ class RowInput:
     source: Draft = NO_DRAFT
     num_wanted: int = 0
     num_to_draft: int = 0
-    masks: Sequence[Mask] = ()
+    masks: Sequence[Mask | None] = ()
     mask_tokens: Sequence[int] = ()
 
     @property

@@ -68,7 +68,7 @@ class Window:
             next_filled, next_hole = next_filled + bool(place), next_hole + (place is None)
         return ranks
 
-    def draws(self, row: int, masks: Sequence[Mask]) -> list[Draw]:
+    def draws(self, row: int, masks: Sequence[Mask | None]) -> list[Draw]:
         """Return a draw for each hole; penalties count the tokens filled in to its left.
 
         masks: the grammar's mask of the first hole; empty without a grammar.

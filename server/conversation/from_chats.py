@@ -5,6 +5,7 @@ from typing import Any
 
 from reprise.server.conversation.model import Call, Json, Message, Role
 from reprise.server.conversation.parts import arguments_of, as_string, note_unknown, parts_of
+from reprise.server.errors import bad_field
 from reprise.server.validation.notes import Notes
 
 ROLES: dict[Any, Role] = {
@@ -29,7 +30,26 @@ def from_chats(messages: Iterable[Any], path: str, notes: Notes) -> list[Message
 
     path: the path of the messages' array in the request, for errors and notes.
     """
-    return [chat_message(given, f"{path}[{index}]", notes) for index, given in enumerate(messages)]
+    made = []
+    for index, given in enumerate(messages):
+        check_message(given, f"{path}[{index}]")
+        made.append(chat_message(given, f"{path}[{index}]", notes))
+    return made
+
+
+def check_message(given: Any, at: str) -> None:
+    """Refuse what is no message, nor the text of one: a fault of the client, which an answer would hide.
+
+    at: the message's path in the request. Raises BadRequestError.
+    """
+    if isinstance(given, str):
+        return
+    if not isinstance(given, dict):
+        raise bad_field(at, "must be an object with a role and content", "invalid_type")
+    if all(given.get(key) is None for key in _KNOWN):
+        raise bad_field(at, "has neither a role nor content; send both", "missing_required_parameter")
+    if not isinstance(given.get("role"), str | None):
+        raise bad_field(f"{at}.role", "must be a string", "invalid_type")
 
 
 def chat_message(given: Any, at: str, notes: Notes) -> Message:

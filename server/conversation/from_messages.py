@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reprise.server.conversation.from_chats import chat_message, named
+from reprise.server.conversation.from_chats import chat_message, check_message, named
 from reprise.server.conversation.model import Call, Media, Message, Part, Role
 from reprise.server.conversation.parts import arguments_of, as_string, note_unknown, part_of, parts_of
 from reprise.server.validation.notes import Notes
@@ -20,6 +20,7 @@ def from_messages(messages: Iterable[Any], path: str, notes: Notes) -> list[Mess
     made: list[Message] = []
     for index, given in enumerate(messages):
         at = f"{path}[{index}]"
+        check_message(given, at)
         role = given.get("role") if isinstance(given, dict) else None
         if role not in _ROLES:
             notes.understood(f"{at}.role", "must be 'user', 'assistant' or 'system'")

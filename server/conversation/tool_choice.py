@@ -54,8 +54,8 @@ def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> Too
     if not isinstance(given, dict):
         phrase = "must be 'none', 'auto', 'required' or an object that names a tool"
         raise bad_field(path, phrase, "invalid_value" if isinstance(given, str) else "invalid_type")
-    if kind is None and "name" in given:
-        kind = "function"
+    if kind is None:
+        kind = _kind_of(given)
     if kind in _NAMED:
         name = _name(given, path)
         return _with_parallel(ToolChoice("required", (name,), True), given)
@@ -66,6 +66,14 @@ def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> Too
         return ToolChoice()
     phrase = "must be 'auto', 'none', 'required', 'function', 'custom' or 'allowed_tools'"
     raise bad_field(f"{path}.type", phrase, "invalid_value")
+
+
+def _kind_of(given: Json) -> str | None:
+    """Return the type of a choice without one, by what it holds; None if it names no tool."""
+    if isinstance(given.get("allowed_tools"), dict):
+        return "allowed_tools"
+    names_tool = isinstance(given.get("name"), str) or any(isinstance(given.get(k), dict) for k in _NAMED)
+    return "function" if names_tool else None
 
 
 def _is_own(given: Any, api: str) -> bool:

@@ -14,6 +14,7 @@ from reprise.server.errors import bad_field, shortened
 from reprise.server.tool_formats.free_text import input_schema
 from reprise.server.tool_formats.json_lark import escape_lark
 from reprise.server.validation.constraints.json_schema import MAX_SCHEMA_BYTES, check_schema
+from reprise.server.validation.constraints.json_schema_nodes import with_null_types
 from reprise.server.validation.constraints.lark import check_lark
 from reprise.server.validation.constraints.regex import check_regex
 from reprise.server.validation.constraints.relaxed_schema import relaxations
@@ -223,6 +224,11 @@ def function_name(namespace: str | None, name: str) -> str:
     return full
 
 
+def of_tool(tool: Tool) -> str:
+    """Return the words that name the tool which a path such as tools[0].function.parameters belongs to."""
+    return f"of the tool '{shortened(tool.own_name or tool.name)}'"
+
+
 def check_enforced(tools: Iterable[Tool]) -> None:
     """Refuse tools whose schemas must be enforced but cannot be. Raises BadRequestError.
 
@@ -232,11 +238,13 @@ def check_enforced(tools: Iterable[Tool]) -> None:
     num_bytes = 0
     for tool in tools:
         try:
-            schema = tool.parameters if tool.strict else next(relaxations(tool.parameters)).schema
+            given = tool.parameters
+            schema = with_null_types(given) if tool.strict else next(relaxations(given)).schema
             num_bytes += len(check_schema(schema))
         except PydanticCustomError as fault:
             context = fault.context or {}
-            raise bad_field(f"{tool.at}{context.get('at', '')}", str(context["phrase"]), fault.type) from None
+            phrase = f"{of_tool(tool)} {context['phrase']}"
+            raise bad_field(f"{tool.at}{context.get('at', '')}", phrase, fault.type) from None
     if num_bytes > MAX_ENFORCED_BYTES:
         phrase = (
             f"have {num_bytes} bytes of schemas to enforce; at most {MAX_ENFORCED_BYTES} are allowed. "
@@ -248,4 +256,4 @@ def check_enforced(tools: Iterable[Tool]) -> None:
 def check_enforced_in_full(tools: Sequence[Tool]) -> None:
     """Refuse tools whose schemas cannot be enforced in full. Raises PydanticCustomError."""
     for tool in tools:
-        check_schema(tool.parameters)
+        check_schema(with_null_types(tool.parameters))

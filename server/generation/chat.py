@@ -9,10 +9,14 @@ from pydantic_core import PydanticCustomError, to_json
 
 from reprise.engine.interface.request import Grammar
 from reprise.server.conversation.model import Tool
-from reprise.server.conversation.tools import check_enforced_in_full
+from reprise.server.conversation.tools import MAX_ENFORCED_BYTES, check_enforced_in_full, of_tool
 from reprise.server.errors import BadRequestError
 from reprise.server.fair_queue import beside, client_of
-from reprise.server.generation.engine_requests.chat_grammar import chat_grammar, with_budget
+from reprise.server.generation.engine_requests.chat_grammar import (
+    chat_grammar,
+    optional_calls,
+    with_budget,
+)
 from reprise.server.generation.engine_requests.choices import Prompts
 from reprise.server.generation.engine_requests.grammars import json_grammar
 from reprise.server.generation.prompts.chat_prompt import ChatPrompt
@@ -28,7 +32,9 @@ from reprise.server.requests.chat import ChatRequest
 from reprise.server.tool_formats.bare_calls import bare_calls
 from reprise.server.tool_formats.call_readers import make_reader
 from reprise.server.tool_formats.formats import find_format
+from reprise.server.tool_formats.grammar import UnenforceableError
 from reprise.server.validation.constraints.json_schema import check_schema
+from reprise.server.validation.constraints.json_schema_nodes import with_null_types
 from reprise.server.validation.constraints.relaxed_schema import RelaxedSchema, modern
 
 MAX_RELAXED = 128
@@ -62,6 +68,8 @@ async def answer_chat(
         return await service.prompts.grammars.compile(request, grammar, "tools")
 
     grammar, relaxed_tools = await _compile_tools(request, service, body, compile_whole)
+    if grammar is None:
+        grammar = await _compile_optional_calls(request, service, body)
     grammar = with_budget(
         grammar, service.engine.tokenizer.markers, body.thinking_budget_tokens, prompt.is_thinking
     )
@@ -96,6 +104,10 @@ async def _compile_tools(
         await beside(request, partial(check_enforced_in_full, body.enforced_tools))
         return await compile_whole(body), []
     except (BadRequestError, PydanticCustomError) as fault:
+        for tool in body.enforced_tools:
+            if tool.strict:
+                alone = json_grammar(with_null_types(tool.parameters))
+                await service.prompts.grammars.compile(request, alone, tool.at, of_tool(tool))
         flexible = [tool for tool in body.enforced_tools if not tool.strict]
         parameters: dict[str, dict[str, Any]] = {}
         if len(flexible) > MAX_RELAXED:
@@ -112,11 +124,33 @@ async def _compile_tools(
         return grammar, [tool for tool in body.tools if tool.name in parameters]
 
 
+async def _compile_optional_calls(request: Request, service: Service, body: ChatRequest) -> Grammar | None:
+    """Return the compiled grammar of calls that an answer may have: with schemas, or else of known names.
+
+    None if there is no such grammar: these calls are not enforced, so none of this refuses a request.
+    """
+    markers = service.engine.tokenizer.markers
+    for has_schemas in (True, False):
+        grammar: Grammar | None
+        try:
+            grammar = await beside(request, partial(optional_calls, body, markers, has_schemas=has_schemas))
+        except UnenforceableError:
+            continue
+        if grammar is None:
+            return None
+        if len(grammar.text) <= MAX_ENFORCED_BYTES:
+            compiled = await service.prompts.grammars.compile_if_possible(request, grammar)
+            if compiled is not None:
+                return compiled
+    return None
+
+
 async def _relax_tool(
     request: Request, service: Service, schema: dict[str, Any], param: str, fault: Exception
 ) -> RelaxedSchema | None:
     """Return as much of a tool's schema as can be enforced; None if all of it can."""
     try:
+        schema = with_null_types(schema)
         await beside(request, partial(check_schema, schema))
         await service.prompts.grammars.compile(request, json_grammar(schema), param)
         return None

@@ -7,6 +7,7 @@ from reprise.server.generation.engine_requests.choices import Prompts
 from reprise.server.generation.prompts.infill import Hole, fim_of
 from reprise.server.generation.respond import respond
 from reprise.server.generation.service import Service
+from reprise.server.http.request_log import note_ignored
 from reprise.server.output.parsing.checked import WholeSchemas, checked
 from reprise.server.output.parsing.parts import MakeParser
 from reprise.server.output.parsing.text_parser import PlainParser, echo_parsers
@@ -22,6 +23,14 @@ async def answer_completion(
 
     model: the model's name, for errors. Raises ApiError before any of the response is sent.
     """
+    has_fim, is_liberal = (
+        service.engine.tokenizer.fim is not None,
+        service.settings.unknown_fields != "refuse",
+    )
+    if body.suffix and body.echo and not has_fim and is_liberal:
+        # Who wants the prompt repeated wants it continued, and this model can do that.
+        note_ignored(request, ["suffix"])
+        body = body.model_copy(update={"suffix": None})
     if body.suffix:
         fim = fim_of(service.engine.tokenizer, model, "suffix")
         holes = [Hole(str(prompt), body.suffix) for prompt in body.prompt]

@@ -40,7 +40,7 @@ class MessagePresenter:
         self._block_idx = -1
         self._open: Literal["text", "thinking", "tool_use"] | None = None
 
-    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, _timings: Timings) -> bytes:
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter."""
         (output,) = outputs
         content: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ class MessagePresenter:
         if output.text:
             content.append({"type": "text", "text": output.text})
         content += [_tool_use(call, from_json(call.arguments)) for call in output.tool_calls]
-        end = self._end(EndPart(output.finish_reason, output.stop, output.schema_valid), usage)
+        end = self._end(EndPart(output.finish_reason, output.stop, output.schema_valid), usage, timings)
         return to_json(self._message(content, _usage(usage)) | end)
 
     def format_opening(self, usage: UsageBlock) -> bytes:
@@ -67,14 +67,14 @@ class MessagePresenter:
         """See Presenter."""
         return _event("ping")
 
-    def format_end(self, events: Events, usage: UsageBlock, _timings: Timings) -> bytes:
+    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
         """See Presenter."""
         parts = list(merge_adjacent(part for _, part in events))
         end = next(part for part in parts if isinstance(part, EndPart))
         frames = [self._part(part) for part in parts]
         counts = _usage(usage)
         del counts["service_tier"]
-        frames.append(_event("message_delta", delta=self._end(end, usage), usage=counts))
+        frames.append(_event("message_delta", delta=self._end(end, usage, timings), usage=counts))
         return b"".join(frames) + _event("message_stop")
 
     def format_error(self, fault: ApiError) -> bytes:
@@ -158,14 +158,19 @@ class MessagePresenter:
             message["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
         return message
 
-    def _end(self, end: EndPart, usage: UsageBlock) -> dict[str, Any]:
+    def _end(self, end: EndPart, usage: UsageBlock, timings: Timings) -> dict[str, Any]:
         """Return the stop reason, the stop sequence, and whether the schemas are satisfied, if checked."""
         match end.finish_reason:
             case "tool_calls":
                 reason = "tool_use"
             case "length":
                 is_at_limit = self._max_tokens is not None and usage.completion_tokens >= self._max_tokens
-                reason = "max_tokens" if is_at_limit else "model_context_window_exceeded"
+                # A loop that was cut off did not fill the context either.
+                reason = (
+                    "max_tokens"
+                    if is_at_limit or timings.stopped == "loop"
+                    else "model_context_window_exceeded"
+                )
             case "stop":
                 reason = "end_turn" if end.stop is None else "stop_sequence"
         checked = {} if end.schema_valid is None else {"schema_valid": end.schema_valid}

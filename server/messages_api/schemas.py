@@ -12,10 +12,11 @@ from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, mode
 from reprise.server.conversation.anthropic import read_conversation
 from reprise.server.conversation.model import ToolChoice
 from reprise.server.messages_api.thinking import Thinking
-from reprise.server.requests.chat import of_chats
+from reprise.server.requests.chat import ChatExtensions, of_chats
 from reprise.server.requests.drafts import DraftFields
 from reprise.server.requests.messages import CHOICE_NEEDS_TOOLS, Messages, ToolChoiceField, Tools
 from reprise.server.requests.models import KeepAlive
+from reprise.server.requests.structured_output import GUIDED, NO_WORDS, at_most_one
 from reprise.server.requests.window_fields import WindowFields
 from reprise.server.validation.field_errors import field_error
 from reprise.server.validation.fields import (
@@ -76,6 +77,16 @@ System = Annotated[
     tuple[Any, ...],
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
 ]
+
+
+_ONE_CONSTRAINT = at_most_one(
+    {
+        "output_config": {"anyOf": [{"type": "null"}, neutral("format")]},
+        "output_format": {"type": "null"},
+        **GUIDED,
+        "bad_words": NO_WORDS,
+    }
+)
 
 
 class ConversationFields(AcceptsPeerFields):
@@ -152,8 +163,10 @@ class ConversationFields(AcceptsPeerFields):
         return self.output_format or (self.output_config.format if self.output_config else None)
 
 
-class MessagesRequest(ConversationFields, WindowFields):
+class MessagesRequest(WindowFields, ChatExtensions, ConversationFields):
     """The body of POST /v1/messages."""
+
+    rules: ClassVar[Rules] = (*ConversationFields.rules, _ONE_CONSTRAINT)
 
     max_tokens: Limit | None = Field(
         None, description="Maximum output tokens; the context may allow fewer. null: as many as it allows."

@@ -1,8 +1,8 @@
 """Whether the model thinks before it responds, and whether the response shows the thinking."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reprise.server.validation.fields import INT32_MAX, RequestModel
 
@@ -20,6 +20,14 @@ class Thinking(RequestModel):
         "summarized",
         description="summarized: return all thinking; omitted: leave its text out of the response.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_budget(cls, given: Any) -> Any:
+        """Leave out the budget of what is disabled: clients send 0 there."""
+        if not isinstance(given, dict) or given.get("type") != "disabled":
+            return given
+        return {name: value for name, value in given.items() if name != "budget_tokens"}
 
     @property
     def is_on(self) -> bool:

@@ -5,16 +5,18 @@ from typing import Any
 from reprise.server.conversation.anthropic import kept_system
 from reprise.server.conversation.model import Message
 from reprise.server.messages_api.schemas import ConversationFields, MessagesRequest
-from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.chat import ChatRequest, extended
 from reprise.server.requests.window_fields import WindowFields
-from reprise.server.validation.field_errors import validate
+from reprise.server.validation.field_errors import validate_known
+from reprise.server.validation.notes import Notes
 
 _SAMPLING = ("temperature", "top_p", "top_k")
 
 
-def to_chat_request(body: MessagesRequest, *, drops_billing: bool = True) -> ChatRequest:
+def to_chat_request(body: MessagesRequest, notes: Notes, *, drops_billing: bool = True) -> ChatRequest:
     """Return the chat request. Raises BadRequestError, which has the chat request's names of fields.
 
+    notes: records fields of chats that are left out or understood in another form.
     drops_billing: whether to leave out the billing line of the system prompt; see kept_system().
     """
     given = {
@@ -25,12 +27,16 @@ def to_chat_request(body: MessagesRequest, *, drops_billing: bool = True) -> Cha
         "draft": body.draft,
         **{name: getattr(body, name) for name in WindowFields.model_fields},
     }
-    return validate(_prompt_fields(body, drops_billing) | given, ChatRequest)
+    prompt, more = _prompt_fields(body, drops_billing), extended(body)
+    if isinstance(own := more["chat_template_kwargs"], dict):
+        more["chat_template_kwargs"] = prompt["chat_template_kwargs"] | own
+    more = {name: value for name, value in more.items() if value is not None}
+    return validate_known(prompt | given | more, ChatRequest, notes)
 
 
-def to_prompt_request(body: ConversationFields, *, drops_billing: bool = True) -> ChatRequest:
+def to_prompt_request(body: ConversationFields, notes: Notes, *, drops_billing: bool = True) -> ChatRequest:
     """Return a chat request with the same prompt. Raises BadRequestError as to_chat_request() does."""
-    return validate(_prompt_fields(body, drops_billing), ChatRequest)
+    return validate_known(_prompt_fields(body, drops_billing), ChatRequest, notes)
 
 
 def _prompt_fields(body: ConversationFields, drops_billing: bool) -> dict[str, Any]:

@@ -43,7 +43,9 @@ _PEERS = """\
 ## Fields of other servers
 
 They are accepted in every body of an endpoint that generates. Those in the tables above work where they
-are listed; elsewhere they are left out, and the header `x-reprise-ignored` names them.
+are listed; elsewhere they are left out, and the header `x-reprise-ignored` names them. A field of another of
+this server's APIs that would change the answer, such as `response_format` at `/v1/responses`, `text` at
+`/v1/chat/completions` or `stop` at `/v1/messages`, does what it says or gets a 400.
 """
 _ERRORS = """\
 ## Errors

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from reprise.engine.interface.request import PromptEnd
 from reprise.server.conversation.chats import read_chat
@@ -15,6 +15,7 @@ from reprise.server.requests.generation_fields import GenerationFields
 from reprise.server.requests.messages import (
     CHOICE_NEEDS_TOOLS,
     ONE_END,
+    SWITCHES,
     Messages,
     TemplateArguments,
     ToolChoiceField,
@@ -23,8 +24,17 @@ from reprise.server.requests.messages import (
     prompt_end,
 )
 from reprise.server.validation.field_errors import field_error
-from reprise.server.validation.fields import Count, Limit, Rules, no_effect, unsupported
+from reprise.server.validation.fields import (
+    AcceptsPeerFields,
+    Count,
+    Limit,
+    RequestModel,
+    Rules,
+    no_effect,
+    unsupported,
+)
 from reprise.server.validation.notes import notes_in
+from reprise.server.validation.peer_fields import as_switch
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -121,7 +131,11 @@ class ChatRequest(GenerationFields):
     @classmethod
     def read_conversation(cls, given: Any, info: ValidationInfo) -> Any:
         """Bring the conversation into the normal form."""
-        return read_chat(given, notes_in(info.context)) if isinstance(given, dict) else given
+        if not isinstance(given, dict):
+            return given
+        if given.get("thinking_budget_tokens") == 0 and _is_thinking_off(given):
+            given = {name: value for name, value in given.items() if name != "thinking_budget_tokens"}
+        return read_chat(given, notes_in(info.context))
 
     @property
     def prompt_end(self) -> PromptEnd:
@@ -212,9 +226,66 @@ class ChatRequest(GenerationFields):
         return self
 
 
+def _is_thinking_off(given: Mapping[str, Any]) -> bool:
+    """Return whether a request that has not been validated switches thinking off."""
+    arguments = given.get("chat_template_kwargs")
+    switches = [as_switch(arguments.get(name)) for name in SWITCHES] if isinstance(arguments, dict) else []
+    return given.get("reasoning_effort") == "none" or any(switch is False for switch in switches)
+
+
 def of_chats(name: str) -> Any:
     """Return the type of the chat request's field of this name, for use in other request models."""
     field = ChatRequest.model_fields[name]
-    text = str(field.description).removesuffix(" Not in OpenAI's API.")
-    parts = (field.annotation, *field.metadata, Field(description=text))
+    parts = (field.annotation, *field.metadata, Field(description=_without_note(field.description)))
     return Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]
+
+
+def _without_note(description: str | None) -> str:
+    return str(description).removesuffix(" Not in OpenAI's API.")
+
+
+_OF_CHATS = object()
+
+
+def extension(name: str) -> Any:
+    """Return the type of a chat field that the API of another body does not have.
+
+    It is validated later, as part of the chat request. name: of the field of ChatRequest.
+    """
+    field = ChatRequest.model_fields[name]
+    parts = (field.annotation, Field(), *field.metadata)
+    documented = Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]
+    unchecked = BeforeValidator(lambda given: given, json_schema_input_type=documented)
+    description = f"{_without_note(field.description)} As in chat completions; not in this API elsewhere."
+    described = Field(description=description, json_schema_extra=field.json_schema_extra)
+    return Annotated[Any, unchecked, described, _OF_CHATS]
+
+
+class ChatExtensions(AcceptsPeerFields):
+    """The fields of chats that neither OpenAI's Responses nor Anthropic's Messages have."""
+
+    seed: extension("seed") = None  # type: ignore[valid-type]
+    min_p: extension("min_p") = None  # type: ignore[valid-type]
+    presence_penalty: extension("presence_penalty") = None  # type: ignore[valid-type]
+    frequency_penalty: extension("frequency_penalty") = None  # type: ignore[valid-type]
+    repetition_penalty: extension("repetition_penalty") = None  # type: ignore[valid-type]
+    logit_bias: extension("logit_bias") = None  # type: ignore[valid-type]
+    stop_token_ids: extension("stop_token_ids") = None  # type: ignore[valid-type]
+    min_tokens: extension("min_tokens") = None  # type: ignore[valid-type]
+    loop_guard_tokens: extension("loop_guard_tokens") = None  # type: ignore[valid-type]
+    ignore_eos: extension("ignore_eos") = None  # type: ignore[valid-type]
+    allowed_token_ids: extension("allowed_token_ids") = None  # type: ignore[valid-type]
+    include_stop_str_in_output: extension("include_stop_str_in_output") = None  # type: ignore[valid-type]
+    thinking_budget_tokens: extension("thinking_budget_tokens") = None  # type: ignore[valid-type]
+    guided_json: extension("guided_json") = None  # type: ignore[valid-type]
+    guided_regex: extension("guided_regex") = None  # type: ignore[valid-type]
+    guided_choice: extension("guided_choice") = None  # type: ignore[valid-type]
+    guided_grammar: extension("guided_grammar") = None  # type: ignore[valid-type]
+    bad_words: extension("bad_words") = None  # type: ignore[valid-type]
+    chat_template_kwargs: extension("chat_template_kwargs") = None  # type: ignore[valid-type]
+
+
+def extended(body: RequestModel) -> dict[str, Any]:
+    """Return the body's fields that are passed to the chat request unchanged and validated there."""
+    fields = type(body).model_fields.items()
+    return {name: getattr(body, name) for name, field in fields if _OF_CHATS in field.metadata}

@@ -60,7 +60,6 @@ class CompletionRequest(GenerationFields):
                 {
                     "properties": {
                         "prompt": {"anyOf": [{"type": "string"}, {"items": {"type": "string"}}]},
-                        "echo": {"enum": [None, False]},
                         "truncate_prompt_tokens": {"type": "null"},
                     }
                 },
@@ -78,7 +77,7 @@ class CompletionRequest(GenerationFields):
     echo: bool = Field(
         False,
         description="Whether to return the prompt before the answer. With logprobs, the prompt's log "
-        "probabilities are returned too.",
+        "probabilities are returned too, unless there is a suffix.",
     )
     add_special_tokens: bool = Field(
         True,
@@ -105,8 +104,11 @@ class CompletionRequest(GenerationFields):
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether to return the log probabilities of the prompt's tokens too."""
-        return self.echo and self.logprobs is not None
+        """Whether to return the log probabilities of the prompt's tokens too.
+
+        With a suffix they are not the tokens of the text that is echoed.
+        """
+        return self.echo and self.logprobs is not None and not self.suffix
 
     @model_validator(mode="after")
     def check_echo(self) -> "CompletionRequest":
@@ -117,12 +119,11 @@ class CompletionRequest(GenerationFields):
 
     @model_validator(mode="after")
     def check_suffix(self) -> "CompletionRequest":
-        """Refuse a suffix if the prompt is not text, is echoed or is truncated."""
+        """Refuse a suffix if the prompt is not text or is truncated."""
         if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
             raise field_error("invalid_value", "needs a prompt in text", "suffix")
-        if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):
-            other = "echo" if self.echo else "truncate_prompt_tokens"
-            raise field_error("invalid_value", f"cannot be combined with {other}", "suffix")
+        if self.suffix and self.truncate_prompt_tokens is not None:
+            raise field_error("invalid_value", "cannot be combined with truncate_prompt_tokens", "suffix")
         return self
 
     def with_stops(self, tokens: tuple[int, ...]) -> "CompletionRequest":

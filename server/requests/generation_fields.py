@@ -47,7 +47,8 @@ class GenerationFields(StructuredFields, WindowFields):
 
     prompt_field: ClassVar[str]
     droppable = frozenset(
-        {"draft", "prediction", "reasoning_effort", "return_progress", "stream_options", "timings_per_token"}
+        {"draft", "prediction", "reasoning_effort", "response_format.json_schema.name", "return_progress"}
+        | {"stream_options", "timings_per_token"}
     )
 
     model: str | None = Field(

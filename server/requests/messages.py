@@ -10,6 +10,7 @@ from reprise.server.conversation.model import Message, Tool, ToolChoice
 from reprise.server.conversation.tools import MAX_TOOLS
 from reprise.server.validation.field_errors import field_error
 from reprise.server.validation.fields import neutral
+from reprise.server.validation.peer_fields import as_switch
 
 RESERVED_TEMPLATE_KEYS = frozenset(
     {
@@ -34,10 +35,15 @@ RESERVED_TEMPLATE_KEYS = frozenset(
 """Template arguments that the server sets itself."""
 
 
+SWITCHES = frozenset({"enable_thinking", "thinking"})
+"""Template arguments with which thinking is switched on and off."""
+
+
 def _template_keys(given: dict[str, Any]) -> dict[str, Any]:
     for key in sorted(given.keys() & RESERVED_TEMPLATE_KEYS):
         raise field_error("invalid_value", "is reserved: the server sets it. Leave it out", f".{key}")
-    return given
+    # To a template any text is true, "false" too.
+    return {key: as_switch(value) if key in SWITCHES else value for key, value in given.items()}
 
 
 _OBJECTS = {"type": "array", "items": {"type": "object", "additionalProperties": True}}
@@ -52,6 +58,7 @@ _MODES = ("none", "auto", "any", "required")
 _NAME: dict[str, Any] = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
 _NAMED = [
     {**_NAME, "properties": {**_NAME["properties"], "type": {"type": "null"}}},
+    {"type": "object", "required": ["function"], "properties": {"type": {"type": "null"}, "function": _NAME}},
     *(
         {"type": "object", "required": ["type", key], "properties": {"type": {"const": kind}, key: schema}}
         for kind in ("function", "custom", "tool")

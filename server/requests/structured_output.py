@@ -9,6 +9,7 @@ from pydantic_core import from_json, to_json
 
 from reprise.engine.interface.request import Grammar
 from reprise.server.validation.constraints.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
+from reprise.server.validation.constraints.json_schema_nodes import with_null_types
 from reprise.server.validation.constraints.lark import check_lark
 from reprise.server.validation.constraints.regex import check_regex
 from reprise.server.validation.constraints.relaxed_schema import relaxations
@@ -31,6 +32,10 @@ def _object(given: object) -> dict[str, Any]:
         raise field_error("invalid_type", "must be a JSON schema, which is an object")
     check_size(given)
     return given
+
+
+def _schema(given: object) -> dict[str, Any]:
+    return with_null_types(_object(given))
 
 
 def _guided_json(given: object) -> dict[str, Any]:
@@ -117,14 +122,14 @@ class JsonObjectFormat(RequestModel):
 class JsonSchema(RequestModel):
     """A named JSON schema."""
 
-    name: str = Field(
-        min_length=1,
+    name: str | None = Field(
+        None,
         max_length=64,
-        pattern=r"^[a-zA-Z0-9_-]+$",
+        pattern=r"^[a-zA-Z0-9_-]*$",
         description="Name of the schema: letters, digits, underscores and dashes. Not shown to the model.",
     )
     description: str | None = Field(None, description="Accepted; not shown to the model.")
-    schema_: Annotated[dict[str, Any], BeforeValidator(_object, json_schema_input_type=dict[str, Any])] = (
+    schema_: Annotated[dict[str, Any], BeforeValidator(_schema, json_schema_input_type=dict[str, Any])] = (
         Field(
             alias="schema",
             description="The JSON schema that the answer must satisfy, enforced by llguidance. For its "
@@ -178,7 +183,8 @@ ANY_TEXT: dict[str, Any] = {"anyOf": [{"type": "null"}, {"properties": {"type": 
 GUIDED: dict[str, dict[str, Any]] = {
     f"guided_{kind}": {"type": "null"} for kind in ("json", "regex", "choice", "grammar")
 }
-_NEUTRAL = {"response_format": ANY_TEXT, **GUIDED, "bad_words": {"enum": [None, []]}}
+NO_WORDS: dict[str, Any] = {"enum": [None, []]}
+_NEUTRAL = {"response_format": ANY_TEXT, **GUIDED, "bad_words": NO_WORDS}
 """JSON schemas of the values with which fields constrain nothing."""
 
 

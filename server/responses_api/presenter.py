@@ -215,5 +215,5 @@ def _text(body: ResponsesRequest) -> Json:
     text_format = body.text.format
     shown = text_format.model_dump()
     if isinstance(text_format, JsonSchemaFormat):
-        shown = {"strict": False, **text_format.model_dump(by_alias=True, exclude_none=True)}
+        shown = {"strict": False, "name": "", **text_format.model_dump(by_alias=True, exclude_none=True)}
     return {"format": shown}

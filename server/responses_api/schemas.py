@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
     PlainValidator,
     ValidationInfo,
@@ -14,10 +13,16 @@ from pydantic import (
 )
 
 from reprise.server.conversation.settled import check_size
-from reprise.server.requests.chat import ChatRequest, ReasoningEffort
+from reprise.server.requests.chat import ChatExtensions, ChatRequest, ReasoningEffort, extension
 from reprise.server.requests.messages import CHOICE_NEEDS_TOOLS, TOOL_CHOICE_SCHEMA, TOOLS_SCHEMA
 from reprise.server.requests.models import KeepAlive
-from reprise.server.requests.structured_output import ANY_TEXT, GUIDED, JsonObjectFormat, at_most_one
+from reprise.server.requests.structured_output import (
+    ANY_TEXT,
+    GUIDED,
+    NO_WORDS,
+    JsonObjectFormat,
+    at_most_one,
+)
 from reprise.server.requests.structured_output import TextFormat as PlainText
 from reprise.server.validation.field_errors import field_error
 from reprise.server.validation.fields import (
@@ -40,30 +45,13 @@ INCLUDE_LOGPROBS = "message.output_text.logprobs"
 INCLUDE_REASONING = "reasoning.encrypted_content"
 
 
-_OF_CHATS = object()
-
-
-def _extension(name: str) -> Any:
-    """Return the type of a chat field that OpenAI's Responses API does not have.
-
-    It is validated later, as part of the chat request. name: of the field of ChatRequest.
-    """
-    field = ChatRequest.model_fields[name]
-    note = (
-        "" if "not in openai's api" in str(field.description).lower() else " Not in OpenAI's Responses API."
-    )
-    parts = (field.annotation, Field(), *field.metadata)
-    documented = Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]
-    unchecked = BeforeValidator(lambda given: given, json_schema_input_type=documented)
-    described = Field(description=f"{field.description}{note}", json_schema_extra=field.json_schema_extra)
-    return Annotated[Any, unchecked, described, _OF_CHATS]
-
-
 class JsonSchemaFormat(RequestModel):
     """JSON that conforms to a schema."""
 
     type: Literal["json_schema"]
-    name: str = Field(description="1 to 64 letters, digits, underscores and dashes; not shown to the model.")
+    name: str | None = Field(
+        None, description="At most 64 letters, digits, underscores and dashes; not shown to the model."
+    )
     json_schema: dict[str, Any] = Field(alias="schema", description="A JSON schema, as in chat completions.")
     description: str | None = Field(None, description="Accepted; not shown to the model.")
     strict: bool | None = Field(None, description="Whether all of it must be enforced; see chat completions.")
@@ -130,7 +118,7 @@ def _include(given: list[str], info: ValidationInfo) -> list[str]:
 _ITEMS: dict[str, Any] = {"type": "array", "items": {}, "maxItems": MAX_ITEMS}
 _HOLDS_ITEMS = {"type": "object", "required": ["items"]}
 _ANY_TEXT = {"anyOf": [{"type": "null"}, {"properties": {"format": ANY_TEXT}}]}
-_ONE_CONSTRAINT = at_most_one({"text": _ANY_TEXT, **GUIDED})
+_ONE_CONSTRAINT = at_most_one({"text": _ANY_TEXT, **GUIDED, "bad_words": NO_WORDS})
 _CONVERSATION_RULE = {
     "properties": {
         "conversation": {"properties": {"items": {"anyOf": [_ITEMS, {"type": "object"}, {"type": "null"}]}}}
@@ -148,8 +136,8 @@ Conversation = Annotated[
 ]
 
 
-class ResponsesRequest(AcceptsPeerFields):
-    """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""
+class ResponsesFields(AcceptsPeerFields):
+    """The fields of a Responses request, apart from those that chats have beside them."""
 
     rules: ClassVar[Rules] = (CHOICE_NEEDS_TOOLS, _CONVERSATION_RULE, _ONE_CONSTRAINT)
     names: ClassVar[Mapping[str, str]] = {
@@ -162,7 +150,8 @@ class ResponsesRequest(AcceptsPeerFields):
         "logprobs": "include",
     }
     droppable = frozenset(
-        {"draft", "reasoning.effort", "stream_options", "text.verbosity", "truncation", "top_logprobs"}
+        {"draft", "reasoning.effort", "stream_options", "text.format.name", "text.verbosity", "truncation"}
+        | {"top_logprobs"}
     )
 
     model: str | None = Field(
@@ -226,32 +215,14 @@ class ResponsesRequest(AcceptsPeerFields):
     prompt_cache_options: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
     service_tier: no_effect("there is one tier, default.") = None  # type: ignore[valid-type]
 
-    seed: _extension("seed") = None  # type: ignore[valid-type]
-    stop: _extension("stop") = None  # type: ignore[valid-type]
-    top_k: _extension("top_k") = None  # type: ignore[valid-type]
-    min_p: _extension("min_p") = None  # type: ignore[valid-type]
-    presence_penalty: _extension("presence_penalty") = None  # type: ignore[valid-type]
-    frequency_penalty: _extension("frequency_penalty") = None  # type: ignore[valid-type]
-    repetition_penalty: _extension("repetition_penalty") = None  # type: ignore[valid-type]
-    logit_bias: _extension("logit_bias") = None  # type: ignore[valid-type]
-    stop_token_ids: _extension("stop_token_ids") = None  # type: ignore[valid-type]
-    min_tokens: _extension("min_tokens") = None  # type: ignore[valid-type]
-    loop_guard_tokens: _extension("loop_guard_tokens") = None  # type: ignore[valid-type]
-    ignore_eos: _extension("ignore_eos") = None  # type: ignore[valid-type]
-    allowed_token_ids: _extension("allowed_token_ids") = None  # type: ignore[valid-type]
-    include_stop_str_in_output: _extension("include_stop_str_in_output") = None  # type: ignore[valid-type]
-    thinking_budget_tokens: _extension("thinking_budget_tokens") = None  # type: ignore[valid-type]
-    draft: _extension("draft") = None  # type: ignore[valid-type]
-    wedlm_decoding: _extension("wedlm_decoding") = None  # type: ignore[valid-type]
-    wedlm_window_size: _extension("wedlm_window_size") = None  # type: ignore[valid-type]
-    wedlm_entropy_threshold: _extension("wedlm_entropy_threshold") = None  # type: ignore[valid-type]
-    wedlm_pos_penalty_factor: _extension("wedlm_pos_penalty_factor") = None  # type: ignore[valid-type]
-    wedlm_anchor: _extension("wedlm_anchor") = None  # type: ignore[valid-type]
-    guided_json: _extension("guided_json") = None  # type: ignore[valid-type]
-    guided_regex: _extension("guided_regex") = None  # type: ignore[valid-type]
-    guided_choice: _extension("guided_choice") = None  # type: ignore[valid-type]
-    guided_grammar: _extension("guided_grammar") = None  # type: ignore[valid-type]
-    chat_template_kwargs: _extension("chat_template_kwargs") = None  # type: ignore[valid-type]
+    stop: extension("stop") = None  # type: ignore[valid-type]
+    top_k: extension("top_k") = None  # type: ignore[valid-type]
+    draft: extension("draft") = None  # type: ignore[valid-type]
+    wedlm_decoding: extension("wedlm_decoding") = None  # type: ignore[valid-type]
+    wedlm_window_size: extension("wedlm_window_size") = None  # type: ignore[valid-type]
+    wedlm_entropy_threshold: extension("wedlm_entropy_threshold") = None  # type: ignore[valid-type]
+    wedlm_pos_penalty_factor: extension("wedlm_pos_penalty_factor") = None  # type: ignore[valid-type]
+    wedlm_anchor: extension("wedlm_anchor") = None  # type: ignore[valid-type]
 
     keep_alive: KeepAlive = None
     truncation: Literal["auto", "disabled"] | None = Field(
@@ -293,7 +264,7 @@ class ResponsesRequest(AcceptsPeerFields):
         return {**others, "input": given["messages"]}
 
     @model_validator(mode="after")
-    def check_combination(self) -> "ResponsesRequest":
+    def check_combination(self) -> "ResponsesFields":
         """Refuse stream_options without stream."""
         if self.stream_options is not None and not self.stream:
             phrase = "is allowed only with stream: true"
@@ -311,7 +282,5 @@ class ResponsesRequest(AcceptsPeerFields):
         return INCLUDE_REASONING in self.include
 
 
-CHAT_FIELDS = tuple(
-    name for name, field in ResponsesRequest.model_fields.items() if _OF_CHATS in field.metadata
-)
-"""Fields that are passed to the chat request unchanged and validated there."""
+class ResponsesRequest(ChatExtensions, ResponsesFields):
+    """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""

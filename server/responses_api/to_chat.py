@@ -9,8 +9,8 @@ from reprise.server.conversation.settled import check_answerable, settle
 from reprise.server.conversation.tool_choice import read_choice
 from reprise.server.conversation.tools import ToolReader
 from reprise.server.errors import BadRequestError, requested_name
-from reprise.server.requests.chat import ChatRequest
-from reprise.server.responses_api.schemas import CHAT_FIELDS, JsonSchemaFormat, ResponsesRequest
+from reprise.server.requests.chat import ChatRequest, extended
+from reprise.server.responses_api.schemas import JsonSchemaFormat, ResponsesRequest
 from reprise.server.responses_api.store import Turn
 from reprise.server.validation.field_errors import validate_known
 from reprise.server.validation.notes import Notes
@@ -86,7 +86,7 @@ def _fields(body: ResponsesRequest, tools: Sequence[Tool]) -> dict[str, Any]:
         "truncation": body.truncation,
         "logprobs": body.wants_logprobs or None,
         "top_logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
-        **{name: getattr(body, name) for name in CHAT_FIELDS},
+        **extended(body),
     }
 
 

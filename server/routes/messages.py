@@ -22,6 +22,7 @@ from reprise.server.messages_api.to_chat import (
 )
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.validation.body import read_body
+from reprise.server.validation.notes import Notes
 
 router = APIRouter()
 BodyT = TypeVar("BodyT", bound=ConversationFields)
@@ -61,11 +62,13 @@ async def _converted(
     Notes it if the line is there. Raises what convert raises.
     """
     drops = not service.settings.keep_billing_line
+    notes = Notes(service.settings.unknown_fields == "refuse")
 
     def work() -> tuple[ChatRequest, bool]:
-        return convert(body, drops_billing=drops), drops and kept_system(body.system) != body.system
+        return convert(body, notes, drops_billing=drops), drops and kept_system(body.system) != body.system
 
     chat, is_dropped = await beside(request, work)
+    note_ignored(request, notes.entries())
     if is_dropped:
         note_ignored(request, ["system.x-anthropic-billing-header"])
     return chat

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from reprise.engine.interface.stations import station
-from reprise.server.errors import BadRequestError, ContentTypeError
+from reprise.server.errors import BadRequestError, ContentTypeError, requested_name
 from reprise.server.fair_queue import beside
 from reprise.server.logs import is_logging_prompts, log_prompt, record_in
 from reprise.server.threads import PROMPT_LOG
@@ -45,7 +45,8 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
     parse = partial(parse_liberally, body, model, record.field_names, notes)
     parsed = await beside(request, parse)
     record.ignored += notes.entries()
-    record.field_names |= getattr(model, "names", {})
+    own = getattr(model, "names", {}).items()
+    record.field_names |= {name: requested_name(path, record.field_names) for name, path in own}
     if is_logging_prompts():
         await PROMPT_LOG.run(copy_context().run, log_prompt, "asked", body)
     return parsed

@@ -1,7 +1,10 @@
-"""Understand fields that other servers have: vLLM, llama-server, Ollama, OpenRouter and a few more.
+"""Understand fields that other servers have: vLLM, llama-server, SGLang, Ollama, OpenRouter and a few more.
 
 A field is translated if this server has a field of the same meaning. Otherwise it is left out, and named in
 the header x-reprise-ignored. A field that no server has stays, so that it is refused.
+
+A field of another of this server's APIs, such as response_format at /v1/responses, does what it says where it
+was sent, or is refused.
 """
 
 from collections.abc import Callable, Collection
@@ -65,13 +68,26 @@ LEFT_OUT = {
 IGNORED = frozenset(name for names in LEFT_OUT.values() for name in names) | set(_ELSEWHERE.split())
 """Fields of other servers that have no meaning here, or not for the body that has them."""
 _RENAMED = {
-    "repeat_penalty": "repetition_penalty",
-    "n_predict": "max_tokens",
-    "num_predict": "max_tokens",
-    "n_cmpl": "n",
-    "json_schema": "guided_json",
-    "thinking_token_budget": "thinking_budget_tokens",
+    "repeat_penalty": ("repetition_penalty",),
+    "n_predict": ("max_tokens", "max_output_tokens"),
+    "num_predict": ("max_tokens", "max_output_tokens"),
+    "n_cmpl": ("n",),
+    "json_schema": ("guided_json",),
+    "regex": ("guided_regex",),
+    "thinking_token_budget": ("thinking_budget_tokens",),
 }
+_RENAMED_SISTERS = {
+    "max_tokens": ("max_output_tokens",),
+    "max_completion_tokens": ("max_tokens", "max_output_tokens"),
+    "max_output_tokens": ("max_tokens",),
+    "stop": ("stop_sequences",),
+    "stop_sequences": ("stop",),
+    "functions": ("tools",),
+    "function_call": ("tool_choice",),
+}
+"""The names that fields have in bodies which lack them: the first that a body has is used."""
+_LIMITS = ("max_tokens", "max_output_tokens")
+_SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 _STRUCTURED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
 
 
@@ -85,9 +101,10 @@ def translate_fields(given: Json, known: Collection[str], names: dict[str, str])
     if given.keys() <= set(known) and not _has_schema_inside(given.get("response_format")):
         return given, []
     body = _Body(known, names, streams=given.get("stream") is True)
-    for name, value in given.items():
-        body.take(name, value)
-    return body.fields, body.ignored
+    # Fields of the body's own API come first: those of others are added to them, or contradict them.
+    for name in sorted(given, key=lambda name: name not in known):
+        body.take(name, given[name])
+    return body.finish(), body.ignored
 
 
 class _Body:
@@ -96,9 +113,17 @@ class _Body:
     def __init__(self, known: Collection[str], names: dict[str, str], *, streams: bool) -> None:
         self.fields: Json = {}
         self.ignored: list[str] = []
-        self._known = known
+        self._known = frozenset(known)
         self._names = names
         self._streams = streams
+        self._system: list[Any] = []
+
+    def finish(self) -> Json:
+        """Return the whole body."""
+        messages = self.fields.get("messages")
+        if self._system and isinstance(messages, list):
+            self.fields["messages"] = [*self._system, *messages]
+        return self.fields
 
     def take(self, name: str, value: Any) -> None:
         """Add a field under the name that it has in a request."""
@@ -117,18 +142,138 @@ class _Body:
             return
         elif name in IGNORED or meaning is not None:
             self.ignored.append(name)
-        else:
+        elif (meaning := _SISTERS.get(name)) is None or not meaning(self, name, value):
             self.fields[name] = value
 
     def rename(self, name: str, value: Any) -> bool:
         """Add a field that only has another name here."""
-        own = _RENAMED[name]
-        if own not in self._known:
+        names = _RENAMED.get(name) or _RENAMED_SISTERS[name]
+        own = next((own for own in names if own in self._known), None)
+        if own is None:
             return False
         # Peers write "no limit" as a negative number.
-        if own == "max_tokens" and type(value) is int and value < 0:
+        if own in _LIMITS and type(value) is int and value < 0:
             return True
         return self._set(name, own, value)
+
+    def refuse(self, name: str, value: Any) -> bool:
+        """Refuse a constraint that cannot be enforced here."""
+        if value in ("", []) or "guided_grammar" not in self._known:
+            return value in ("", [])
+        raise bad_field(name, f"is not supported; {_INSTEAD[name]}", "unsupported_parameter")
+
+    def take_number(self, name: str, value: Any) -> bool:
+        """Take the number of choices where there is always one."""
+        if not self._known & {"max_output_tokens", "stop_sequences"}:
+            return False
+        if value != 1:
+            raise bad_field(
+                name, "is supported only by chats; send as many requests", "unsupported_parameter"
+            )
+        return True
+
+    def take_stored(self, name: str, value: Any) -> bool:
+        """Refuse to continue a stored response where the whole conversation is sent."""
+        if "messages" not in self._known or not value:
+            return not value
+        raise bad_field(
+            name, "is supported only by /v1/responses; send all messages", "unsupported_parameter"
+        )
+
+    def take_system(self, name: str, value: Any) -> bool:
+        """Add a system prompt, which OpenAI's chats have among the messages."""
+        for own in ("instructions", "system"):
+            if own in self._known:
+                return self._set(name, own, value)
+        if "messages" in self._known and value:
+            self._system.append({"role": "system", "content": value})
+        return "messages" in self._known
+
+    def take_single_call(self, name: str, value: Any) -> bool:  # noqa: ARG002 - as all have
+        """Add parallel_tool_calls to the choice of tools, where Anthropic has it."""
+        if "tool_choice" not in self._known or not isinstance(value, bool):
+            return False
+        choice = self.fields.get("tool_choice", "auto")
+        choice = {"type": choice} if isinstance(choice, str) else choice
+        if not value and isinstance(choice, dict):
+            self.fields["tool_choice"] = {**choice, "disable_parallel_tool_use": True}
+        return True
+
+    def take_logprobs(self, name: str, value: Any) -> bool:  # noqa: ARG002 - as all have
+        """Add chats' wish for log probabilities."""
+        included = self.fields.get("include", [])
+        if "include" not in self._known or not isinstance(value, bool) or not isinstance(included, list):
+            return False
+        if value:
+            self.fields["include"] = [*included, "message.output_text.logprobs"]
+        return True
+
+    def take_effort(self, name: str, value: Any) -> bool:
+        """Add how much to think, where the body has it."""
+        if "reasoning_effort" in self._known:
+            return self._set(name, "reasoning_effort", value)
+        if "reasoning" in self._known:
+            return self._set_inside(name, "reasoning", "effort", value)
+        if "output_config" not in self._known:
+            return False
+        if value == "none":
+            return self.take_thinking(name, False)
+        return self._set_inside(name, "output_config", "effort", value)
+
+    def take_text(self, name: str, value: Any) -> bool:
+        """Add the format and the effort of another API's text or output_config."""
+        if not _formats(self._known):
+            return False
+        if not isinstance(value, dict):
+            raise bad_field(name, "must be an object", "invalid_type")
+        for key, setting in value.items():
+            if setting is None:
+                continue
+            if key == "format":
+                self.take_response_format(f"{name}.{key}", setting)
+            elif key != "effort" or not self.take_effort(f"{name}.{key}", setting):
+                self.ignored.append(f"{name}.{key}")
+        return True
+
+    def take_response_format(self, name: str, value: Any) -> bool:
+        """Add the format of the answer, in whichever API's shape it is."""
+        if not _formats(self._known):
+            return False
+        given = {"type": value} if isinstance(value, str) else value
+        if not isinstance(given, dict):
+            raise bad_field(name, "must be an object", "invalid_type")
+        kind, inner = given.get("type"), given.get("json_schema")
+        if _has_schema_inside(given):
+            kind = "json_schema"
+        flat = inner if isinstance(inner, dict) else {k: v for k, v in given.items() if k != "type"}
+        return self._set_format(name, kind, flat)
+
+    def _set_format(self, name: str, kind: Any, flat: Json) -> bool:
+        """Set the format of the answer. flat: what belongs to it, such as a schema, beside its type."""
+        if "response_format" in self._known:
+            rest = {"json_schema": flat} if kind == "json_schema" else flat
+            return self._set(name, "response_format", {"type": kind, **rest})
+        if "text" in self._known:
+            return self._set_inside(name, "text", "format", {"type": kind, **flat})
+        if kind == "text":
+            return True
+        schema = {"type": "object"} if kind == "json_object" else flat.get("schema")
+        if not isinstance(schema, dict):
+            raise bad_field(name, "must be a json_schema with a schema, or a json_object", "invalid_value")
+        output = {"type": "json_schema", "schema": schema}
+        return self._set_inside(name, "output_config", "format", output)
+
+    def _set_inside(self, name: str, own: str, key: str, value: Any) -> bool:
+        """Set a field inside one of this API's objects. name: the one in the request."""
+        outer = self.fields.get(own, {})
+        if not isinstance(outer, dict):
+            return True
+        if outer.get(key, value) != value:
+            raise bad_field(name, f"and {own}.{key} differ; send one of them", "invalid_value")
+        if key not in outer:
+            self._names[f"{own}.{key}"] = name
+        self.fields[own] = {**outer, key: value}
+        return True
 
     def take_grammar(self, name: str, value: Any) -> bool:
         """Add llama-server's grammar, in GBNF."""
@@ -153,10 +298,13 @@ class _Body:
         if not isinstance(value, dict):
             raise bad_field(name, "must be an object", "invalid_type")
         for kind, constraint in value.items():
+            if constraint is None:
+                continue
             if kind == "json_object":
-                self._set(
-                    f"{name}.{kind}", "response_format", {"type": "json_object"} if constraint else None
-                )
+                if constraint:
+                    self._set_format(f"{name}.{kind}", "json_object", {})
+            elif kind in _INSTEAD:
+                self.refuse(kind, constraint)
             elif kind in _STRUCTURED:
                 self._set(f"{name}.{kind}", _STRUCTURED[kind], constraint)
             else:
@@ -165,10 +313,10 @@ class _Body:
 
     def take_format(self, name: str, value: Any) -> bool:
         """Add Ollama's format: json, or a schema."""
-        if "response_format" not in self._known:
+        if "guided_json" not in self._known:
             return False
         if value == "json":
-            return self._set(name, "response_format", {"type": "json_object"})
+            return self._set_format(name, "json_object", {})
         return value == "" or self._set(name, "guided_json", value)
 
     def take_probabilities(self, name: str, value: Any) -> bool:
@@ -190,8 +338,9 @@ class _Body:
 
     def take_thinking(self, name: str, value: Any) -> bool:
         """Add a switch for the reasoning: enable_thinking, or Ollama's think."""
+        value = as_switch(value)
         if isinstance(value, str) and name == "think":
-            return "reasoning_effort" in self._known and self._set(name, "reasoning_effort", value)
+            return self.take_effort(name, value)
         if "chat_template_kwargs" not in self._known:
             return False
         if not isinstance(value, bool):
@@ -203,15 +352,18 @@ class _Body:
 
     def take_reasoning(self, name: str, value: Any) -> bool:
         """Add OpenRouter's reasoning, or the thinking of other APIs."""
-        if "reasoning_effort" not in self._known:
+        if "chat_template_kwargs" not in self._known:
             return False
         if not isinstance(value, dict):
             raise bad_field(name, "must be an object", "invalid_type")
+        is_off = value.get("type") == "disabled" or as_switch(value.get("enabled")) is False
         for key, setting in value.items():
             if key == "effort":
-                self._set(f"{name}.effort", "reasoning_effort", setting)
+                self.take_effort(f"{name}.effort", setting)
             elif key == "exclude" and isinstance(setting, bool) and "include_reasoning" in self._known:
                 self._set(f"{name}.{key}", "include_reasoning", not setting)
+            elif key in ("max_tokens", "budget_tokens") and is_off:
+                continue
             elif key in ("max_tokens", "budget_tokens"):
                 self._set(f"{name}.{key}", "thinking_budget_tokens", setting)
             elif key == "enabled":
@@ -239,6 +391,7 @@ class _Body:
 _MEANINGS: dict[str, Callable[[_Body, str, Any], bool]] = {
     **dict.fromkeys(_RENAMED, _Body.rename),
     "grammar": _Body.take_grammar,
+    "ebnf": _Body.take_grammar,
     "structured_outputs": _Body.take_structured,
     "format": _Body.take_format,
     "enable_thinking": _Body.take_thinking,
@@ -247,11 +400,45 @@ _MEANINGS: dict[str, Callable[[_Body, str, Any], bool]] = {
     "think": _Body.take_thinking,
     "reasoning": _Body.take_reasoning,
     "thinking": _Body.take_reasoning,
+    "system": _Body.take_system,
+}
+_SISTERS: dict[str, Callable[[_Body, str, Any], bool]] = {
+    **dict.fromkeys(_RENAMED_SISTERS, _Body.rename),
+    "response_format": _Body.take_response_format,
+    "output_format": _Body.take_response_format,
+    "text": _Body.take_text,
+    "output_config": _Body.take_text,
+    "reasoning_effort": _Body.take_effort,
+    "instructions": _Body.take_system,
+    "parallel_tool_calls": _Body.take_single_call,
+    "logprobs": _Body.take_logprobs,
+    "n": _Body.take_number,
+    "previous_response_id": _Body.take_stored,
+    "conversation": _Body.take_stored,
+    "structural_tag": _Body.refuse,
+    "stop_regex": _Body.refuse,
+}
+"""What fields of this server's other APIs mean in a body without them, and constraints that none has."""
+_INSTEAD = {
+    "structural_tag": "send guided_json, guided_grammar, or tools with strict: true",
+    "stop_regex": "send strings that end the answer as 'stop'",
 }
 
 
-UNDERSTOOD = tuple(sorted({*_MEANINGS, "options", "extra_body"}))
-"""Fields of other servers that become fields of this API."""
+UNDERSTOOD = tuple(sorted({*_MEANINGS, *_SISTERS, "options", "extra_body"} - {*_INSTEAD}))
+"""Fields of other servers and other APIs that become fields of a body without them."""
+
+
+def as_switch(value: Any) -> Any:
+    """Return what a switch written as text or as a number means: a boolean; other values unchanged."""
+    if isinstance(value, str):
+        return _SWITCHES.get(value.strip().lower(), value)
+    return bool(value) if type(value) is int and value in (0, 1) else value
+
+
+def _formats(known: Collection[str]) -> bool:
+    """Return whether a body says of which format its answer is."""
+    return any(name in known for name in ("response_format", "text", "output_config"))
 
 
 def _has_schema_inside(response_format: object) -> bool:

@@ -34,7 +34,7 @@ def context_class(num_tokens: int) -> int:
 def sampling_class(request: GenerationRequest) -> int:
     """Return the class of the work that sampling a request's tokens takes, from GREEDY up to MASKED."""
     s = request.sampling
-    if request.grammar:
+    if request.grammar and request.grammar.trigger is None:
         return MASKED
     is_filtered = s.temperature > 0 and (s.top_p < 1 or s.min_p > 0 or s.top_k > 0)
     has_penalties = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1

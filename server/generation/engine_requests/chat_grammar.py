@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pydantic_core import PydanticCustomError
+
 from reprise.engine.interface.request import Grammar, ThinkingBudget
 from reprise.engine.text.markers import Marker, Markers
 from reprise.server.conversation.model import Tool
+from reprise.server.conversation.tools import of_tool
 from reprise.server.errors import BadRequestError
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.tool_formats.formats import find_format
+from reprise.server.tool_formats.formats import JsonFormat, find_format
 from reprise.server.tool_formats.grammar import (
     ANY_ARGUMENTS,
     CallGrammar,
@@ -22,7 +25,10 @@ from reprise.server.tool_formats.grammar import (
     marker_tokens,
 )
 from reprise.server.tool_formats.lark_parts import escape_regex, json_rule
-from reprise.server.validation.constraints.closed_schema import closed
+from reprise.server.validation.constraints.closed_schema import closed, takes_nothing
+from reprise.server.validation.constraints.json_schema import check_schema
+from reprise.server.validation.constraints.json_schema_nodes import with_null_types
+from reprise.server.validation.constraints.relaxed_schema import relaxations
 
 _TEXT = "TEXT: /(.|\\n)*/"
 _SPACE = "SPACE: /[ \\n]{0,4}/"
@@ -66,6 +72,39 @@ def chat_grammar(
     return _grammar([f"start: thinking {output}", *rules])
 
 
+def optional_calls(body: ChatRequest, markers: Markers, *, has_schemas: bool = True) -> Grammar | None:
+    """Return the grammar of a tool call that the answer may have, from the token that begins one.
+
+    None if no call is allowed, or if calls of this model do not begin with a token of their own.
+    has_schemas: whether arguments follow their tool's schema; otherwise any are allowed.
+    """
+    tools, start, call_format = body.callable_tools, markers.call_start, find_format(markers)
+    if not tools or call_format is None or start is None or len(start.tokens) != 1:
+        return None
+    if markers.is_addressed or markers.is_in_blocks:
+        return None
+    schemas = [(tool.name, _enforceable(tool) if has_schemas else ANY_ARGUMENTS) for tool in tools]
+    # Where every argument has tags of its own, only those that a schema lists can be enforced.
+    is_json = isinstance(call_format, JsonFormat)
+    enforced = {name for name, schema in schemas if is_json or schema.get("additionalProperties") is False}
+    calls = CallGrammar(call_format, markers, schemas, enforced, set())
+    rules = calls.rules(body.parallel_tool_calls and not markers.is_generic)
+    return replace(_grammar(["start: more", _SPACE, *rules]), trigger=start.tokens[0])
+
+
+def _enforceable(tool: Tool) -> dict[str, Any]:
+    """Return as much of a tool's schema as can be enforced."""
+    try:
+        check_schema(with_null_types(tool.parameters))
+        return _schema(tool)
+    except PydanticCustomError:
+        pass
+    try:
+        return closed(next(relaxations(tool.parameters)).schema)
+    except (PydanticCustomError, StopIteration):
+        return ANY_ARGUMENTS
+
+
 def with_budget(
     grammar: Grammar | None, markers: Markers, num_tokens: int | None, is_thinking: bool
 ) -> Grammar | None:
@@ -103,9 +142,11 @@ def _calls(
             # A model that was not trained to call tools does not know when to stop.
         ).rules(body.parallel_tool_calls and not markers.is_generic)
     except UnenforceableError as fault:
-        param = tools[fault.tool].at
+        tool = tools[fault.tool]
+        param = tool.at
         raise BadRequestError(
-            f"'{param}' {fault}, which is {markers.call_format}. Leave out 'strict', or change the schema.",
+            f"'{param}' {of_tool(tool)} {fault}, which is {markers.call_format}. Leave out 'strict', or "
+            "change the schema.",
             param=param,
             code="unsupported_schema",
         ) from fault
@@ -113,7 +154,11 @@ def _calls(
 
 def _schema(tool: Tool) -> dict[str, Any]:
     """Return the schema that a tool's arguments follow: closed, unless the tool is strict."""
-    return tool.parameters if tool.strict else closed(tool.parameters)
+    schema = with_null_types(tool.parameters)
+    if tool.strict:
+        return schema
+    # Only here does an empty list of properties say that there are none: further in, it may stand for any.
+    return {**schema, "additionalProperties": False} if takes_nothing(schema) else closed(schema)
 
 
 def _no_format(body: ChatRequest, markers: Markers, content: Grammar | None) -> BadRequestError:

@@ -25,6 +25,10 @@ Run = Callable[..., Awaitable[Any]]
 """Runs a job in a lane, for a request. See PromptEncoder."""
 
 
+MAX_UNUSABLE = 64
+"""Maximum grammars that are known to be unusable; the oldest is forgotten first."""
+
+
 def json_grammar(schema: dict[str, Any]) -> Grammar:
     """Return the grammar of JSON that satisfies a schema."""
     return Grammar("json_schema", to_json(schema).decode())
@@ -47,19 +51,32 @@ class GrammarCompiler:
         self._engine = engine
         self._run = run
         self._lane = Lane("grammars")
+        self._unusable: dict[Grammar, None] = {}
 
-    async def compile(self, request: Request, grammar: Grammar, param: str) -> Grammar:
+    async def compile(self, request: Request, grammar: Grammar, param: str, whose: str = "") -> Grammar:
         """Return the compiled grammar, for the engine's requests.
 
-        param: the request's field with the grammar.
+        param: the request's field with the grammar. whose: what the field belongs to, for the error.
         Raises BadRequestError if the grammar cannot be used, and the exceptions of PromptEncoder.
         """
         try:
             compiled: Grammar = await self._run(request, self._lane, self._engine.compile_grammar, grammar)
             return compiled
         except GrammarError as fault:
-            message = f"'{param}' {explain_grammar_error(str(fault))}."
+            message = f"'{param}' {whose}{whose and ' '}{explain_grammar_error(str(fault))}."
             raise BadRequestError(message, param=param, code="unsupported_grammar") from fault
+
+    async def compile_if_possible(self, request: Request, grammar: Grammar) -> Grammar | None:
+        """Return the compiled grammar; None if it cannot be used, which is found only once."""
+        if grammar in self._unusable:
+            return None
+        try:
+            return await self.compile(request, grammar, "tools")
+        except BadRequestError:
+            self._unusable[grammar] = None
+            if len(self._unusable) > MAX_UNUSABLE:
+                del self._unusable[next(iter(self._unusable))]
+            return None
 
     async def compile_requested(
         self, request: Request, body: StructuredFields

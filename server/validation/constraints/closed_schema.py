@@ -26,6 +26,11 @@ def closed(schema: Node) -> Node:
     return result
 
 
+def takes_nothing(schema: Node) -> bool:
+    """Return whether a tool's schema lists the properties of its arguments, and there are none."""
+    return schema.get("properties") == {} and schema.keys() <= _OF_CLOSED and not schema.get("required")
+
+
 def _close(node: Any) -> Any:
     """Return a schema with its objects closed, but for the parts that must stay as they are."""
     if not isinstance(node, dict):

@@ -16,6 +16,21 @@ ANNOTATIONS = frozenset(
     | {"deprecated", "readOnly", "writeOnly", "discriminator"}
 )
 """Keywords that constrain no value."""
+_OF_TYPES = ANNOTATIONS | {
+    *(
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "prefixItems",
+        "minItems",
+        "maxItems",
+    ),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("minLength", "maxLength", "pattern", "format"),
+}
+"""Keywords that constrain no null: those of other types."""
 _MAX_DEPTH = 200
 
 Node = dict[str, Any]
@@ -98,6 +113,37 @@ def with_definitions(schema: Node) -> Node:
     whole.pop("components", None)
     own = whole.get("$defs")
     return {**whole, "$defs": {**(own if isinstance(own, dict) else {}), **found}}
+
+
+def with_null_types(schema: Node) -> Node:
+    """Return the schema with null allowed wherever OpenAPI's `nullable: true` allows it."""
+    changed: Node = _null_types(schema, 0)
+    return changed
+
+
+def _null_types(node: Any, depth: int) -> Any:
+    if not isinstance(node, dict) or depth > _MAX_DEPTH:
+        return node
+    changed = dict(node)
+    for key in _SINGLE:
+        if key in changed:
+            changed[key] = _null_types(changed[key], depth + 1)
+    for key in _LISTS:
+        if isinstance(changed.get(key), list):
+            changed[key] = [_null_types(child, depth + 1) for child in changed[key]]
+    for key in _MAPS:
+        if isinstance(changed.get(key), dict):
+            changed[key] = {name: _null_types(child, depth + 1) for name, child in changed[key].items()}
+    return allow_null(changed) if changed.pop("nullable", False) is True else changed
+
+
+def allow_null(node: Node) -> Node:
+    """Return a schema that also allows null: among its types if that is enough, else as an alternative."""
+    types = node.get("type")
+    if not isinstance(types, str | list) or not node.keys() <= _OF_TYPES:
+        return {"anyOf": [node, {"type": "null"}]}
+    listed = types if isinstance(types, list) else [types]
+    return {**node, "type": listed if "null" in listed else [*listed, "null"]}
 
 
 def list_of(value: object) -> Sequence[Any]:

@@ -15,6 +15,7 @@ from reprise.server.validation.constraints.json_schema import check_schema, chec
 from reprise.server.validation.constraints.json_schema_nodes import (
     ANNOTATIONS,
     Node,
+    allow_null,
     list_of,
     target_of,
     with_definitions,
@@ -186,9 +187,7 @@ def modern(node: Any, depth: int = 0) -> Any:
         del node["dependencies"]
         node["dependentRequired"] = {name: need for name, need in needs.items() if isinstance(need, list)}
         node["dependentSchemas"] = {name: need for name, need in needs.items() if isinstance(need, dict)}
-    if node.pop("nullable", False) is True:
-        return {"anyOf": [node, {"type": "null"}]}
-    return node
+    return allow_null(node) if node.pop("nullable", False) is True else node
 
 
 def _listed(value: Any) -> list[Any]:

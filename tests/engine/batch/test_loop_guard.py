@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from reprise.engine.batch.loop_guard import ends_in_loop
-from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.interface.request import GenerationRequest, Grammar
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin, scored
 from tests.engine.conftest import StartEngine
@@ -109,3 +109,15 @@ def test_it_obeys_a_request_that_wants_no_such_end(change: dict[str, int], start
     assert (end.reason, end.usage.is_loop) == (
         ("stop", True) if "min_tokens" in change else ("length", False)
     )
+
+
+@pytest.mark.parametrize(("regex", "reason"), [("(.|\n)*END", "length"), ("(.|\n)*", "stop")])
+def test_a_loop_before_the_end_of_a_grammar_is_cut_off(
+    regex: str, reason: str, start_engine: StartEngine
+) -> None:
+    one = replace(looping("greedy"), grammar=Grammar("regex", regex))
+    # The other token is no text of its own.
+    (letter,) = make_tokenizer().encode_answer("H")
+    one = replace(one, sampling=replace(one.sampling, logit_bias=((letter, 1000.0),)))
+    end = ask(start_engine(), one).finished()
+    assert (end.reason, end.usage.is_loop, len(end.tokens)) == (reason, True, 64)

@@ -7,7 +7,7 @@ import pytest
 from reprise.engine.interface.request import Grammar
 from reprise.engine.sampling.grammar import Grammars
 from reprise.server.errors import BadRequestError
-from reprise.server.generation.engine_requests.chat_grammar import chat_grammar
+from reprise.server.generation.engine_requests.chat_grammar import chat_grammar, optional_calls
 from reprise.server.requests.chat import ChatRequest
 from tests.engine.text.test_tokenizer import make_thinker
 
@@ -145,3 +145,41 @@ def _passes(thinker, grammars, grammar, answer):
         return False
     matcher.commit(tokens)
     return bool(matcher.masks()[0][sorted(thinker.eos_ids)[0]])
+
+
+OPEN = {"type": "function", "function": {"name": "any", "parameters": {"type": "object"}}}
+
+
+def coder_call(name, *arguments):
+    shown = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments)
+    return f"\n<function={name}>\n{shown}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("call_format", "answer", "passes"),
+    [
+        ("json_tools", ROME.removeprefix("<tool_call>"), True),
+        ("json_tools", CLOCK.removeprefix("<tool_call>"), True),
+        ("json_tools", OSLO.removeprefix("<tool_call>"), False),
+        ("json_tools", call("nope", "{}").removeprefix("<tool_call>"), False),
+        ("json_tools", call("any", '{"a": [1]}').removeprefix("<tool_call>"), True),
+        ("qwen3_coder", coder_call("weather", ("city", "Rome")), True),
+        ("qwen3_coder", coder_call("weather", ("town", "Rome")), False),
+        ("qwen3_coder", coder_call("nope", ("city", "Rome")), False),
+        ("qwen3_coder", coder_call("now"), True),
+        ("qwen3_coder", coder_call("now", ("a", "1")), False),
+        ("qwen3_coder", coder_call("any", ("a", "1")), True),
+    ],
+)
+def test_behind_its_marker_an_optional_call_names_a_tool_and_follows_its_schema(
+    thinker, grammars, call_format, answer, passes
+):
+    markers = replace(thinker.markers, call_format=call_format)
+    grammar = optional_calls(ask([WEATHER, NOW, OPEN]), markers)
+    assert grammar.trigger == markers.call_start.tokens[0]
+    assert _passes(thinker, grammars, replace(grammar, trigger=None), answer) is passes
+
+
+def test_no_call_is_guarded_where_none_may_come(thinker):
+    assert optional_calls(ask(tool_choice="none"), thinker.markers) is None
+    assert optional_calls(ask([]), thinker.markers) is None

@@ -65,6 +65,17 @@ async def test_a_completion_has_a_suffix(client, coder):
     assert asked.stop_tokens == (7, *FIM.ends)
 
 
+async def test_the_prompt_before_a_suffix_is_echoed_as_it_was_sent(client, coder):
+    body = {"prompt": "a", "suffix": "d", "echo": True, "logprobs": 0}
+    answer = (await client.post(COMPLETIONS, json=body)).json()
+    assert answer["choices"][0]["text"] == "abc"
+    # None of the prompt's, whose tokens are others than those of its text.
+    assert len(answer["choices"][0]["logprobs"]["token_logprobs"]) == 2
+    (asked,) = coder.requests
+    assert asked.prompt == ids(200, "a", 201, "d", 202)
+    assert not asked.prompt_logprobs
+
+
 @pytest.mark.parametrize("suffix", ["", None])
 async def test_an_empty_suffix_is_none(client, engine, suffix):
     assert (await client.post(COMPLETIONS, json={"prompt": "a", "suffix": suffix})).status_code == 200
@@ -72,7 +83,7 @@ async def test_an_empty_suffix_is_none(client, engine, suffix):
 
 
 @pytest.mark.usefixtures("coder")
-@pytest.mark.parametrize("fields", [{"echo": True}, {"truncate_prompt_tokens": 3}, {"prompt": [1, 2]}])
+@pytest.mark.parametrize("fields", [{"truncate_prompt_tokens": 3}, {"prompt": [1, 2]}])
 async def test_a_suffix_needs_the_whole_text(client, fields):
     response = await client.post(COMPLETIONS, json={"prompt": "a", "suffix": "d", **fields})
     assert response.status_code == 400

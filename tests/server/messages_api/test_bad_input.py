@@ -105,7 +105,7 @@ BAD = [
     ),
     ({"compaction": {}}, "'compaction' is not supported; leave it out."),
     ({"fallbacks": ["x"]}, "'fallbacks' is not supported; leave it out."),
-    ({"n": 2}, "Unknown parameter: 'n'"),
+    ({"n": 2}, "'n' is supported only by chats"),
     (
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
         "'thinking.budget_tokens' is 1024, but must be less than max_tokens, 50",
@@ -130,7 +130,7 @@ BAD = [
     ),
     (
         {"tools": [LOOK | {"strict": True, "input_schema": {"type": "object", "extends": {}}}]},
-        "'tools[0].input_schema.extends' is not supported",
+        "'tools[0].input_schema.extends' of the tool 'look' is not supported",
     ),
     (
         {"tools": [LOOK | {"input_schema": {"type": "string"}}]},

@@ -16,6 +16,7 @@ from reprise.engine.interface.events import Delta, Finished, Usage
 from reprise.server.app import create_app
 from reprise.server.messages_api.schemas import CountTokensRequest, MessagesRequest
 from reprise.server.messages_api.to_chat import to_chat_request
+from reprise.server.validation.notes import Notes
 from tests.server.fake_engine import THINKING, FakeEngine, fail_first, fail_midway, wait_midway
 from tests.server.messages_api.anthropic_shapes import assert_anthropic_error, valid_events, valid_message
 from tests.server.openai_shapes import valid
@@ -211,7 +212,7 @@ async def test_tools_reach_the_template_with_their_examples(client, engine):
 def test_tool_choice_is_converted(choice, mode, names):
     for is_single in (False, True) if mode != "none" else (None,):
         more = {} if is_single is None else {"disable_parallel_tool_use": is_single}
-        chat = to_chat_request(MessagesRequest(**ask(tools=[LOOK], tool_choice=choice | more)))
+        chat = to_chat_request(MessagesRequest(**ask(tools=[LOOK], tool_choice=choice | more)), Notes())
         assert (chat.tool_choice.mode, chat.tool_choice.names) == (mode, names)
         assert chat.parallel_tool_calls is not bool(is_single)
 

@@ -3,13 +3,14 @@
 import itertools
 import json
 import threading
+from dataclasses import replace
 
 import httpx
 import pytest
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.events import Delta, Finished, Usage
-from reprise.engine.text.markers import Markers
+from reprise.engine.text.markers import Marker, Markers
 from reprise.server.app import create_app
 from reprise.server.errors import BadRequestError
 from reprise.server.requests.chat import ChatRequest
@@ -395,8 +396,33 @@ async def test_results_go_back_to_the_model(client, engine):
     assert rendered[2]["content"] == "sunny"
 
 
-async def test_optional_calls_need_no_grammar(client, engine):
+async def test_an_optional_call_has_a_grammar_from_its_marker_on(client, engine):
     await client.post(PATH, json=ASK)
+    grammar = engine.requests[0].grammar
+    assert grammar.trigger == CALLING.call_start.tokens[0]
+    assert grammar.text.startswith("start: more\n")
+    assert [name for name in ("weather", "get-time_2") if name in grammar.text] == ["weather", "get-time_2"]
+
+
+async def test_an_optional_call_that_cannot_be_enforced_refuses_no_request_and_is_tried_once(client, engine):
+    engine.grammar_fault = "too complex"
+    for _ in range(2):
+        assert (await client.post(PATH, json=ASK)).status_code == 200
+    assert [one.grammar for one in engine.requests] == [None, None]
+    # With schemas, and with any arguments.
+    assert len(engine.compiled_grammars) == 2
+
+
+@pytest.mark.parametrize(
+    "markers",
+    [
+        replace(CALLING, call_format="unheard_of"),
+        replace(CALLING, call_start=Marker("<call", (60, 99))),
+    ],
+)
+async def test_calls_that_no_token_begins_are_free(client, engine, markers):
+    engine.tokenizer.markers = markers
+    assert (await client.post(PATH, json=ASK)).status_code == 200
     assert engine.requests[0].grammar is None
 
 

@@ -63,7 +63,9 @@ def ask_chat(body: dict[str, Any]) -> None:
 
 
 def ask_messages(body: dict[str, Any]) -> None:
-    to_chat_request(parse_liberally(to_json({"max_tokens": 9, **body}), MessagesRequest, {}, Notes()))
+    to_chat_request(
+        parse_liberally(to_json({"max_tokens": 9, **body}), MessagesRequest, {}, Notes()), Notes()
+    )
 
 
 def ask_responses(body: dict[str, Any]) -> None:
