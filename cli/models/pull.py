@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Download the model; return 0. Raises FailedError if the download fails or cannot be served, ConvertError."""
+    """Download the model; return 0. Raises FailedError and ConvertError if it cannot be had or served."""
     # Imported here so that other commands do not load the engine.
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
