@@ -21,7 +21,9 @@ from reprise.engine.model import wedlm
 from reprise.engine.model.files.context_length import find_context_tokens
 from reprise.engine.model.files.folder_reader import check_files
 from reprise.engine.model.files.model_folder import (
-    check_counts_of,
+    MAX_LAYERS,
+    excess,
+    excess_of,
     find_vision,
     missing_shards,
     missing_tokenizer,
@@ -118,11 +120,11 @@ def check_folder(folder: Path) -> None:
     config = read_config(folder)
     files = [read_header(path) for path in _shards(folder)]
     refused = _missing_files(folder, files)
-    check_counts_of(config, files)
     is_known = "model_file" in config or find_purpose(folder, config) != "generate"
     unknown = None if is_known else unknown_architecture(config)
-    if faults := (*refused, *([unknown] if unknown else ()), *missing_tokenizer(folder)):
-        raise ModelError(f"the model {folder} cannot be served: {faults[0]}")
+    faults = (*refused, *([unknown] if unknown else ()), *missing_tokenizer(folder))
+    if fault := next(iter(faults), None) or excess_of(config, files):
+        raise ModelError(f"the model {folder} cannot be served: {fault}")
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -251,7 +253,9 @@ def find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[Ca
     if unknown := unknown_architecture(config):
         return None, unknown
     try:
-        check_counts_of(config, files)
+        # Not by the weights: a part of them may be missing.
+        if fault := excess(config, MAX_LAYERS, MAX_LAYERS):
+            raise ModelError(fault)
         model_class, args = mlx_lm.utils._get_classes(config)
         model = model_class(args.from_dict(deepcopy(config)))
         model.set_dtype(DTYPES.get(_main_dtype(files), mx.bfloat16))

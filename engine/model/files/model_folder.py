@@ -187,14 +187,14 @@ def check_loadable(folder: Path) -> None:
         config = _read_config(folder)
     except ValueError as fault:
         raise ModelError(f"{folder / 'config.json'} cannot be read: {fault}") from fault
-    check_counts_of(config, map(read_header, folder.glob("model*.safetensors")))
+    if too_many := excess_of(config, map(read_header, folder.glob("model*.safetensors"))):
+        raise ModelError(too_many)
 
 
-def check_counts_of(config: dict[str, Any], files: Iterable[SafetensorsFile]) -> None:
-    """Raise ModelError if a configuration has more layers, or experts, than the arrays of files can hold."""
+def excess_of(config: dict[str, Any], files: Iterable[SafetensorsFile]) -> str | None:
+    """Return a fault if a configuration has more layers, or experts, than files can hold, else None."""
     shapes = [array.shape for file in files for array in file.arrays.values()]
-    if fault := excess(config, len(shapes), max((size for shape in shapes for size in shape), default=0)):
-        raise ModelError(fault)
+    return excess(config, len(shapes), max((size for shape in shapes for size in shape), default=0))
 
 
 def excess(config: dict[str, Any], num_arrays: int, largest: int | None = None) -> str | None:
@@ -209,7 +209,7 @@ def excess(config: dict[str, Any], num_arrays: int, largest: int | None = None) 
         elif largest is not None:
             limit = min(limit, max(largest, num_arrays))
         if count > limit:
-            return f"config.json has {name} {count}, and {num_arrays} arrays of weights allow {limit}"
+            return f"config.json has {name} {count}; with these weights it can be {limit} at most"
     return None
 
 

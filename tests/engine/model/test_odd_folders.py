@@ -13,7 +13,7 @@ import pytest
 
 from reprise.bench.architectures.tiny_models import write_random_model
 from reprise.config.settings import Settings
-from reprise.engine.checkpoint import inspect_checkpoint
+from reprise.engine.checkpoint import check_folder, inspect_checkpoint
 from reprise.engine.engine import ModelPool
 from reprise.engine.interface.errors import ModelError, ModelLoadError
 from reprise.engine.model.files.folder_reader import MAX_DEPTH, MAX_JSON_BYTES, parse_json, read_bytes
@@ -71,8 +71,14 @@ ODD: dict[str, tuple[Change, str]] = {
     "a deep index": (put(INDEX, DEEP), f"{INDEX} has JSON nested 100,000 deep"),
     "deep modules": (put("modules.json", DEEP), "modules.json has JSON nested 100,000 deep"),
     "a deep header": (put_header, "model.safetensors has JSON nested 100,000 deep"),
-    "two million layers": (configure(num_hidden_layers=2_000_000), "num_hidden_layers 2000000, and 57"),
-    "more layers than arrays": (configure(num_hidden_layers=58), "58, and 57 arrays of weights allow 57"),
+    "two million layers": (
+        configure(num_hidden_layers=2_000_000),
+        "num_hidden_layers 2000000; with these weights",
+    ),
+    "more layers than arrays": (
+        configure(num_hidden_layers=58),
+        "58; with these weights it can be 57 at most",
+    ),
     "a million experts": (configure(text={"n_routed_experts": 10**6}), "n_routed_experts 1000000"),
     "a pipe": (put_pipe("generation_config.json"), "generation_config.json is no regular file"),
     "a pipe for a tokenizer": (put_pipe("tokenizer_config.json"), "tokenizer_config.json is no regular file"),
@@ -117,6 +123,17 @@ def test_an_odd_processor_is_a_fault(tmp_path: Path, odd: str) -> None:
     assert describe_folder(folder).fault is None
     change(folder)
     assert fault in (describe_folder(folder).fault or "")
+
+
+def test_a_folder_is_inspected_without_building_what_its_weights_cannot_hold(
+    whole: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(whole, tmp_path / "model")
+    configure(num_hidden_layers=2_000_000)(folder)
+    (refused,) = inspect_checkpoint(str(folder)).refused
+    assert "num_hidden_layers 2000000" in refused
+    with pytest.raises(ModelError, match=r"cannot be served: .* num_hidden_layers 2000000; with"):
+        check_folder(folder)
 
 
 def test_missing_files_are_named_as_far_as_a_person_reads(whole: Path, tmp_path: Path) -> None:
