@@ -106,7 +106,7 @@ class EmbeddingWorker:
     def load(self, model: EmbeddingModel) -> None:
         """Take over a model that has just been loaded, and go on with the waiting requests."""
         self.model, self._costs = model, PrefillCosts()
-        self.prefixes = self._make_prefixes(model)
+        self.prefixes = _make_prefixes(model, self._prefix_bytes)
         kept = self.prefixes.kept if self.prefixes else None
         self.memory = PassMemory(model.info.weight_bytes, model.config, kept)
         for job in self.jobs:
@@ -172,7 +172,11 @@ class EmbeddingWorker:
                 # The whole text alone takes less.
                 members[0].job.head = head = ()
             else:
-                self._wait_for_memory(members[0], memory.fault(members[0].num_tokens))
+                fault = memory.fault(members[0].num_tokens)
+                self.is_blocked = fault is None
+                if fault:
+                    members[0].job.end(Failed("request", fault))
+                    self.drop_ended()
                 return
         self.is_blocked = False
         self.num_passes += 1
@@ -232,8 +236,14 @@ class EmbeddingWorker:
             self._advance_in_layer(model, running, max(least, fitting), seen)
         else:
             self._advance_layers(model, running, limit_s, seen)
-        if running.num_layers == len(model.body.layers):
-            self._end_layers(model, running)
+        if running.num_layers < len(model.body.layers):
+            return
+        if running.caches is None:
+            self._finish(model, running, model.body.end(running.hidden))
+        else:
+            assert self.prefixes
+            self.prefixes.keep(running.head, running.caches)
+            self._feed_texts(model, running, running.caches)
 
     def _advance_in_layer(self, model: EmbeddingModel, running: _Pass, most: int, seen: int) -> None:
         """Compute a layer for up to `most` tokens of each text. seen: tokens that each attends to."""
@@ -264,15 +274,6 @@ class EmbeddingWorker:
         self._costs.observe(num_tokens, seen - num_tokens // 2, taken_s / num_layers)
         running.hidden, running.num_layers = hidden, until
 
-    def _end_layers(self, model: EmbeddingModel, running: _Pass) -> None:
-        """Go on after the last layer: with the vectors, or with the texts after their head."""
-        if running.caches is None:
-            self._finish(model, running, model.body.end(running.hidden))
-        else:
-            assert self.prefixes
-            self.prefixes.keep(running.head, running.caches)
-            self._feed_texts(model, running, running.caches)
-
     def _finish(self, model: EmbeddingModel, done: _Pass, hidden: mx.array) -> None:
         """Make the vectors of a pass, and end the requests that are complete. hidden: of the last layer."""
         num_head = len(done.head)
@@ -295,21 +296,8 @@ class EmbeddingWorker:
                 job.finish()
         self.drop_ended()
 
-    def _make_prefixes(self, model: EmbeddingModel) -> Prefixes | None:
-        """Return what keeps heads of texts, if the model's tokens do not depend on later ones."""
-        make, embedding = getattr(model.body, "make_caches", None), model.info.embedding
-        if not self._prefix_bytes or embedding is None or make is None or make() is None:
-            return None
-        return Prefixes(make, self._prefix_bytes, pools_last=embedding.recipe.pooling == "last")
-
     def _find_head(self, request: EmbeddingRequest) -> TokenIds:
         return self.prefixes.find_head(request) if self.prefixes else ()
-
-    def _wait_for_memory(self, member: Member, fault: str | None) -> None:
-        self.is_blocked = fault is None
-        if fault:
-            member.job.end(Failed("request", fault))
-            self.drop_ended()
 
     def _fail(self, fault: Exception) -> None:
         """End the request whose pass failed; of several, each is tried again by itself."""
@@ -334,3 +322,11 @@ class EmbeddingWorker:
         self._pass = None
         if self.memory:
             self.memory.release()
+
+
+def _make_prefixes(model: EmbeddingModel, num_bytes: int) -> Prefixes | None:
+    """Return what keeps heads of texts, if the model's tokens do not depend on later ones."""
+    make, embedding = getattr(model.body, "make_caches", None), model.info.embedding
+    if not num_bytes or embedding is None or make is None or make() is None:
+        return None
+    return Prefixes(make, num_bytes, pools_last=embedding.recipe.pooling == "last")
