@@ -42,9 +42,9 @@ def take_folders(arguments: argparse.Namespace) -> None:
     for name in {"model", "draft_model", "tokenizer"} & vars(arguments).keys():
         given = getattr(arguments, name)
         if isinstance(given, list):
-            setattr(arguments, name, [_find(one) for one in given])
+            vars(arguments)[name] = [_find(one) for one in given]
         elif given is not None:
-            setattr(arguments, name, type(given)(_find(given)))
+            vars(arguments)[name] = type(given)(_find(given))
 
 
 def _find(model: str | Path) -> Path:
