@@ -97,6 +97,8 @@ def test_metrics_count_what_was_asked(client, http):
 
 
 def test_what_steps_cost_is_kept_where_the_settings_say(measured_costs):
-    (table,) = json.loads(measured_costs.read_text()).values()
+    kept = json.loads(measured_costs.read_text())
+    assert list(kept.pop("models").values()) == ["reprise-demo (bfloat16)"]
+    (table,) = kept.values()
     assert {(rows, width) for rows, width, *_ in table} >= {(1, 1), (8, 2)}
     assert all(seconds > 0 for _, _, seconds, *_ in table)

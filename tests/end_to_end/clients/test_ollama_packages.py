@@ -110,7 +110,7 @@ def test_errors_are_the_package_s(client):
         client.chat("llama3.2", HELLO)
     assert caught.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match=r"options\.temperature"):
-        list(client.chat("demo", HELLO, options={"temperature": 3}, stream=True))
+        list(client.chat("demo", HELLO, options={"temperature": -1}, stream=True))
     for refused in (client.embed, client.embeddings):
         with pytest.raises(ollama.ResponseError, match="embedding") as caught:
             refused("demo", "a")
