@@ -167,7 +167,8 @@ def test_connect_shows_the_files_of_agents(open_page):
     expect(page.get_by_text("~/.claude/settings.json")).to_be_visible()
     page.get_by_label("Client").select_option("codex")
     page.get_by_label("Model").select_option("alias")
-    expect(page.locator("pre")).to_contain_text('model = "alias"')
+    expect(page.get_by_label("~/.codex/config.toml")).to_contain_text('model = "alias"')
+    expect(page.get_by_label("Notes")).to_contain_text("alias takes 1,000 tokens")
     expect(page.get_by_text("reprise connect codex")).to_be_visible()
 
 
