@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import numpy as np
+from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 from mlx_lm.utils import get_total_parameters, load_config
 from mlx_lm.utils import load_tokenizer as load_wrapped
@@ -75,11 +76,17 @@ class LoadedModel:
     room_bytes: int | None = None
     sight: Sight | None = None
 
+    @property
+    def _watched(self) -> Any:
+        """The model, whose forward passes the findings count while it is tried."""
+        # What several machines do with a model that they share is chosen by its type.
+        return self.findings.watch(self.model) if isinstance(self.model, Module) else self.model
+
     def find_sharing(self, kv_bits: int | None = None) -> Sharing:
         """Find out which parts of a forward pass rows of different lengths can share; see probes.py."""
         return self.findings.find(
             f"sharing, {kv_bits} bits",
-            lambda: find_sharing(self.findings.watch(self.model), kv_bits),
+            lambda: find_sharing(self._watched, kv_bits),
             lambda sharing: sharing >= Sharing.LAYERS,
             int,
             Sharing,
@@ -88,12 +95,12 @@ class LoadedModel:
 
     def rollback_fault(self, kv_bits: int | None, sharing: Sharing) -> str | None:
         """Explain why the model's caches cannot be rolled back; None if they can. See probes.py."""
-        try_it = partial(rollback_fault, self.findings.watch(self.model), kv_bits, sharing)
+        try_it = partial(rollback_fault, self._watched, kv_bits, sharing)
         return self.findings.find_fault(f"rollback, {kv_bits} bits, {sharing.name}", try_it)
 
     def prefix_fault(self, kv_bits: int | None = None) -> str | None:
         """Explain why the model's caches cannot be cut into prefixes; None if they can. See probes.py."""
-        try_it = partial(prefix_fault, self.findings.watch(self.model), kv_bits)
+        try_it = partial(prefix_fault, self._watched, kv_bits)
         return self.findings.find_fault(f"prefix, {kv_bits} bits", try_it)
 
 
