@@ -208,8 +208,10 @@ def _allow_what_is_mended(schema: Json) -> None:
             if held in ("string", "integer"):
                 fields[name] = _or(fields[name], kind["items"])
             elif held == "object":
-                kind["items"] = {}
-                fields[name] = _or(fields[name], {"type": "object"})
+                # What must be in a message cannot be left out of it.
+                one = kind["items"] if "allOf" in kind["items"] else {"type": "object"}
+                kind["items"] = one if "allOf" in one else {}
+                fields[name] = _or(fields[name], one)
 
 
 def _or(given: Json, other: Json) -> Json:

@@ -11,7 +11,7 @@ from reprise.server.conversation.settled import MAX_PARTS
 from reprise.server.requests.chat import ReasoningEffort, of_chats
 from reprise.server.requests.drafts import DraftFields
 from reprise.server.requests.embeddings import Inputs, Text, read_inputs
-from reprise.server.requests.messages import TOOLS_SCHEMA, Tools
+from reprise.server.requests.messages import MESSAGES_SCHEMA, Tools
 from reprise.server.requests.models import KeepAlive
 from reprise.server.validation.field_errors import field_error
 from reprise.server.validation.fields import (
@@ -158,7 +158,7 @@ class GeneratingFields(RequestModel):
 class OllamaChatRequest(GeneratingFields):
     """The body of POST /api/chat."""
 
-    messages: Annotated[tuple[InstanceOf[Message], ...], WithJsonSchema(TOOLS_SCHEMA)] = Field(
+    messages: Annotated[tuple[InstanceOf[Message], ...], WithJsonSchema(MESSAGES_SCHEMA)] = Field(
         (),
         description="The conversation so far. Its last message, if the assistant's, is the beginning of the "
         "response. Images are shown as a placeholder. Empty: load the model, or unload it if keep_alive "

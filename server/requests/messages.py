@@ -96,8 +96,24 @@ CHOICE_NEEDS_TOOLS = {
     ]
 }
 """A rule of all bodies with tools, as JSON schema."""
+MESSAGES_SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "allOf": [
+            {"properties": {"role": {"type": "string"}}},
+            {
+                "anyOf": [
+                    {"required": ["role"]},
+                    {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+                ]
+            },
+        ],
+        "additionalProperties": True,
+    },
+}
 Messages = Annotated[
-    tuple[InstanceOf[Message], ...], Field(min_length=1), WithJsonSchema({**_OBJECTS, "minItems": 1})
+    tuple[InstanceOf[Message], ...], Field(min_length=1), WithJsonSchema({**MESSAGES_SCHEMA, "minItems": 1})
 ]
 Tools = Annotated[tuple[InstanceOf[Tool], ...], WithJsonSchema(TOOLS_SCHEMA)]
 ToolChoiceField = Annotated[

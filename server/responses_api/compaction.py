@@ -51,13 +51,15 @@ class CompactRequest(AcceptsPeerFields):
         """Return the request whose answer is the summary: the conversation, then the demand to summarise."""
         given = {
             **self.model_dump(include={"model", "instructions", "previous_response_id"}),
-            "input": [*self.input, {"role": "user", "content": ASKED}],
+            "input": [{"role": "user", "content": ASKED}],
             "max_output_tokens": summary_tokens(context_tokens),
             # A thought would take the room of the summary.
             "reasoning": {"effort": "none"},
             "store": False,
         }
-        return validate(given, ResponsesRequest)
+        asked = validate(given, ResponsesRequest)
+        # Not validated with these: the demand makes one item more than a client may send.
+        return asked.model_copy(update={"input": [*self.input, *asked.input]})
 
 
 class CompactionPresenter(ResponsePresenter):
