@@ -17,8 +17,9 @@ export function Conversation({ chat, chatId, run, isBusy, showsOrigins, children
   const before = run ? messages.slice(0, runAt + 1) : messages;
   // One list, so that an answer stays the same element when it is over.
   const all = run ? [...before, run.answer] : before;
-  const onScroll = () => {
-    const { scrollHeight, scrollTop, clientHeight } = scroller.current;
+  const onScroll = ({ target }) => {
+    // It may come when the conversation is left already.
+    const { scrollHeight, scrollTop, clientHeight } = target;
     // Whoever has scrolled up to read is left there. What grows below does not scroll up.
     if (scrollHeight - scrollTop - clientHeight < AT_THE_END_PX) isAtEnd.current = true;
     else if (scrollTop < lastTop.current) isAtEnd.current = false;

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from reprise.config.settings import Settings
@@ -84,19 +85,20 @@ def test_exact_widths_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found[0] == found[1] == "1 to 2 rows: all up to 4"
 
 
-class Counted:
+class Counted(nn.Module):
     """A model that counts the tokens that it is fed."""
 
     def __init__(self, model: Any) -> None:
-        self.model = model
+        super().__init__()
+        self.inner = model
         self.num_fed = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
+        return self[name] if name in self else getattr(self.get("inner"), name)
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         self.num_fed += tokens.size
-        logits: mx.array = self.model(tokens, cache=cache)
+        logits: mx.array = self.inner(tokens, cache=cache)
         return logits
 
 
