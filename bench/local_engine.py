@@ -24,7 +24,7 @@ from reprise.engine.model.loading import StartProgress
 from reprise.engine.models.making import Makers
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.proposers import DraftSources
-from reprise.server.views.making import ViewMaker
+from reprise.server.prompt.views import ViewMaker
 
 Tokens = tuple[int, ...]
 VIEW_BYTES = 1 << 26

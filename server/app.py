@@ -10,19 +10,26 @@ from starlette.routing import Route
 
 from reprise.config.settings import Settings
 from reprise.config.version import VERSION
+from reprise.server.admin import connect, health, ngram_mod
+from reprise.server.admin import models as model_routes
+from reprise.server.anthropic_api import routes as anthropic
+from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesRequest
 from reprise.server.engine_types import Models
-from reprise.server.generation.handoffs.recorder import Recorder
+from reprise.server.executor import CONTROL
+from reprise.server.generation.recorder import Recorder
 from reprise.server.generation.service import Service
-from reprise.server.http.access import OPEN_PATHS, Access
-from reprise.server.http.api_keys import load_keys
-from reprise.server.http.body_limit import BodyLimit
-from reprise.server.http.errors.error_handlers import install_error_handlers
+from reprise.server.http.access import OPEN_PATHS, Access, load_keys
+from reprise.server.http.body import BodyLimit
+from reprise.server.http.errors import install_error_handlers
 from reprise.server.http.head import HeadRequests
 from reprise.server.http.model_uses import ModelUses
 from reprise.server.http.openapi import Served, complete_document
 from reprise.server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
-from reprise.server.messages_api.schemas import CountTokensRequest, MessagesRequest
+from reprise.server.llama_server_api import infill, tokens
+from reprise.server.llama_server_api.infill import InfillRequest
+from reprise.server.llama_server_api.tokens import DetokenizeRequest, TokenizeRequest
 from reprise.server.metrics.registry import Metrics
+from reprise.server.ollama_api import routes as ollama
 from reprise.server.ollama_api.schemas import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -31,43 +38,28 @@ from reprise.server.ollama_api.schemas import (
     OllamaModelRequest,
     OllamaPullRequest,
 )
+from reprise.server.openai_api import chat, embeddings
+from reprise.server.openai_api.embeddings import EmbeddingsRequest, RerankRequest
+from reprise.server.openai_api.responses import routes as responses
+from reprise.server.openai_api.responses.compaction import CompactRequest
+from reprise.server.openai_api.responses.schemas import ResponsesRequest
+from reprise.server.openai_api.responses.store import ResponseStore
+from reprise.server.page import files as page
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.requests.embeddings import EmbeddingsRequest
-from reprise.server.requests.infill import InfillRequest
-from reprise.server.requests.models import LoadRequest, ModelRequest, PullRequest
-from reprise.server.requests.rerank import RerankRequest
-from reprise.server.requests.tokens import DetokenizeRequest, TokenizeRequest
-from reprise.server.responses_api.compaction import CompactRequest
-from reprise.server.responses_api.schemas import ResponsesRequest
-from reprise.server.routes import (
-    chat,
-    completions,
-    embeddings,
-    infill,
-    messages,
-    ollama,
-    rerank,
-    responses,
-    tokens,
-)
-from reprise.server.routes.operation import connect, health, metrics, models, ngram_mod, page
-from reprise.server.threads import CONTROL
+from reprise.server.requests.generation_fields import LoadRequest, ModelRequest, PullRequest
 
 ROUTES = (
     chat,
-    completions,
     infill,
-    messages,
+    anthropic,
     responses,
     ollama,
     embeddings,
-    rerank,
     tokens,
-    models,
+    model_routes,
     ngram_mod,
     connect,
-    metrics,
     health,
     page,
 )
@@ -102,10 +94,13 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
     """
     keys = load_keys(settings)
     counters = Metrics(models)
+    responses = ResponseStore(settings.response_store_bytes)
+    counters.report_stored(responses.sizes)
     recorder = Recorder(Path(settings.record), settings.record_bytes) if settings.record else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.responses = responses
         app.state.service = Service(models, settings, counters, recorder)
         if recorder:
             recorder.start()

@@ -34,11 +34,16 @@ from reprise.server.banner import (
     describe_tools,
 )
 from reprise.server.engine_types import Models
-from reprise.server.http.api_keys import load_keys
-from reprise.server.http.connections.connection import uvicorn_config
-from reprise.server.http.connections.connection_limit import MAX_ACCEPTED, MAX_UNACCEPTED
-from reprise.server.http.connections.listener import ListenError, bind_address, url_of
-from reprise.server.http.connections.taken_port import explain
+from reprise.server.http.access import load_keys
+from reprise.server.http.connection import (
+    MAX_ACCEPTED,
+    MAX_UNACCEPTED,
+    ListenError,
+    bind_address,
+    explain,
+    url_of,
+    uvicorn_config,
+)
 from reprise.server.http.while_loading import WhileLoading
 from reprise.server.logs import LOGGER, LoadingLog, configure_logs
 

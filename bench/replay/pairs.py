@@ -23,7 +23,7 @@ from reprise.bench.workloads.agents import Change
 from reprise.bench.workloads.chats import Chat, Message, render_pair, views_of
 from reprise.engine.interface.request import View
 from reprise.engine.text.tokenizer import Tokenizer
-from reprise.server.views.making import ViewMaker
+from reprise.server.prompt.views import ViewMaker
 
 VIEW_BYTES = 1 << 30
 """Views of files that are shown again are not made again."""

@@ -12,13 +12,13 @@ from typing import Any
 from reprise.bench.experiment import first_difference
 from reprise.engine.interface.request import View
 from reprise.engine.text.tokenizer import Tokenizer
-from reprise.server.conversation.from_chats import from_chats
+from reprise.server.conversation.chats import from_chats
 from reprise.server.conversation.tools import read_tool
 from reprise.server.errors import BadRequestError
+from reprise.server.prompt.views import ViewMaker
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.validation.field_errors import validate
+from reprise.server.validation.fields import validate
 from reprise.server.validation.notes import Notes
-from reprise.server.views.making import ViewMaker
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""

@@ -1,6 +1,7 @@
 """Messages, calls and tools, whichever API they came through."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Json = dict[str, Any]
@@ -124,3 +125,15 @@ class ToolChoice:
     names: tuple[str, ...] | None = None
     is_named: bool = False
     is_parallel: bool | None = None
+
+
+def joined(group: Sequence[Message]) -> Message:
+    """Return one message with the parts, the reasoning and the calls of several messages of the same role."""
+    if len(group) == 1:
+        return group[0]
+    return replace(
+        group[0],
+        parts=tuple(part for one in group for part in one.parts),
+        reasoning="".join(one.reasoning for one in group),
+        calls=tuple(call for one in group for call in one.calls),
+    )

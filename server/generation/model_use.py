@@ -24,15 +24,15 @@ from reprise.server.errors import (
     RequestFailedError,
     from_load,
 )
+from reprise.server.executor import MODEL_FILES
 from reprise.server.generation.service import Service, service_of
-from reprise.server.generation.sse import LINES_TYPE
+from reprise.server.generation.stream import LINES_TYPE
 from reprise.server.http.disconnects import wait_unless_gone
-from reprise.server.http.errors.error_format import error_frame
+from reprise.server.http.errors import error_frame
 from reprise.server.http.model_uses import end_later
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.logs import LOGGER
-from reprise.server.requests.models import KeepAlive, keep_alive_s
-from reprise.server.threads import MODEL_FILES
+from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
 
 Answer = Callable[[Service], Awaitable[Response]]
 """Answers a request with the objects of the model that it asks for."""

@@ -18,7 +18,7 @@ from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import GenerationRequest
 from reprise.server.conversation.model import Message
 from reprise.server.generation.service import Service
-from reprise.server.generation.submission import Submission
+from reprise.server.generation.submit import Submission
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.generation_fields import GenerationFields
 

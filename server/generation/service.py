@@ -1,4 +1,4 @@
-"""The objects that all routes share: engine, settings, prompt encoder, tool calls, stored responses."""
+"""The objects that all routes share: engine, settings, prompt encoder, tool calls."""
 
 import asyncio
 import hashlib
@@ -17,15 +17,15 @@ from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.stations import LoopStation, StationClock
 from reprise.server.engine_types import ModelEngine, Models
 from reprise.server.errors import ModelNotFoundError, UnavailableError, retry_after
-from reprise.server.fair_queue import BodyLanes
-from reprise.server.generation.handoffs.event_queue import EventBridge
-from reprise.server.generation.handoffs.recorder import Recorder
-from reprise.server.generation.handoffs.tool_calls import ToolCallParsing
-from reprise.server.generation.prompts.encoder import PromptEncoder
+from reprise.server.executor import BodyLanes
+from reprise.server.generation.event_queue import EventBridge
+from reprise.server.generation.grammars import GrammarCompiler
+from reprise.server.generation.recorder import Recorder
+from reprise.server.generation.tool_calls import ToolCallParsing
 from reprise.server.logs import LOGGER
 from reprise.server.metrics.loop_lag import NOT_HELD, Hold, LoopLag
 from reprise.server.metrics.registry import Metrics
-from reprise.server.responses_api.store import ResponseStore
+from reprise.server.prompt.encoder import PromptEncoder
 
 _VIEW = "service"
 ANY_MODEL = "*"
@@ -49,6 +49,7 @@ class Service:
         self.metrics = metrics
         max_requests = settings.max_rows + settings.max_queue
         self.prompts = PromptEncoder(models, max_requests, metrics, settings)
+        self.grammars = GrammarCompiler(models, self.prompts.run)
         self.tool_calls = ToolCallParsing(models, metrics, max_requests)
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self.event_bridge = EventBridge(self._loop)
@@ -57,8 +58,6 @@ class Service:
         self._loop_lag = LoopLag(self._loop, self._stations, metrics.observe_lag, self._note_hold)
         metrics.set_loop_stations(self._stations)
         self.bodies = BodyLanes()
-        self.responses = ResponseStore(settings.response_store_bytes)
-        metrics.set_response_store(self.responses)
         self.recorder = recorder
         self.created = int(time.time())
 
@@ -77,6 +76,7 @@ class Service:
             view.engine, view.settings, view._name = engine, engine.settings, name
             max_requests = engine.settings.max_rows + engine.settings.max_queue
             view.prompts = PromptEncoder(engine, max_requests, self.metrics, view.settings)
+            view.grammars = GrammarCompiler(engine, view.prompts.run)
             view.tool_calls = ToolCallParsing(engine, self.metrics, max_requests)
         return view
 
@@ -109,6 +109,7 @@ class Service:
         self._stations.stop()
         self.bodies.close()
         self.prompts.close()
+        self.grammars.close()
         self.tool_calls.close()
 
     @cached_property

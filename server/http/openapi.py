@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from reprise.server.http.errors.error_format import (
+from reprise.server.http.errors import (
     ErrorResponse,
     MessagesErrorResponse,
     OllamaErrorResponse,
@@ -18,8 +18,7 @@ from reprise.server.http.errors.error_format import (
     speaks_ollama,
 )
 from reprise.server.http.request_log import ID_PATTERN, REQUEST_ID
-from reprise.server.validation.field_errors import UNLIMITED
-from reprise.server.validation.fields import IS_ID, RequestModel
+from reprise.server.validation.fields import IS_ID, UNLIMITED, RequestModel
 
 _REFERENCE = "#/components/schemas/{model}"
 _FRAMEWORK_SCHEMAS = ("HTTPValidationError", "ValidationError")

@@ -12,10 +12,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from reprise.config.settings import Settings
 from reprise.server.errors import UnavailableError, retry_after
-from reprise.server.http.access import Access
-from reprise.server.http.api_keys import load_keys
-from reprise.server.http.connections.connection import uvicorn_config
-from reprise.server.http.errors.refusal import refuse
+from reprise.server.http.access import Access, load_keys
+from reprise.server.http.connection import uvicorn_config
+from reprise.server.http.errors import refuse
 from reprise.server.http.request_log import REQUEST_ID, with_prefix
 from reprise.server.logs import RequestRecord, attach_record
 

@@ -9,11 +9,11 @@ from pydantic_core import from_json, to_json
 
 from reprise.engine.interface.events import TokenLogprob
 from reprise.server.errors import ApiError
-from reprise.server.http.errors.error_format import ollama_error
+from reprise.server.http.errors import ollama_error
 from reprise.server.ollama_api.schemas import GeneratingFields
-from reprise.server.output.logprobs import chat_logprobs
+from reprise.server.openai_api.presenter import chat_logprobs
 from reprise.server.output.openai_objects import Timings, UsageBlock
-from reprise.server.output.parsing.parts import (
+from reprise.server.output.parts import (
     CallArgumentsPart,
     CallStartPart,
     ChoiceOutput,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from reprise.server.output.parsing.parts import FinishReason
+from reprise.server.output.parts import FinishReason
 
 
 class PromptTokensDetails(BaseModel):

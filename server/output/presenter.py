@@ -1,14 +1,30 @@
 """The interface that formats output for one API: OpenAI's two completions APIs, Responses, or Messages."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from reprise.server.errors import ApiError
 from reprise.server.output.openai_objects import Timings, UsageBlock
-from reprise.server.output.parsing.parts import ChoiceOutput, Part
+from reprise.server.output.parts import ChoiceOutput, Part
 
 Events = Sequence[tuple[int, Part]]
 """(index of the choice, part), in order of arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """The fields that the response to a request, or each of its chunks, starts with.
+
+    service_tier: None if the request named no tier; the field is then not sent.
+    """
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    service_tier: str | None = None
+
 
 KEEP_ALIVE = b": keep-alive\n"
 """A comment, which no client shows. After an empty line, several decoders would see an empty event."""

@@ -1,9 +1,10 @@
-"""The page's files, which are sent as they are: nothing has to be built."""
+"""The page at /ui: its files and their routes."""
 
 from functools import cache
 from pathlib import Path
 
-from fastapi.responses import Response
+from fastapi import APIRouter
+from fastapi.responses import RedirectResponse, Response
 
 from reprise.server.errors import NotFoundError
 
@@ -39,3 +40,18 @@ def _held() -> dict[str, bytes]:
     root = Path(__file__).parent
     found = [path for path in root.rglob("*.*") if path.suffix[1:] in KINDS]
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}
+
+
+router = APIRouter()
+
+
+@router.get("/ui", include_in_schema=False)
+async def index() -> Response:
+    """Return the page."""
+    return page_file("index.html")
+
+
+@router.get("/ui/{name:path}", include_in_schema=False)
+async def file(name: str) -> Response:
+    """Return one of the page's files; for none, lead to the page, whose files are found from /ui."""
+    return page_file(name) if name else RedirectResponse("../ui")

@@ -5,8 +5,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from reprise.server.requests.generation_fields import GenerationFields
-from reprise.server.validation.field_errors import field_error
-from reprise.server.validation.fields import INT32_MAX, Rules, TokenId, as_integer, integers, neutral, single
+from reprise.server.validation.fields import (
+    INT32_MAX,
+    Rules,
+    TokenId,
+    as_integer,
+    field_error,
+    integers,
+    neutral,
+    single,
+)
 
 MAX_PROMPTS = 64
 _Text = Annotated[str, Field(min_length=1)]

@@ -4,19 +4,20 @@ A field of OpenAI's API that has no meaning for a self-hosted server has no effe
 that would change the answer but is not supported is refused by name.
 """
 
-from typing import Annotated, ClassVar
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from reprise.server.requests.drafts import DraftFields
-from reprise.server.requests.models import KeepAlive
+from reprise.engine.interface.request import DraftChoice, DraftType
+from reprise.server.conversation.parts import parts_of
+from reprise.server.errors import bad_field, shortened
 from reprise.server.requests.structured_output import StructuredFields
-from reprise.server.requests.window_fields import WindowFields
-from reprise.server.validation.field_errors import field_error
 from reprise.server.validation.fields import (
     INT32_MAX,
     INT64_MAX,
     INT64_MIN,
+    Count,
     Limit,
     LogitBias,
     Penalty,
@@ -25,9 +26,137 @@ from reprise.server.validation.fields import (
     Temperature,
     TokenIds,
     TopP,
+    field_error,
     no_effect,
 )
 from reprise.server.validation.notes import notes_in
+
+Threshold = Annotated[float, Field(ge=0)] | Literal["none"]
+
+
+class WindowFields(RequestModel):
+    """How a WeDLM model decodes this request. Other models refuse these fields."""
+
+    wedlm_decoding: Literal["off", "streaming"] | None = Field(
+        None,
+        description="WeDLM models only. streaming: fill in several tokens at once; the answer may differ "
+        "from that of plain decoding. null: --wedlm-decoding. Not in OpenAI's API.",
+    )
+    wedlm_window_size: Count | None = Field(
+        None,
+        description="With wedlm_decoding: streaming, the tokens to look ahead, at most --wedlm-window-size. "
+        "null: --wedlm-window-size. Not in OpenAI's API.",
+    )
+    wedlm_entropy_threshold: Threshold | None = Field(
+        None,
+        description="With wedlm_decoding: streaming, fill in all tokens of which the model is less uncertain "
+        "than this, in nats, but at least one; none: one at a time. null: --wedlm-entropy-threshold. Not in "
+        "OpenAI's API.",
+    )
+    wedlm_pos_penalty_factor: Annotated[float, Field(ge=0)] | None = Field(
+        None,
+        description="With wedlm_decoding: streaming, the uncertainty to add for each position ahead. null: "
+        "--wedlm-pos-penalty-factor. Not in OpenAI's API.",
+    )
+    wedlm_anchor: bool | None = Field(
+        None,
+        description="With wedlm_decoding: streaming, whether every step also fills in the next token, as "
+        "plain decoding would. null: --wedlm-anchor. Not in OpenAI's API.",
+    )
+
+
+MAX_DRAFT_TOKENS = 255
+
+
+class DraftFields(RequestModel):
+    """How to draft for this request. Drafting changes only the speed, never the answer."""
+
+    type: DraftType | None = Field(
+        default=None, description="Source of drafts. null: the one of --draft-type."
+    )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_DRAFT_TOKENS,
+        description="Maximum number of tokens in one draft, at most --num-draft-tokens. 0: no drafts. null: "
+        "--num-draft-tokens.",
+    )
+
+    trace: bool = Field(
+        default=False,
+        description="Whether choices, also those of chunks, say in `draft_trace` what was drafted by what. "
+        "Chats and completions show it; other endpoints take no notice.",
+    )
+
+    @property
+    def choice(self) -> DraftChoice:
+        """The request's choice of drafts, as the engine's DraftChoice."""
+        return DraftChoice(self.type, self.max_tokens)
+
+
+def _text(given: object, info: ValidationInfo) -> str:
+    if not isinstance(given, str | list):
+        raise field_error("invalid_type", "must be a string or an array of text parts")
+    return "".join(map(str, parts_of(given, "prediction.content", notes_in(info.context))))
+
+
+Content = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]])]
+
+
+class Prediction(RequestModel):
+    """The answer that the client expects, or a part of it. It is drafted for as long as it matches."""
+
+    type: Literal["content"]
+    content: Content = Field(description="The expected text, as a string or as text parts.")
+
+
+KeepAlive = Annotated[
+    float | str | None,
+    Field(
+        description="With several models: seconds for which the model stays loaded without more requests, or "
+        'a duration such as "5m"; below 0 for good. null: --idle-unload-s. Ollama\'s.'
+    ),
+]
+"""Ollama's keep_alive: seconds, or a text such as "5m" or "1h30m"; negative for good."""
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"-?(?:[0-9]{1,9}(?:\.[0-9]{1,9})?(?:ms|s|m|h))+")
+_PART = re.compile(r"([0-9.]+)(ms|s|m|h)")
+_NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?")
+
+
+class ModelRequest(RequestModel):
+    """The body that names a model."""
+
+    model: str = Field(description="The model's name, as GET /v1/models has it.")
+
+
+class LoadRequest(ModelRequest):
+    """The body of POST /v1/models/load."""
+
+    keep_alive: KeepAlive = None
+
+
+class PullRequest(RequestModel):
+    """The body of POST /v1/models/pull."""
+
+    model: str = Field(description="The model's name on the hub, such as mlx-community/Qwen3-8B-4bit.")
+
+
+def keep_alive_s(given: KeepAlive) -> float | None:
+    """Return for how many seconds to keep a model loaded; below 0 for good. None if the request does not say.
+
+    Raises BadRequestError if the given value is neither a number nor a duration.
+    """
+    if given is None or isinstance(given, int | float):
+        return given
+    if _NUMBER.fullmatch(given):
+        return float(given)
+    if _DURATION.fullmatch(given):
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(given))
+        return -seconds if given.startswith("-") else seconds
+    phrase = f"is '{shortened(given)}'; it must be seconds, or a duration such as \"5m\""
+    raise bad_field("keep_alive", phrase)
 
 
 class StreamOptions(RequestModel):

@@ -8,15 +8,24 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic_core import from_json, to_json
 
 from reprise.engine.interface.request import Grammar
-from reprise.server.validation.constraints.json_schema import MAX_SCHEMA_BYTES, check_schema, check_size
-from reprise.server.validation.constraints.json_schema_nodes import with_null_types
-from reprise.server.validation.constraints.lark import check_lark
-from reprise.server.validation.constraints.regex import check_regex
-from reprise.server.validation.constraints.relaxed_schema import relaxations
-from reprise.server.validation.field_errors import field_error
-from reprise.server.validation.fields import AcceptsPeerFields, RequestModel, Rules, single
+from reprise.server.validation.fields import (
+    AcceptsPeerFields,
+    RequestModel,
+    Rules,
+    field_error,
+    single,
+    tagged_union,
+)
+from reprise.server.validation.json_schema import (
+    MAX_SCHEMA_BYTES,
+    check_lark,
+    check_regex,
+    check_schema,
+    check_size,
+    with_null_types,
+)
 from reprise.server.validation.notes import notes_in
-from reprise.server.validation.unions import tagged_union
+from reprise.server.validation.relaxed_schema import relaxations
 
 MAX_CHOICES = 1000
 MAX_CHOICES_CHARACTERS = 32_768

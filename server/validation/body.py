@@ -2,24 +2,240 @@
 
 import codecs
 import re
+from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from fastapi import Request
 from pydantic import BaseModel
 from pydantic_core import from_json
 
 from reprise.engine.interface.stations import station
 from reprise.server.errors import BadRequestError, ContentTypeError, requested_name
-from reprise.server.fair_queue import beside
+from reprise.server.executor import PROMPT_LOG, beside
 from reprise.server.logs import is_logging_prompts, log_prompt, record_in
-from reprise.server.threads import PROMPT_LOG
-from reprise.server.validation.field_errors import validate, validate_known
-from reprise.server.validation.fields import MAX_FIELDS, AcceptsPeerFields
-from reprise.server.validation.large_json import FRAGMENT_BYTES, FragmentParser, Outline
+from reprise.server.validation.fields import MAX_FIELDS, AcceptsPeerFields, validate, validate_known
 from reprise.server.validation.notes import Notes
 from reprise.server.validation.peer_fields import translate_fields
+
+FRAGMENT_BYTES = 2**18
+FRAGMENT_VALUES = 20_000
+"""Limits of a fragment: a few milliseconds of parsing."""
+MAX_DEPTH = 200
+_WHOLE_CHARACTERS = re.compile(
+    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u])))*+"
+)
+"""As much of a text as does not end within an escape sequence, or between the halves of a character."""
+_LONGEST_ESCAPE = 12
+_OPENING, _CLOSING = b"[{", b"]}"
+_QUOTE, _COLON, _COMMA = b'":,'
+
+ParseFragment = Callable[[str], Any]
+
+
+class Outline:
+    """The positions of a body's brackets, commas and colons outside of strings; the body is not parsed.
+
+    at: (n,) byte positions. kinds: (n,) the characters there. depths: (n,) how many brackets are open around
+        each.
+    is_closed: whether every string and bracket is closed.
+    The constructor raises UnicodeDecodeError.
+    """
+
+    def __init__(self, body: bytes, fragment_bytes: int = FRAGMENT_BYTES) -> None:
+        is_structure = np.zeros(256, bool)
+        is_structure[list(_OPENING + _CLOSING + bytes((_COLON, _COMMA)))] = True
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        found: list[npt.NDArray[np.int64]] = []
+        start, is_inside = 0, False
+        while start < len(body):
+            window = body[start : start + fragment_bytes]
+            if (len(window) - len(window.rstrip(b"\\"))) % 2 and len(window) == fragment_bytes:
+                window = window[:-1]
+            _check_utf8(decoder, window, start, is_last=start + len(window) == len(body))
+            text = np.frombuffer(window.replace(rb"\\", b"__").replace(rb"\"", b"__"), np.uint8)
+            inside = np.logical_xor.accumulate(text == _QUOTE) ^ is_inside
+            found.append(np.flatnonzero(is_structure[text] & ~inside) + start)
+            is_inside = bool(inside[-1])
+            start += len(window)
+        self.at = np.concatenate(found) if found else np.zeros(0, np.int64)
+        self.kinds = np.frombuffer(body, np.uint8)[self.at]
+        opens = np.isin(self.kinds, list(_OPENING))
+        after = np.cumsum(opens.astype(np.int64) - np.isin(self.kinds, list(_CLOSING)))
+        self.depths = after - opens
+        self.is_closed = not is_inside and (not len(after) or bool(after[-1] == 0 and after.min() >= 0))
+
+    @property
+    def num_containers(self) -> int:
+        """The number of arrays and objects."""
+        return int(np.isin(self.kinds, list(_OPENING)).sum())
+
+    @property
+    def num_members(self) -> int:
+        """The number of members of all objects."""
+        return int((self.kinds == _COLON).sum())
+
+    @property
+    def num_values(self) -> int:
+        """An estimate of the number of values."""
+        return self.num_containers + int((self.kinds == _COMMA).sum())
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether the JSON is nested too deeply."""
+        return bool(len(self.depths)) and int(self.depths.max()) >= MAX_DEPTH
+
+
+class FragmentParser:
+    """Parses a body of JSON fragment by fragment.
+
+    outline: the body's. parse_fragment: parses the text of a fragment, or raises ValueError.
+    """
+
+    def __init__(
+        self,
+        body: bytes,
+        outline: Outline,
+        parse_fragment: ParseFragment,
+        fragment_bytes: int = FRAGMENT_BYTES,
+        fragment_values: int = FRAGMENT_VALUES,
+    ) -> None:
+        self._body, self._outline, self._parse_fragment = body, outline, parse_fragment
+        self._fragment_bytes, self._fragment_values = fragment_bytes, fragment_values
+
+    def parse(self) -> Any:
+        """Return the body's value. Raises ValueError if it is not JSON."""
+        if not self._outline.is_closed:
+            raise ValueError("a string, an array or an object is not closed")
+        return self._value(0, len(self._body), 0, len(self._outline.at))
+
+    def _value(self, start: int, end: int, first: int, last: int) -> Any:
+        """Return the value at body[start:end], whose structure is outline[first:last]."""
+        if end - start <= self._fragment_bytes and last - first <= self._fragment_values:
+            return self._fragment(start, end)
+        if first == last:
+            return self._long_text(start, end)
+        opening, closing = int(self._outline.at[first]), int(self._outline.at[last - 1])
+        kind = _OPENING.find(self._body[opening])
+        is_pair = kind >= 0 and _CLOSING[kind] == self._body[closing]
+        if not is_pair or not self._is_blank(start, opening) or not self._is_blank(closing + 1, end):
+            raise ValueError(f"invalid structure near byte {start}")
+        if last - first == 2 and self._is_blank(opening + 1, closing):
+            return {} if _OPENING[kind] == ord("{") else []
+        return self._object(first, last) if _OPENING[kind] == ord("{") else self._array(first, last)
+
+    def _array(self, first: int, last: int) -> list[Any]:
+        made: list[Any] = []
+        for start, end, inner_first, inner_last, is_small in self._groups(first, last):
+            if is_small:
+                made += self._fragment(start, end, b"[", b"]")
+            else:
+                made.append(self._value(start, end, inner_first, inner_last))
+        return made
+
+    def _object(self, first: int, last: int) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for start, end, inner_first, inner_last, is_small in self._groups(first, last):
+            if is_small:
+                made |= self._fragment(start, end, b"{", b"}")
+                continue
+            colon = inner_first
+            if inner_first == inner_last or self._outline.kinds[colon] != _COLON:
+                raise ValueError(f"a member without a name near byte {start}")
+            at = int(self._outline.at[colon])
+            key = self._value(start, at, inner_first, inner_first)
+            if not isinstance(key, str):
+                raise ValueError(f"a name that is not a string near byte {start}")
+            made[key] = self._value(at + 1, end, colon + 1, inner_last)
+        return made
+
+    def _groups(self, first: int, last: int) -> list[tuple[int, int, int, int, bool]]:
+        """Return the elements of a container, as many at a time as make a fragment.
+
+        Returns, for each: start and end in the body, first and last of its structure, and whether it is a
+        fragment; if not it is one large element.
+        """
+        outline = self._outline
+        depth = outline.depths[first] + 1
+        inner = slice(first + 1, last - 1)
+        is_comma = (outline.kinds[inner] == _COMMA) & (outline.depths[inner] == depth)
+        commas = np.flatnonzero(is_comma) + first + 1
+        firsts = np.concatenate(([first], commas)) + 1
+        lasts = np.concatenate((commas, [last - 1]))
+        starts, ends = outline.at[firsts - 1] + 1, outline.at[lasts]
+        groups, at = [], 0
+        while at < len(starts):
+            by_size = int(np.searchsorted(ends, starts[at] + self._fragment_bytes, "right"))
+            by_count = int(np.searchsorted(lasts, firsts[at] + self._fragment_values, "right"))
+            after = max(at + 1, min(by_size, by_count))
+            is_small = min(by_size, by_count) > at
+            place = int(starts[at]), int(ends[after - 1]), int(firsts[at]), int(lasts[after - 1])
+            groups.append((*place, is_small))
+            at = after
+        return groups
+
+    def _long_text(self, start: int, end: int) -> Any:
+        """Return a value that is neither an array nor an object; a string in slices of whole characters."""
+        text = self._body
+        start, end = self._without_blanks(start, end)
+        if end - start <= self._fragment_bytes:
+            return self._parse_fragment(text[start:end].decode())
+        if text[start] != _QUOTE or text[end - 1] != _QUOTE:
+            raise ValueError(f"neither a string nor a number near byte {start}")
+        parts, at, last = [], start + 1, end - 1
+        while at < last:
+            cut = min(last, at + self._fragment_bytes)
+            while cut < last and text[cut] & 0xC0 == 0x80:
+                cut -= 1
+            whole = _WHOLE_CHARACTERS.match(text, at, cut)
+            if whole and cut < last and cut - _LONGEST_ESCAPE < whole.end():
+                cut = whole.end()
+            parts.append(self._parse_fragment(f'"{text[at:cut].decode()}"'))
+            at = cut
+        return "".join(parts)
+
+    def _is_blank(self, start: int, end: int) -> bool:
+        return self._without_blanks(start, end)[0] >= end
+
+    def _without_blanks(self, start: int, end: int) -> tuple[int, int]:
+        """Return start and end of what is left without white space around it. Copies little at a time."""
+        while start < end:
+            window = self._body[start : min(end, start + self._fragment_bytes)]
+            left = window.lstrip()
+            start += len(window) - len(left)
+            if left:
+                break
+        while start < end:
+            window = self._body[max(start, end - self._fragment_bytes) : end]
+            left = window.rstrip()
+            end -= len(window) - len(left)
+            if left:
+                break
+        return start, end
+
+    def _fragment(self, start: int, end: int, opening: bytes = b"", closing: bytes = b"") -> Any:
+        text = self._body[start:end]
+        if opening and not text.strip():
+            raise ValueError(f"nothing between two commas near byte {start}")
+        try:
+            return self._parse_fragment((opening + text + closing).decode())
+        except ValueError as fault:
+            said = re.sub(r" at line .*", "", str(fault))
+            raise ValueError(f"{said} near byte {start}") from None
+
+
+def _check_utf8(decoder: codecs.IncrementalDecoder, window: bytes, start: int, *, is_last: bool) -> None:
+    try:
+        decoder.decode(window, final=is_last)
+    except UnicodeDecodeError as fault:
+        raise UnicodeDecodeError(
+            fault.encoding, b"", start + fault.start, start + fault.end, fault.reason
+        ) from None
+
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from reprise.engine.interface.errors import GrammarError
 from reprise.engine.interface.request import Grammar
 from reprise.engine.sampling.grammar import Grammars
-from reprise.server.requests.messages import RESERVED_TEMPLATE_KEYS
+from reprise.server.requests.chat import RESERVED_TEMPLATE_KEYS
 from tests.engine.support import make_tokenizer
 
 SCHEMA = b'{"type": "integer"}'

@@ -4,7 +4,7 @@ import time
 
 from reprise.engine.interface.status import GAP_BOUNDS_S
 from reprise.engine.speculative.proposers import DraftSources
-from reprise.server.metrics.process_metrics import PREFIXES
+from reprise.server.metrics.definitions import PREFIXES
 from tests.drafters.fakes import scored
 from tests.engine.faults.test_faults import POISON, Poisoned
 from tests.engine.support import Answer, ask, make_loaded, prompt_of, request

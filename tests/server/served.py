@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from reprise.server.http.connections.connection import uvicorn_config
-from reprise.server.http.connections.listener import bind_address, url_of
+from reprise.server.http.connection import bind_address, url_of, uvicorn_config
 
 
 class _Announcing(uvicorn.Server):

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from reprise.engine.interface.wanted import check_wanted
-from reprise.server.fair_queue import Lane
+from reprise.server.executor import Lane
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.events import DraftingReport, Usage
 from reprise.engine.interface.request import GenerationRequest, Sampling
 from reprise.server.app import create_app
-from reprise.server.generation import request_output
-from reprise.server.generation.request_output import LongAnswerLog
-from reprise.server.generation.submission import Submission
+from reprise.server.generation import stream as request_output
+from reprise.server.generation.stream import LongAnswerLog
+from reprise.server.generation.submit import Submission
 from reprise.server.logs import LoadingLog, RequestRecord, configure_logs
 from reprise.server.metrics import loop_lag
 from reprise.server.output.usage import fill_record

@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from reprise.config.settings import Settings
-from reprise.server.http.connections.listener import ListenError, bind_address
-from reprise.server.http.connections.taken_port import explain
+from reprise.server.http.connection import ListenError, bind_address, explain
 from reprise.server.run import run
 from tests.holds import note_holds
 

@@ -26,8 +26,8 @@ from reprise.engine.model.hub.hub_cache import HubCache
 from reprise.engine.models.catalogue import Catalogue
 from reprise.engine.models.making import Makers
 from reprise.engine.models.messages import Inbox
+from reprise.server.admin.models import MAX_PULLS
 from reprise.server.app import create_app
-from reprise.server.routes.operation.models import MAX_PULLS
 from tests.end_to_end.conftest import serving as real_server
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model import fake_hub

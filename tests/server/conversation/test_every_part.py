@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from reprise.server.conversation.from_chats import ROLES
+from reprise.server.anthropic_api.routes import to_chat_request
+from reprise.server.anthropic_api.schemas import MessagesRequest
+from reprise.server.conversation.chats import ROLES
 from reprise.server.conversation.parts import LEFT_OUT, MEDIA, TEXTS
 from reprise.server.errors import BadRequestError
-from reprise.server.messages_api.schemas import MessagesRequest
-from reprise.server.messages_api.to_chat import to_chat_request
+from reprise.server.openai_api.responses.items import ChatConversion
+from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.responses_api.schemas import ResponsesRequest
-from reprise.server.responses_api.to_chat import ChatConversion
 from reprise.server.validation.body import parse_liberally
 from reprise.server.validation.notes import Notes
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reprise.server.conversation.from_chats import from_chats
+from reprise.server.conversation.chats import from_chats
 from reprise.server.conversation.parts import (
     LEFT_OUT,
     MEDIA,

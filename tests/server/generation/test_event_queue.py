@@ -2,7 +2,7 @@ import asyncio
 import threading
 
 from reprise.engine.interface.events import Delta
-from reprise.server.generation.handoffs.event_queue import EventBridge, EventQueue
+from reprise.server.generation.event_queue import EventBridge, EventQueue
 
 NEVER_S = 1000
 

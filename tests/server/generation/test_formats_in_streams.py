@@ -5,7 +5,7 @@ import json
 import pytest
 
 from reprise.engine.text.markers import Markers
-from reprise.server.tool_formats import formats
+from reprise.server.tools import formats
 from tests.server.fake_engine import marker, says
 from tests.server.tool_formats.test_grammar import FORMATS, atem, xtml
 

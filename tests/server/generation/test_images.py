@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from reprise.engine.interface.images import Tiles
-from reprise.server.generation.prompts.images import DECODER
+from reprise.server.prompt.images import DECODER
 from tests.engine.foreign.hostile_images import FILES, SHOWN
 from tests.server.fake_engine import PROCESSOR, SEEING, says
 

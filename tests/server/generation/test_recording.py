@@ -18,7 +18,7 @@ from reprise.bench.workloads import read_prompts
 from reprise.config.setting import SettingsError
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
-from reprise.server.generation.handoffs.recorder import Recorder
+from reprise.server.generation.recorder import Recorder
 from tests.server.fake_engine import FakeEngine, says
 
 CHAT = "/v1/chat/completions"
@@ -169,7 +169,7 @@ async def test_a_full_disk_leaves_no_partial_line(
         return write(file, line[: room.pop()] if room else line)
 
     async with recording() as client:
-        monkeypatch.setattr("reprise.server.generation.handoffs.recorder.os.write", write_little)
+        monkeypatch.setattr("reprise.server.generation.recorder.os.write", write_little)
         for text in ("first", "second"):
             body = {"messages": [{"role": "user", "content": text}]}
             assert (await client.post(CHAT, json=body)).status_code == 200

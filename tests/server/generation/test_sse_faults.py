@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from reprise.server.generation.request_output import RequestOutput
-from reprise.server.generation.submission import Submission
-from reprise.server.output.openai_presenter import OpenAIPresenter
-from reprise.server.output.parsing.text_parser import PlainParser
+from reprise.server.generation.stream import RequestOutput
+from reprise.server.generation.submit import Submission
+from reprise.server.openai_api.presenter import OpenAIPresenter
+from reprise.server.output.text_parser import PlainParser
 from tests.server import fake_engine
 from tests.server.openai_shapes import assert_error
 

@@ -10,9 +10,9 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
-from reprise.server.output.openai_presenter import OpenAIPresenter
-from reprise.server.output.parsing.parts import ChoiceOutput
-from reprise.server.responses_api.presenter import ResponsePresenter
+from reprise.server.openai_api.presenter import OpenAIPresenter
+from reprise.server.openai_api.responses.presenter import ResponsePresenter
+from reprise.server.output.parts import ChoiceOutput
 from tests.server import fake_engine
 from tests.server.openai_shapes import (
     assert_error,

@@ -13,7 +13,7 @@ import pytest
 from reprise.config.settings import Settings
 from reprise.engine.foreign.tool_calls import PARSE_LIMITS, ParseLimitError, ParserProcesses, WrittenCall
 from reprise.server.app import create_app
-from reprise.server.generation.handoffs.tool_calls import MAX_PARSES, ToolCallParsing
+from reprise.server.generation.tool_calls import MAX_PARSES, ToolCallParsing
 from reprise.server.metrics.registry import Metrics
 from tests.server.fake_engine import FakeTokenizer, says
 from tests.server.openai_shapes import valid_chat, valid_chat_chunks

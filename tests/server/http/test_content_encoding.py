@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from reprise.server.http.content_encoding import MAX_MEMBERS, SLICE_BYTES, decoded
+from reprise.server.http.body import MAX_MEMBERS, SLICE_BYTES, decoded
 from tests.server.openai_shapes import assert_error
 
 BODY = json.dumps({"prompt": "abc", "max_tokens": 3}).encode()

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from reprise.config.settings import Settings
 from reprise.server.errors import BadRequestError
-from reprise.server.fair_queue import SMALL_BYTES, BodyLanes
+from reprise.server.executor import SMALL_BYTES, BodyLanes
 from reprise.server.logs import RequestRecord, attach_record
 from reprise.server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, check_values, read_body
 from reprise.server.validation.fields import RequestModel

@@ -1,11 +1,10 @@
 import json
 import re
 
-from reprise.server.http.errors.error_format import MessagesErrorResponse
+from reprise.server.http.errors import MessagesErrorResponse
+from reprise.server.openai_api.responses.schemas import ListQuery, ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.responses_api.queries import ListQuery
-from reprise.server.responses_api.schemas import ResponsesRequest
 
 
 async def test_the_document_has_every_field_and_no_dangling_reference(client):

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 from uvicorn.server import ServerState
 
-from reprise.server.http.connections.connection import READ_BYTES
-from reprise.server.routes.tokens import TOKENS_AT_ONCE, json_of_tokens, with_pieces
+from reprise.server.http.connection import READ_BYTES
+from reprise.server.llama_server_api.tokens import TOKENS_AT_ONCE, json_of_tokens, with_pieces
 from tests.counted_calls import count_calls
 from tests.server.http.nobody import Transport, connection
 

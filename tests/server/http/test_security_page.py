@@ -7,21 +7,26 @@ from reprise.config.settings import Settings
 from reprise.engine.foreign.chat_templates import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
 from reprise.engine.foreign.tool_calls import PARSE_LIMITS
 from reprise.server.conversation.settled import MAX_MESSAGES, MAX_PARTS
-from reprise.server.fair_queue import LARGE_BYTES
-from reprise.server.http.body_limit import MAX_HEADERS
-from reprise.server.http.connections.connection import (
+from reprise.server.executor import LARGE_BYTES
+from reprise.server.http.body import MAX_HEADERS
+from reprise.server.http.connection import (
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
     MAX_SMALL_CHUNKS,
     MAX_UNREAD_BYTES,
     SMALL_CHUNK_BYTES,
 )
-from reprise.server.responses_api.previous_response import MAX_NAMED
-from reprise.server.responses_api.schemas import MAX_ITEMS
-from reprise.server.routes.tokens import TOKENS_AT_ONCE
-from reprise.server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES
+from reprise.server.llama_server_api.tokens import TOKENS_AT_ONCE
+from reprise.server.openai_api.responses.previous import MAX_NAMED
+from reprise.server.openai_api.responses.schemas import MAX_ITEMS
+from reprise.server.validation.body import (
+    FRAGMENT_BYTES,
+    FRAGMENT_VALUES,
+    MAX_CONTAINERS,
+    MAX_MEMBERS,
+    MAX_VALUES,
+)
 from reprise.server.validation.fields import MAX_FIELDS
-from reprise.server.validation.large_json import FRAGMENT_BYTES, FRAGMENT_VALUES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
 

@@ -8,7 +8,7 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.server import run
-from reprise.server.http.connections.listener import bind_address, url_of
+from reprise.server.http.connection import bind_address, url_of
 from reprise.server.http.while_loading import WhileLoading
 from tests.server.fake_engine import FakeEngine
 

@@ -12,12 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from reprise.engine.interface.events import DraftingReport, Failed, Usage
 from reprise.engine.interface.status import GAP_BOUNDS_S, EngineCounts
 from reprise.server.app import create_app
-from reprise.server.generation import submission
-from reprise.server.metrics.definitions import GROUPS
+from reprise.server.generation import submit as submission
+from reprise.server.metrics.definitions import GROUPS, RANKS
 from reprise.server.metrics.loop_lag import HELD_S
-from reprise.server.metrics.process_metrics import RANKS
-from reprise.server.reference.__main__ import METRICS_PAGE
-from reprise.server.reference.metrics_page import write_metrics_page
+from reprise.server.reference import METRICS_PAGE, write_metrics_page
 from tests.server import fake_engine
 from tests.server.fake_engine import FakeEngine
 

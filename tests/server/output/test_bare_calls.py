@@ -6,11 +6,10 @@ from functools import partial
 import pytest
 
 from reprise.engine.interface.events import Delta
-from reprise.server.output.parsing.parser import MarkerParser
-from reprise.server.output.parsing.parts import CallArgumentsPart, CallStartPart, ToolCallRules
-from reprise.server.tool_formats.bare_calls import bare_calls
-from reprise.server.tool_formats.call_readers import make_reader
-from reprise.server.tool_formats.formats import find_format
+from reprise.server.output.parser import MarkerParser
+from reprise.server.output.parts import CallArgumentsPart, CallStartPart, ToolCallRules
+from reprise.server.tools.formats import find_format
+from reprise.server.tools.readers import bare_calls, make_reader
 from tests.server.fake_engine import CALLING, THINKING, says
 from tests.server.output.test_parser import parsed, read
 

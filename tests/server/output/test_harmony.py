@@ -4,8 +4,8 @@ import pytest
 
 from reprise.engine.interface.events import Delta, Finished, Usage
 from reprise.engine.text.markers import HARMONY, Markers
-from reprise.server.output.parsing.parser import parser_factory
-from reprise.server.output.parsing.parts import CallArgumentsPart, CallStartPart, ChoiceOutput, ToolCallRules
+from reprise.server.output.parser import parser_factory
+from reprise.server.output.parts import CallArgumentsPart, CallStartPart, ChoiceOutput, ToolCallRules
 from tests.server.counted_text import CountedText
 from tests.server.fake_engine import marker
 

@@ -8,10 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
-from reprise.server.output.logprobs import CompletionLogprobsBuilder, chat_logprobs
-from reprise.server.output.openai_format import CompletionFormat
-from reprise.server.output.parsing.logprob_alignment import LogprobAlignment
-from reprise.server.output.parsing.parts import ChoiceOutput, TextPart
+from reprise.server.openai_api.presenter import CompletionFormat, CompletionLogprobsBuilder, chat_logprobs
+from reprise.server.output.parts import ChoiceOutput, TextPart
+from reprise.server.output.text_parser import LogprobAlignment
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import (
     assert_error,

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from reprise.server.output.openai_format import ChatFormat, CompletionFormat, ResponseHead
-from reprise.server.output.openai_presenter import OpenAIPresenter
-from reprise.server.output.parsing.parts import EndPart, TextPart
+from reprise.server.openai_api.presenter import ChatFormat, CompletionFormat, OpenAIPresenter, envelope
+from reprise.server.output.parts import EndPart, TextPart
+from reprise.server.output.presenter import ResponseHead
 from tests.server.openai_shapes import stream_data
 
 HEAD = ResponseHead(id="1", created=5, model='a "model"', system_fingerprint="fp_1", service_tier="default")
@@ -18,9 +18,8 @@ def test_a_text_chunk_equals_the_dump_of_the_typed_model(response_format, wants_
     writer = OpenAIPresenter(HEAD, response_format, num_choices=3, wants_usage=wants_usage)
     for index in range(3):
         usage = {"usage": None} if wants_usage else {}
-        whole = HEAD.chunk(
-            response_format, [response_format.chunk_choice(index, TextPart(text))], **usage
-        ).to_json()
+        choices = [response_format.chunk_choice(index, TextPart(text))]
+        whole = envelope(HEAD, response_format, response_format.chunk_object, choices=choices, **usage)
         assert writer.format_text(index, text) == b"data: " + whole + b"\n\n"
 
 

@@ -11,8 +11,8 @@ from reprise.engine.foreign.child_script import read_calls
 from reprise.engine.foreign.tool_calls import WrittenCall
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from reprise.engine.text.markers import Markers
-from reprise.server.output.parsing.parser import MarkerParser, parser_factory
-from reprise.server.output.parsing.parts import (
+from reprise.server.output.parser import MarkerParser, parser_factory
+from reprise.server.output.parts import (
     CallStartPart,
     ChoiceOutput,
     ReasoningPart,
@@ -20,10 +20,9 @@ from reprise.server.output.parsing.parts import (
     ToolCallPart,
     ToolCallRules,
 )
-from reprise.server.output.parsing.text_parser import PlainParser
-from reprise.server.tool_formats.call_readers import make_reader
-from reprise.server.tool_formats.formats import find_format
-from reprise.server.tool_formats.partial_text import JsonStringTracker
+from reprise.server.output.text_parser import PlainParser
+from reprise.server.tools.formats import find_format
+from reprise.server.tools.readers import JsonStringTracker, make_reader
 from tests.server.counted_text import CountedText
 from tests.server.fake_engine import CALLING, THINKING, marker, parse_json
 

@@ -14,19 +14,16 @@ from pydantic import BaseModel, Field
 from typing_extensions import get_type_hints, is_typeddict
 
 from reprise.config.settings import Settings
+from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesRequest
 from reprise.server.app import BODIES, ROUTES
-from reprise.server.messages_api.schemas import CountTokensRequest, MessagesRequest
-from reprise.server.metrics.endpoints import ENDPOINTS
-from reprise.server.reference.__main__ import API_PAGE
-from reprise.server.reference.api_page import write_api_page
-from reprise.server.reference.field_rows import SINCE, UndocumentedError, read_rows
+from reprise.server.metrics.definitions import ENDPOINTS
+from reprise.server.openai_api.embeddings import EmbeddingsRequest
+from reprise.server.openai_api.responses.compaction import CompactRequest
+from reprise.server.openai_api.responses.schemas import ResponsesRequest
+from reprise.server.reference import API_PAGE, SINCE, UndocumentedError, read_rows, write_api_page
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.requests.embeddings import EmbeddingsRequest
-from reprise.server.responses_api.compaction import CompactRequest
-from reprise.server.responses_api.schemas import ResponsesRequest
-from reprise.server.validation.field_errors import INSIDE
-from reprise.server.validation.fields import RequestModel, unsupported
+from reprise.server.validation.fields import INSIDE, RequestModel, unsupported
 from reprise.server.validation.peer_fields import IGNORED
 
 

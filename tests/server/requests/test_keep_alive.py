@@ -3,7 +3,7 @@
 import pytest
 
 from reprise.server.errors import BadRequestError
-from reprise.server.requests.models import keep_alive_s
+from reprise.server.requests.generation_fields import keep_alive_s
 
 
 @pytest.mark.parametrize(

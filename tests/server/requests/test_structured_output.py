@@ -14,8 +14,7 @@ from reprise.engine.interface.request import Grammar
 from reprise.server.errors import BadRequestError
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.validation.body import parse_body
-from reprise.server.validation.constraints.json_schema import check_schema
-from reprise.server.validation.constraints.json_schema_recursion import find_endless
+from reprise.server.validation.json_schema import check_schema, find_endless
 from tests.machine import allowed_s
 from tests.server.openai_shapes import assert_error
 

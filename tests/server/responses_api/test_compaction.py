@@ -3,8 +3,8 @@
 import pytest
 from openai.types.responses import CompactedResponse
 
-from reprise.server.conversation.from_items import SUMMARY_HEAD
-from reprise.server.responses_api.compaction import ASKED
+from reprise.server.openai_api.responses.compaction import ASKED
+from reprise.server.openai_api.responses.items import SUMMARY_HEAD
 from tests.server.fake_engine import CONTEXT_TOKENS, THINKING, fail_midway, says
 from tests.server.openai_shapes import assert_error, valid_timings
 from tests.server.responses_api.test_responses import PATH, ask, seen
@@ -127,7 +127,7 @@ async def test_without_a_summary_the_request_fails(client, engine, script, code)
 
 async def test_the_summary_is_not_stored(client, app):
     await compact(client, input="x")
-    assert len(app.state.service.responses) == 0
+    assert len(app.state.responses) == 0
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from openai.types.responses import response_create_params
 from reprise.config.settings import Settings
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from reprise.server.app import create_app
-from reprise.server.metrics.endpoints import endpoint_of
-from reprise.server.responses_api.schemas import ResponsesRequest
+from reprise.server.metrics.definitions import endpoint_of
+from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from tests.server.fake_engine import THINKING, fail_first, fail_midway, says, wait_midway
 from tests.server.openai_shapes import assert_error
 from tests.server.responses_api.responses_shapes import valid_events, valid_response
@@ -302,7 +302,7 @@ def test_the_response_of_a_client_that_left_is_not_stored(url, engine, app):
             created = json.loads(next(lines).removeprefix("data: "))
         engine.wait_until_cancelled(1)
         assert http.get(f"{PATH}/{created['response']['id']}").status_code == 404
-    assert len(app.state.service.responses) == 0
+    assert len(app.state.responses) == 0
 
 
 def test_events_are_sent_during_silence(engine):

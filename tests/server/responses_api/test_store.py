@@ -2,8 +2,8 @@
 
 from pydantic_core import to_json
 
-from reprise.server.conversation.from_items import as_listed
-from reprise.server.responses_api.store import (
+from reprise.server.openai_api.responses.items import as_listed
+from reprise.server.openai_api.responses.store import (
     ITEM_OVERHEAD_BYTES,
     OVERHEAD_BYTES,
     ResponseStore,

@@ -1,6 +1,6 @@
 """Conversations are brought into the form that gpt-oss's chat template takes."""
 
-from reprise.server.tool_formats.harmony_prompt import (
+from reprise.server.prompt.harmony import (
     to_harmony_arguments,
     to_harmony_messages,
     to_harmony_tools,

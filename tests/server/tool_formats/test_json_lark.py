@@ -6,7 +6,7 @@ import pytest
 
 from reprise.engine.interface.request import Grammar
 from reprise.engine.sampling.grammar import Grammars
-from reprise.server.tool_formats.json_lark import escape_lark
+from reprise.server.tools.lark import escape_lark
 from tests.engine.support import make_tokenizer
 from tests.server.tool_formats.test_grammar import accepts
 

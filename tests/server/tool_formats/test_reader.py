@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from reprise.engine.foreign.child_script import read_calls
 from reprise.engine.text.markers import Markers
-from reprise.server.tool_formats.call_readers import make_reader
-from reprise.server.tool_formats.formats import find_format
-from reprise.server.tool_formats.reader import OpenedCall
+from reprise.server.tools.formats import find_format
+from reprise.server.tools.readers import OpenedCall, make_reader
 from tests.counted_calls import count_calls
 from tests.server.fake_engine import marker
 

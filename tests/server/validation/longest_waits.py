@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from reprise.config.settings import Settings
 from reprise.server.errors import BadRequestError
+from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.responses_api.schemas import ResponsesRequest
 from reprise.server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, parse_liberally
 from reprise.server.validation.notes import Notes
 from tests.server.waits import measured_waits

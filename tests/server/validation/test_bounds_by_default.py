@@ -12,14 +12,14 @@ import pytest
 from pydantic_core import to_json
 
 from reprise.engine.text.templates.fit import merge, split_calls
+from reprise.server.anthropic_api.routes import to_chat_request
+from reprise.server.anthropic_api.schemas import MessagesRequest
 from reprise.server.conversation.parts import arguments_of
 from reprise.server.conversation.tools import MAX_NAME_CHARACTERS, function_name
 from reprise.server.errors import BadRequestError
-from reprise.server.messages_api.schemas import MessagesRequest
-from reprise.server.messages_api.to_chat import to_chat_request
+from reprise.server.openai_api.responses.items import ChatConversion
+from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.responses_api.schemas import ResponsesRequest
-from reprise.server.responses_api.to_chat import ChatConversion
 from reprise.server.validation.body import MAX_CONTAINERS, parse_liberally
 from reprise.server.validation.notes import Notes
 from tests.machine import allowed_s

@@ -9,10 +9,9 @@ from pydantic_core import PydanticCustomError
 from reprise.engine.foreign.schema_checks import CHECK_LIMITS, CHECKER, SchemaChecker
 from reprise.engine.interface.errors import GrammarError
 from reprise.engine.sampling.grammar import Grammars
-from reprise.server.generation.engine_requests.grammars import json_grammar
-from reprise.server.validation.constraints.json_schema import check_schema
-from reprise.server.validation.constraints.json_schema_nodes import with_definitions
-from reprise.server.validation.constraints.relaxed_schema import modern, relax, relaxations
+from reprise.server.generation.grammars import json_grammar
+from reprise.server.validation.json_schema import check_schema, with_definitions
+from reprise.server.validation.relaxed_schema import modern, relax, relaxations
 from tests.engine.support import make_tokenizer
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import assert_error

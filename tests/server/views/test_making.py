@@ -15,11 +15,18 @@ from reprise.drafters.suffix import SuffixDrafter
 from reprise.engine.interface.request import Frame, SignedLines, View
 from reprise.engine.speculative.acceptance import count_accepted
 from reprise.engine.text.markers import HARMONY
-from reprise.server.views import making
-from reprise.server.views.arguments import AS_IT_IS, AS_JSON, PROBED, ArgumentForm, probe_arguments
-from reprise.server.views.forms import call_forms, rendered_call
-from reprise.server.views.making import ViewMaker
-from reprise.server.views.shapes import Shown
+from reprise.server.prompt import views as making
+from reprise.server.prompt.view_texts import (
+    AS_IT_IS,
+    AS_JSON,
+    PROBED,
+    ArgumentForm,
+    Shown,
+    call_forms,
+    probe_arguments,
+    rendered_call,
+)
+from reprise.server.prompt.views import ViewMaker
 from tests.server.fake_engine import CALLING, FakeTokenizer
 
 Json = dict[str, Any]

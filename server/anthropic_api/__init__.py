@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: translate its requests to chats, and format its answers."""

@@ -1,0 +1,250 @@
+"""Format messages and models for Anthropic's API."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from fastapi import Request
+from pydantic import BaseModel
+from pydantic_core import from_json, to_json
+
+from reprise.server.anthropic_api.schemas import ConversationFields, MessagesRequest
+from reprise.server.errors import ApiError
+from reprise.server.http.errors import anthropic_error
+from reprise.server.output.model_cards import ModelCard
+from reprise.server.output.openai_objects import Timings, UsageBlock
+from reprise.server.output.parts import (
+    CallArgumentsPart,
+    CallStartPart,
+    ChoiceOutput,
+    EndPart,
+    Part,
+    ReasoningPart,
+    ReportPart,
+    TextPart,
+    ToolCallPart,
+    merge_adjacent,
+)
+from reprise.server.output.presenter import Events, ResponseHead
+
+
+class MessagesModel(BaseModel):
+    """A model under one of its names. The limits are null until it is loaded."""
+
+    id: str
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
+class MessagesModelList(BaseModel):
+    """All models; there is never a second page."""
+
+    data: list[MessagesModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False] = False
+
+
+def is_anthropic_client(request: Request) -> bool:
+    """Return whether a request for models is for Anthropic's API, which has the same path as OpenAI's."""
+    return "anthropic-version" in request.headers
+
+
+def messages_model(card: ModelCard) -> MessagesModel:
+    """Return a model in Anthropic's shape."""
+    return MessagesModel(
+        id=card.id,
+        display_name=card.id,
+        created_at=datetime.fromtimestamp(card.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        max_input_tokens=card.context_length,
+        max_tokens=card.context_length,
+    )
+
+
+def messages_models(cards: Sequence[ModelCard]) -> MessagesModelList:
+    """Return the list of models in Anthropic's shape."""
+    models = [messages_model(card) for card in cards]
+    first, last = (models[0].id, models[-1].id) if models else (None, None)
+    return MessagesModelList(data=models, first_id=first, last_id=last)
+
+
+UNSIGNED = "unsigned"
+"""The signature of all thinking blocks: clients send back only those that have one."""
+
+
+class MessagePresenter:
+    """Presenter for /v1/messages. A request has one choice."""
+
+    def __init__(self, head: ResponseHead, request_id: str, body: MessagesRequest) -> None:
+        self._head = head
+        self._request_id = request_id
+        self._max_tokens = body.max_tokens
+        self._shows_thinking = body.thinking is None or body.thinking.display != "omitted"
+        self._diagnoses = body.diagnostics is not None and body.diagnostics.previous_message_id is not None
+        self._block_idx = -1
+        self._open: Literal["text", "thinking", "tool_use"] | None = None
+
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
+        """See Presenter."""
+        (output,) = outputs
+        content: list[dict[str, Any]] = []
+        if output.reasoning:
+            thinking = output.reasoning if self._shows_thinking else ""
+            content.append({"type": "thinking", "thinking": thinking, "signature": UNSIGNED})
+        if output.text:
+            content.append({"type": "text", "text": output.text})
+        content += [_tool_use(call, from_json(call.arguments)) for call in output.tool_calls]
+        end = self._end(EndPart(output.finish_reason, output.stop, output.schema_valid), usage, timings)
+        return to_json(self._message(content, _usage(usage)) | end)
+
+    def format_opening(self, usage: UsageBlock) -> bytes:
+        """See Presenter. The count of cached tokens is known only at the end; message_delta has it."""
+        message = self._message([], _usage(usage)) | {"stop_reason": None, "stop_sequence": None}
+        return _event("message_start", message=message) + _event("ping")
+
+    def format_parts(self, events: Events) -> bytes:
+        """See Presenter."""
+        parts = merge_adjacent(part for _, part in events)
+        return b"".join(map(self._part, parts)) or self.format_silence()
+
+    def format_silence(self) -> bytes:
+        """See Presenter."""
+        return _event("ping")
+
+    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
+        """See Presenter."""
+        parts = list(merge_adjacent(part for _, part in events))
+        end = next(part for part in parts if isinstance(part, EndPart))
+        frames = [self._part(part) for part in parts]
+        counts = _usage(usage)
+        del counts["service_tier"]
+        frames.append(_event("message_delta", delta=self._end(end, usage, timings), usage=counts))
+        return b"".join(frames) + _event("message_stop")
+
+    def format_error(self, fault: ApiError) -> bytes:
+        """See Presenter."""
+        told = fault.renamed(ConversationFields.names)
+        return _frame("error", to_json(anthropic_error(told, self._request_id)))
+
+    def _part(self, part: Part) -> bytes:
+        match part:
+            case TextPart(text=text):
+                return (
+                    self._open_block("text", text="") + self._delta("text_delta", "text", text)
+                    if text
+                    else b""
+                )
+            case ReasoningPart(text=text):
+                opening = self._open_block("thinking", thinking="", signature="")
+                return opening + (
+                    self._delta("thinking_delta", "thinking", text) if self._shows_thinking else b""
+                )
+            case ToolCallPart():
+                return self._start_call(part) + self._continue_call(part.arguments)
+            case CallStartPart():
+                return self._start_call(part)
+            case CallArgumentsPart():
+                return self._continue_call(part.text)
+            case EndPart():
+                return self._close_block()
+            case ReportPart():
+                return b""
+
+    def _start_call(self, call: ToolCallPart | CallStartPart) -> bytes:
+        closing = self._close_block()
+        self._open = "tool_use"
+        return closing + self._start(_tool_use(call, {}))
+
+    def _continue_call(self, arguments: str) -> bytes:
+        return self._delta("input_json_delta", "partial_json", arguments)
+
+    def _open_block(self, kind: Literal["text", "thinking"], **empty: str) -> bytes:
+        """Start a block of this kind, unless one is open."""
+        if self._open == kind:
+            return b""
+        closing = self._close_block()
+        self._open = kind
+        return closing + self._start({"type": kind, **empty})
+
+    def _close_block(self) -> bytes:
+        """End the open block, if there is one."""
+        if self._open is None:
+            return b""
+        signing = self._delta("signature_delta", "signature", UNSIGNED) if self._open == "thinking" else b""
+        self._open = None
+        return signing + self._stop()
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        self._block_idx += 1
+        return _event("content_block_start", index=self._block_idx, content_block=block)
+
+    def _delta(self, kind: str, field: str, text: str) -> bytes:
+        # Called for every token, so only the text is serialized.
+        return (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+            b'"delta":{"type":"%s","%s":%s}}\n\n'
+            % (self._block_idx, kind.encode(), field.encode(), to_json(text))
+        )
+
+    def _stop(self) -> bytes:
+        return _event("content_block_stop", index=self._block_idx)
+
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        message = {
+            "id": f"msg_{self._head.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._head.model,
+            "content": content,
+            "usage": usage,
+        }
+        if self._diagnoses:
+            message["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
+        return message
+
+    def _end(self, end: EndPart, usage: UsageBlock, timings: Timings) -> dict[str, Any]:
+        """Return the stop reason, the stop sequence, and whether the schemas are satisfied, if checked."""
+        match end.finish_reason:
+            case "tool_calls":
+                reason = "tool_use"
+            case "length":
+                is_at_limit = self._max_tokens is not None and usage.completion_tokens >= self._max_tokens
+                # A loop that was cut off did not fill the context either.
+                reason = (
+                    "max_tokens"
+                    if is_at_limit or timings.stopped == "loop"
+                    else "model_context_window_exceeded"
+                )
+            case "stop":
+                reason = "end_turn" if end.stop is None else "stop_sequence"
+        checked = {} if end.schema_valid is None else {"schema_valid": end.schema_valid}
+        return {"stop_reason": reason, "stop_sequence": end.stop, **checked}
+
+
+def _usage(usage: UsageBlock) -> dict[str, Any]:
+    """Return the usage. Anthropic's input_tokens do not include cached tokens."""
+    cached = usage.prompt_tokens_details.cached_tokens
+    return {
+        "input_tokens": usage.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.completion_tokens_details.reasoning_tokens},
+        "service_tier": "standard",
+    }
+
+
+def _tool_use(call: ToolCallPart | CallStartPart, arguments: object) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return _frame(kind, to_json({"type": kind, **fields}))
+
+
+def _frame(kind: str, json: bytes) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + json + b"\n\n"

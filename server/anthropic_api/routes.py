@@ -1,0 +1,126 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from reprise.server.anthropic_api.conversation import kept_system
+from reprise.server.anthropic_api.presenter import MessagePresenter
+from reprise.server.anthropic_api.schemas import ConversationFields, CountTokensRequest, MessagesRequest
+from reprise.server.conversation.model import Message
+from reprise.server.executor import beside
+from reprise.server.generation.model_use import serve_body
+from reprise.server.generation.prepare import answer_chat, check_tools
+from reprise.server.generation.service import Service
+from reprise.server.generation.stream import response_head
+from reprise.server.http.openapi import body_schema
+from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.requests.chat import ChatRequest, extended
+from reprise.server.requests.generation_fields import WindowFields
+from reprise.server.validation.body import read_body
+from reprise.server.validation.fields import validate_known
+from reprise.server.validation.notes import Notes
+
+_SAMPLING = ("temperature", "top_p", "top_k")
+
+
+def to_chat_request(body: MessagesRequest, notes: Notes, *, drops_billing: bool = True) -> ChatRequest:
+    """Return the chat request. Raises BadRequestError, which has the chat request's names of fields.
+
+    notes: records fields of chats that are left out or understood in another form.
+    drops_billing: whether to leave out the billing line of the system prompt; see kept_system().
+    """
+    given = {
+        "max_tokens": body.max_tokens,
+        **{name: getattr(body, name) for name in _SAMPLING if name in body.model_fields_set},
+        "stop": list(body.stop_sequences),
+        "stream": body.stream,
+        "draft": body.draft,
+        **{name: getattr(body, name) for name in WindowFields.model_fields},
+    }
+    prompt, more = _prompt_fields(body, drops_billing), extended(body)
+    if isinstance(own := more["chat_template_kwargs"], dict):
+        more["chat_template_kwargs"] = prompt["chat_template_kwargs"] | own
+    more = {name: value for name, value in more.items() if value is not None}
+    return validate_known(prompt | given | more, ChatRequest, notes)
+
+
+def to_prompt_request(body: ConversationFields, notes: Notes, *, drops_billing: bool = True) -> ChatRequest:
+    """Return a chat request with the same prompt. Raises BadRequestError as to_chat_request() does."""
+    return validate_known(_prompt_fields(body, drops_billing), ChatRequest, notes)
+
+
+def _prompt_fields(body: ConversationFields, drops_billing: bool) -> dict[str, Any]:
+    """Return the fields that determine the prompt."""
+    system = kept_system(body.system) if drops_billing else body.system
+    shown = Message("system", system, joint="\n", at="system")
+    is_thinking = body.thinking is not None and body.thinking.is_on
+    chat: dict[str, Any] = {
+        "model": body.model,
+        "messages": (*((shown,) if shown.text else ()), *body.messages),
+        "tools": body.tools,
+        "tool_choice": body.tool_choice,
+        "parallel_tool_calls": body.tool_choice.is_parallel,
+        "continue_final_message": body.messages[-1].can_continue,
+        "chat_template_kwargs": {"enable_thinking": is_thinking},
+    }
+    if is_thinking and body.thinking is not None:
+        chat["thinking_budget_tokens"] = body.thinking.budget_tokens
+    if body.output_config is not None and (effort := body.output_config.effort):
+        chat["reasoning_effort"] = effort
+    if (output_format := body.requested_format) is not None:
+        schema = {"name": "output", "strict": True, "schema": output_format.json_schema}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return chat
+
+
+router = APIRouter()
+BodyT = TypeVar("BodyT", bound=ConversationFields)
+
+
+@router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
+async def create_message(request: Request) -> Response:
+    """Generate the next message of a conversation, in Anthropic's format."""
+    return await serve_body(request, await read_body(request, MessagesRequest), _answer)
+
+
+async def _answer(request: Request, body: MessagesRequest, service: Service) -> Response:
+    head = response_head(request, service, body.model)
+    presenter = MessagePresenter(head, record_of(request).id, body)
+    chat = await _converted(request, service, body, to_chat_request)
+    return await answer_chat(request, service, chat, presenter)
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensRequest))
+async def count_tokens(request: Request) -> Response:
+    """Count the tokens of a conversation's prompt."""
+    return await serve_body(request, await read_body(request, CountTokensRequest), _count)
+
+
+async def _count(request: Request, body: CountTokensRequest, service: Service) -> Response:
+    chat = await _converted(request, service, body, to_prompt_request)
+    check_tools(service, chat)
+    prompt = await service.prompts.encode_chat(request, chat)
+    return JSONResponse({"input_tokens": len(prompt.tokens)})
+
+
+async def _converted(
+    request: Request, service: Service, body: BodyT, convert: Callable[..., ChatRequest]
+) -> ChatRequest:
+    """Return a request as a chat, without the billing line in its system prompt unless that is kept.
+
+    Notes it if the line is there. Raises what convert raises.
+    """
+    drops = not service.settings.keep_billing_line
+    notes = Notes(service.settings.unknown_fields == "refuse")
+
+    def work() -> tuple[ChatRequest, bool]:
+        return convert(body, notes, drops_billing=drops), drops and kept_system(body.system) != body.system
+
+    chat, is_dropped = await beside(request, work)
+    note_ignored(request, notes.entries())
+    if is_dropped:
+        note_ignored(request, ["system.x-anthropic-billing-header"])
+    return chat

@@ -1,1 +1,0 @@
-"""What is asked of the engine: choices and their seeds, limits of tokens, grammars, windows."""

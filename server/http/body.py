@@ -1,0 +1,148 @@
+"""Read and decompress each request's body before the app sees it, within limits of size and time."""
+
+import asyncio
+import zlib
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from reprise.server.errors import (
+    ApiError,
+    BodyTimeoutError,
+    BodyTooLargeError,
+    ContentEncodingError,
+    HeadersTooLargeError,
+    InvalidEncodingError,
+)
+from reprise.server.http.errors import refuse
+
+SLICE_BYTES = 2**20
+"""Bytes that are decoded at a time; in between, the event loop serves others."""
+INPUT_BYTES = 2**16
+"""Bytes of the body that are read at a time: zlib copies what it has not decoded yet."""
+MAX_MEMBERS = 1024
+"""Maximum gzip texts in one body, one behind the other. Each takes a decoder."""
+_AUTOMATIC, _RAW = 47, -15
+"""How zlib reads gzip's and zlib's headers, and data without a header."""
+_NONE = frozenset({"", "identity"})
+_KNOWN = _NONE | {"gzip", "x-gzip", "deflate"}
+
+
+def coding_of(header: str) -> str | None:
+    """Return the encoding that a Content-Encoding header names; None if the body is not encoded.
+
+    Raises ContentEncodingError for an encoding that cannot be decoded here.
+    """
+    coding = header.strip().lower()
+    if coding not in _KNOWN:
+        raise ContentEncodingError(header)
+    return None if coding in _NONE else coding
+
+
+async def decoded(body: bytes, coding: str, limit_bytes: int) -> bytes:
+    """Decode a body.
+
+    limit_bytes: the limit of the decoded body; little more than that is ever held in memory.
+    Raises BodyTooLargeError, and InvalidEncodingError if the body is not exactly one complete encoded text;
+    gzip may have several in a row, as in RFC 1952.
+    """
+    is_raw = coding == "deflate" and not _has_zlib_header(body)
+    decoder = zlib.decompressobj(_RAW if is_raw else _AUTOMATIC)
+    text, num_members = bytearray(), 1
+    for start in range(0, len(body), INPUT_BYTES):
+        rest, has_more = body[start : start + INPUT_BYTES], False
+        while rest or has_more:
+            if decoder.eof:
+                if coding == "deflate" or num_members == MAX_MEMBERS:
+                    raise InvalidEncodingError(coding)
+                decoder, num_members = zlib.decompressobj(_AUTOMATIC), num_members + 1
+            room = min(SLICE_BYTES, limit_bytes + 1 - len(text))
+            try:
+                part = decoder.decompress(rest, room)
+            except zlib.error:
+                raise InvalidEncodingError(coding) from None
+            text += part
+            if len(text) > limit_bytes:
+                raise BodyTooLargeError(limit_bytes)
+            rest = decoder.unconsumed_tail or decoder.unused_data
+            # zlib may have read all and still hold the end of a repetition.
+            has_more = len(part) == room and not decoder.eof
+            await asyncio.sleep(0)
+    if not decoder.eof:
+        raise InvalidEncodingError(coding)
+    return bytes(text)
+
+
+def _has_zlib_header(body: bytes) -> bool:
+    """Return whether a deflate body has the header that it should have; some clients leave it out."""
+    return len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0
+
+
+MAX_HEADERS = 100
+
+
+class BodyLimit:
+    """ASGI middleware that refuses large bodies (413), slow bodies (408) and too many headers (431).
+
+    The size limit holds with and without a Content-Length header, and also for the decoded body.
+    """
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float) -> None:
+        self.app = app
+        self.max_body_bytes = max_body_bytes
+        self.body_timeout_s = body_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body and pass the request on, or send an error."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            coding = self._check_headers(Headers(scope=scope))
+        except ApiError as fault:
+            await refuse(fault, scope, receive, send)
+            return
+        body = bytearray()
+        more_body = True
+        try:
+            async with asyncio.timeout(self.body_timeout_s):
+                while more_body and len(body) <= self.max_body_bytes:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return
+                    body += message.get("body", b"")
+                    more_body = message.get("more_body", False)
+        except TimeoutError:
+            await refuse(BodyTimeoutError(self.body_timeout_s), scope, receive, send, lingers=False)
+            return
+        try:
+            if len(body) > self.max_body_bytes:
+                raise BodyTooLargeError(self.max_body_bytes)
+            whole = bytes(body) if coding is None else await decoded(bytes(body), coding, self.max_body_bytes)
+        except ApiError as fault:
+            await refuse(fault, scope, receive, send, lingers=more_body)
+            return
+        await self.app(scope, _replaying(whole, receive), send)
+
+    def _check_headers(self, headers: Headers) -> str | None:
+        """Return how the body is encoded. Raises ApiError if the headers announce what is refused."""
+        if (num_headers := len(headers)) > MAX_HEADERS:
+            raise HeadersTooLargeError(num_headers, MAX_HEADERS)
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self.max_body_bytes:
+            raise BodyTooLargeError(self.max_body_bytes)
+        return coding_of(headers.get("content-encoding", ""))
+
+
+def _replaying(body: bytes, receive: Receive) -> Receive:
+    """Return a receive() that first replays the body, then waits for what follows it: a disconnect."""
+    is_sent = False
+
+    async def replay() -> Message:
+        nonlocal is_sent
+        if not is_sent:
+            is_sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return replay

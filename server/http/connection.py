@@ -1,0 +1,503 @@
+"""Accept client connections, limit how many there are, and read what they send in turns."""
+
+import asyncio
+import errno
+import http.client
+import json
+import re
+import resource
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import uvicorn
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from reprise.config.settings import Settings
+from reprise.engine.interface.stations import station
+from reprise.server.errors import BadRequestError, UnavailableError, retry_after
+from reprise.server.logs import LOGGER
+
+ROUND_S = 0.005
+"""How long a round of the event loop parses and starts requests; what is left waits for the next round."""
+REQUEST_S = 0.001
+"""Seconds that a starting request counts in a round: its first step comes after the round."""
+
+
+class Rounds:
+    """Divides the work of parsing input and beginning requests into rounds of the event loop.
+
+    Without rounds, the loop would be held for as long as the input of all connections together takes.
+    Addresses are served in rotation. Use it on one event loop only, and for one action of a connection at a
+    time.
+
+    clock: returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._waiting: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
+        self._spent_s = 0.0
+        self._has_next = self._is_doing = False
+
+    @property
+    def has_time(self) -> bool:
+        """Whether an action may be done now: within do(), or if the round has time and no action waits."""
+        return self._is_doing or (not self._waiting and self._spent_s < ROUND_S)
+
+    def do(self, action: Callable[[], None], more_s: float = 0.0) -> None:
+        """Do an action in this round.
+
+        more_s: seconds of this round to count besides, for work that the action begins elsewhere on the loop.
+        """
+        start_s, is_within = self._clock(), self._is_doing
+        self._is_doing = True
+        try:
+            action()
+        finally:
+            self._is_doing = is_within
+            self._spent_s += self._clock() - start_s + more_s
+            self._plan_next()
+
+    def wait(self, address: str, action: Callable[[], None], more_s: float = 0.0) -> None:
+        """Do an action in a later round, after the addresses that precede this one in rotation."""
+        self._waiting.setdefault(address, deque()).append(partial(self.do, action, more_s))
+        self._plan_next()
+
+    def _plan_next(self) -> None:
+        if not self._has_next:
+            self._has_next = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Begin a round with what has waited."""
+        self._has_next, self._spent_s = False, 0.0
+        while self._waiting and self._spent_s < ROUND_S:
+            address, kept = self._waiting.popitem(last=False)
+            first = kept.popleft()
+            if kept:
+                # To the end: all others come first.
+                self._waiting[address] = kept
+            first()
+
+
+MAX_ACCEPTED = 16
+"""Maximum connections that the event loop takes in one turn; finding an idle one takes a millisecond."""
+MAX_UNACCEPTED = 2048
+"""Maximum connections that wait in the system for that; a client beyond them tries again after a second."""
+LOG_S = 60.0
+"""Seconds between log lines about the limit."""
+MAX_REFUSED = 64
+"""Maximum connections beyond the limit that are told so; others are closed without a word."""
+
+
+def max_connections() -> int:
+    """Return how many connections may be open: three quarters of the open files. The rest is for models."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (limit if limit > 0 else 4096) * 3 // 4
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    fault = UnavailableError(
+        f"All {max_connections()} connections of this server are in use. Try again later, or start it with "
+        "more open files (ulimit -n).",
+        code="too_many_connections",
+        headers=retry_after(1.0) | {"Connection": "close"},
+    )
+    # Not in any API's format: the request has not been looked at.
+    await JSONResponse(fault.body(), fault.status, fault.headers)(scope, receive, send)
+
+
+class ConnectionLimit(asyncio.Protocol):
+    """Mixin of uvicorn's protocols: while all places are taken, a new connection takes an idle one's place.
+
+    The idle connection closed is the one that has had no request for longest, from the address with the most
+    idle connections. If none is idle, a request on the new connection gets a 503.
+    """
+
+    connections: set[Any]
+    transport: asyncio.Transport
+    cycle: Any
+    app: Any
+    client: tuple[str, int] | None
+    loop: asyncio.AbstractEventLoop
+    idle_since: float
+    _logged_at = -LOG_S
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Make room for the connection."""
+        super().connection_made(transport)
+        self.idle_since = self.loop.time()
+        num_beyond = len(self.connections) - max_connections()
+        if num_beyond <= 0:
+            return
+        self._log(len(self.connections))
+        if idle := self._find_idle():
+            idle.transport.abort()
+        elif num_beyond > MAX_REFUSED:
+            transport.abort()
+        else:
+            self.app = _refuse
+
+    def on_response_complete(self) -> None:
+        """Note the time at which the connection became idle."""
+        self.idle_since = self.loop.time()
+        super().on_response_complete()  # type: ignore[misc]
+
+    def _find_idle(self) -> "ConnectionLimit | None":
+        idle: dict[str, list[ConnectionLimit]] = {}
+        for one in self.connections - {self}:
+            if (one.cycle is None or one.cycle.response_complete) and not one.transport.is_closing():
+                idle.setdefault(one.client[0] if one.client else "", []).append(one)
+        most = max(idle.values(), key=len, default=[])
+        return min(most, key=lambda one: one.idle_since, default=None)
+
+    def _log(self, num_connections: int) -> None:
+        now = self.loop.time()
+        if now - ConnectionLimit._logged_at >= LOG_S:
+            ConnectionLimit._logged_at = now
+            LOGGER.warning(
+                "%d connections are open, the most for this limit of open files: idle ones are closed for "
+                "new ones, and if none is idle, requests get a 503",
+                num_connections,
+            )
+
+
+MAX_HEAD_BYTES = 32 * 2**10
+"""Maximum bytes of a request line and headers together."""
+READ_BYTES = 32 * 2**10
+"""Maximum bytes that are read of a connection before others come next: under 5 ms of work."""
+MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES = 4096, 64
+"""How many chunks a body may have beyond one for every SMALL_CHUNK_BYTES: each costs as much as any."""
+MAX_PIPELINED = 16
+"""Maximum requests that a connection may have waiting for the answer to the one before."""
+MAX_UNREAD_BYTES = 64 * 2**20
+"""Maximum bytes of answers that one address leaves unread. Beyond, the connection with the most is closed."""
+_INVALID = f"Send plain HTTP/1.1, not HTTPS, with at most {MAX_HEAD_BYTES} bytes of headers."
+_HOST = b"host"
+_UPGRADE, _OF_SAME_LENGTH = re.compile(rb"(?<=\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE), b"ignored"
+
+
+class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
+    """uvicorn's HTTP/1.1 protocol, with limits on times, on counts, and on output that clients leave unread.
+
+    timeout_s: seconds that a client has from connecting, or from the first byte of a later request, to the
+        end of the headers; also the seconds within which it must read some of the output that waits for it.
+        Then the connection is closed.
+    buffer: takes the input of all connections of an event loop. rounds: decide, also for all of them, when
+        input is parsed.
+    """
+
+    def __init__(self, *, timeout_s: float, buffer: bytearray, rounds: Rounds, **options: Any) -> None:
+        super().__init__(**options)
+        self._timeout_s = timeout_s
+        self._rounds = rounds
+        self._buffer = memoryview(buffer)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._has_head = False
+        self._head_bytes = 0
+        self._num_chunks = self._body_bytes = 0
+        self._fault = _INVALID
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the timeout of the first request."""
+        super().connection_made(transport)
+        self._start_head_timer()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - a buffered protocol's method
+        """Return the buffer into which the transport reads."""
+        return self._buffer
+
+    @station("connections")
+    def buffer_updated(self, nbytes: int) -> None:
+        """Parse the input in the buffer, now or in a later round; until then nothing more is read."""
+        if self._rounds.has_time:
+            self._rounds.do(partial(self.data_received, self._buffer[:nbytes]))  # type: ignore[arg-type]
+        else:
+            self.transport.pause_reading()
+            self._rounds.wait(self.client_host, partial(self._parse_kept, bytes(self._buffer[:nbytes])))
+
+    @station("connections")
+    def _parse_kept(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self.data_received(data)
+        # Else much of a body waits for the request's handler, which has it read on.
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse input; stop the timeout after the headers, and start it at a later request's first byte."""
+        self._head_bytes += len(data)
+        super().data_received(data if self._has_head else _without_upgrade(bytes(data)))
+        if self.transport.is_closing() or self._is_answering:
+            self._stop_head_timer()
+        elif self._head_bytes > MAX_HEAD_BYTES and not self._has_head:
+            self.send_400_response(_INVALID)
+        # Also for the rest of a body whose request has been refused.
+        elif self._head_timer is None:
+            self._start_head_timer()
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._has_head = False
+        self._head_bytes = self._num_chunks = self._body_bytes = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; drop those that follow the body, which nothing here reads."""
+        if not self._has_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Serve the request. Raises ValueError if the request is invalid; uvicorn then sends a 400."""
+        self._has_head = True
+        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        num_hosts = sum(name == _HOST for name, _ in self.headers)
+        is_named = num_hosts == 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.0")
+        if num_bytes > MAX_HEAD_BYTES or not is_named:
+            raise ValueError
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._fault = (
+                f"At most {MAX_PIPELINED} requests of a connection may wait. Read the answers first."
+            )
+            raise ValueError
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Add a chunk to the body. Raises ValueError if there are too many small chunks."""
+        self._num_chunks += 1
+        self._body_bytes += len(body)
+        if self._num_chunks > MAX_SMALL_CHUNKS + self._body_bytes // SMALL_CHUNK_BYTES:
+            self._fault = (
+                f"The body has more than {MAX_SMALL_CHUNKS} chunks of less than {SMALL_CHUNK_BYTES} bytes. "
+                "Send larger chunks."
+            )
+            raise ValueError
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._has_head = False
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timeouts."""
+        self._stop_head_timer()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer invalid HTTP with an error in OpenAI's format, then close the connection."""
+        said = f"{msg} {self._fault}" if msg != self._fault else msg
+        body = json.dumps(BadRequestError(said, code="invalid_http").body()).encode()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
+            body
+        )
+        self.transport.write(STATUS_LINE[400] + head + body)
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        """Wait until the client reads; close the connection if it reads nothing for timeout_s.
+
+        If the connections of the client's address have too much unread, close the one that has the most.
+        """
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._timeout_s, self._check_reading, self._num_unread)
+        others = [
+            one
+            for one in self.connections
+            if isinstance(one, Connection) and one.client_host == self.client_host
+        ]
+        if sum(one._num_unread for one in others) > MAX_UNREAD_BYTES:
+            max(others, key=lambda one: one._num_unread)._give_up("more than the limit of one address")
+
+    def resume_writing(self) -> None:
+        """Stop waiting for the client to read."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        super().resume_writing()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = partial(_without_chunks, app, cycle)
+        start = partial(super()._start_asgi_task, cycle, app)
+        if self._rounds.has_time:
+            self._rounds.do(start, REQUEST_S)
+        else:
+            self._rounds.wait(self.client_host, start, REQUEST_S)
+
+    @property
+    def _is_answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    @property
+    def client_host(self) -> str:
+        """The client's address."""
+        return self.client[0] if self.client else ""
+
+    @property
+    def _num_unread(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def _check_reading(self, num_before: int) -> None:
+        """Close the connection if nothing has been read since the last check."""
+        if self._num_unread >= num_before:
+            self._give_up(f"nothing of it in {self._timeout_s:g} s")
+        else:
+            self._write_timer = self.loop.call_later(self._timeout_s, self._check_reading, self._num_unread)
+
+    def _give_up(self, why: str) -> None:
+        LOGGER.warning(
+            "a client at %s leaves %d bytes of an answer unread, %s: its connection is closed",
+            self.client_host,
+            self._num_unread,
+            why,
+        )
+        self.transport.abort()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: the request is answered as if it had not asked for another protocol."""
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self._timeout_s, self.transport.close)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+async def _without_chunks(
+    app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Serve a request of HTTP/1.0, which has no chunks: a body of unknown length ends with its connection."""
+
+    is_sized = True
+
+    async def send_plainly(message: Message) -> None:
+        nonlocal is_sized
+        if message["type"] == "http.response.start":
+            is_sized = "content-length" in Headers(scope=message)
+            cycle.chunked_encoding = None if is_sized else False
+        elif not is_sized:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_plainly)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Return the beginning of a request without its wish for another protocol, which may be denied.
+
+    The parser takes what follows such a head for the other protocol, so the body would be lost. Java's client
+    wishes for HTTP/2 in each first request.
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(_OF_SAME_LENGTH, head) + end + body
+
+
+def uvicorn_config(app: ASGIApp, timeout_s: float, **options: Any) -> uvicorn.Config:
+    """Return uvicorn's configuration for the app. options: see uvicorn.Config."""
+    make_connection: Any = partial(
+        Connection, timeout_s=timeout_s, buffer=bytearray(READ_BYTES), rounds=Rounds()
+    )
+    return uvicorn.Config(
+        app,
+        http=make_connection,
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        **options,
+    )
+
+
+class ListenError(Exception):
+    """The server cannot listen on the address; the message says why. errno: the system's, if it said any."""
+
+    def __init__(self, message: str, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+def bind_address(host: str, port: int) -> socket.socket:
+    """Bind a socket; it refuses connections until the server listens. port: 0 means any free port.
+
+    Raises ListenError.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as fault:
+        raise ListenError(f"cannot listen on {host}: {fault.strerror}") from fault
+    try:
+        # Without it, a restart would fail while connections of the previous process are in TIME_WAIT.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as fault:
+        bound.close()
+        raise ListenError(f"cannot listen on {host} port {port}: {fault.strerror}", fault.errno) from fault
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    """Return the URL by which a client on this machine reaches the socket."""
+    host, port = bound.getsockname()[:2]
+    wildcards = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - compared, not bound
+    shown = wildcards.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+ASK_S = 2
+"""How long what holds the port may take to say whether it is Reprise."""
+
+
+def explain(fault: ListenError, settings: Settings) -> str:
+    """Explain why the server cannot listen, and what to do about it.
+
+    If the port is in use, find out whether Reprise uses it already.
+    """
+    if fault.errno != errno.EADDRINUSE:
+        return str(fault)
+    other = "choose another with --port, or 0 for any that is free"
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared
+    url = f"http://{f'[{local}]' if ':' in local else local}:{settings.port}"
+    told = f"cannot listen on {settings.host} port {settings.port}"
+    match find_user(url):
+        case "reprise":
+            return f"{told}: Reprise runs there already, at {url}. Use it, or {other}"
+        case "silent":
+            return (
+                f"{told}: a program has it that does not answer, as Reprise while it starts. Wait, or {other}"
+            )
+        case _:
+            return f"{told}: another program has it. End that, or {other}"
+
+
+def find_user(url: str) -> Literal["reprise", "silent", "other"]:
+    """Name the kind of program that listens at a URL. Reprise is recognized even if it wants an API key."""
+    try:
+        with _OPENER.open(f"{url}/", timeout=ASK_S) as response:
+            return "reprise" if "Reprise" in json.load(response)["message"] else "other"
+    except urllib.error.HTTPError as refused:
+        return "reprise" if "x-request-id" in refused.headers else "other"
+    except (TimeoutError, urllib.error.URLError):
+        return "silent"
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
+        return "other"

@@ -1,0 +1,205 @@
+"""Turn every exception into an error response in the format of the request's API."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from pydantic_core import to_json
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
+
+from reprise.server.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGoneError, NotFoundError, shortened
+from reprise.server.logs import record_in
+
+MESSAGES_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Anthropic's error types by status. Others: invalid_request_error below 500, api_error from 500 on."""
+
+_CODES_FOR_SDKS = frozenset({"thread_unsupported_request"})
+"""Codes that Anthropic's SDKs react to: after this one they send the whole conversation instead."""
+
+
+class ErrorObject(BaseModel):
+    """An error. message: for people. param: the field at fault. code: for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """The body of every error response, except under /v1/messages and /api."""
+
+    error: ErrorObject
+
+
+class MessagesErrorObject(BaseModel):
+    """An error in Anthropic's format. details: error_code, where Anthropic's packages react to it."""
+
+    type: str
+    message: str
+    details: dict[str, str] | None = None
+
+
+class MessagesErrorResponse(BaseModel):
+    """The body of every error response under /v1/messages."""
+
+    type: Literal["error"]
+    error: MessagesErrorObject
+    request_id: str
+
+
+class OllamaErrorResponse(BaseModel):
+    """The body of every error response under /api."""
+
+    error: str
+
+
+def speaks_ollama(path: str) -> bool:
+    """Return whether a path belongs to Ollama's API."""
+    return path.startswith("/api/")
+
+
+def ollama_error(fault: ApiError) -> dict[str, str]:
+    """Return Ollama's error object, which has nothing but the message."""
+    return {"error": fault.message}
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Return whether a path belongs to Anthropic's API."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
+    """Return Anthropic's error object. It has no param field, so the message must name the field at fault."""
+    kind = _ANTHROPIC_TYPES.get(fault.status) or (
+        "invalid_request_error" if fault.status < 500 else "api_error"
+    )
+    error: dict[str, Any] = {"type": kind, "message": fault.message}
+    if fault.code in _CODES_FOR_SDKS:
+        error["details"] = {"error_code": fault.code}
+    return {"type": "error", "error": error, "request_id": request_id}
+
+
+def _told(fault: ApiError, scope: Scope) -> tuple[ApiError, dict[str, Any]]:
+    """Note an error in the request's log record; return it in the request's words, and its object."""
+    record, path = record_in(scope), scope["path"]
+    renamed = fault.renamed(record.field_names)
+    record.note(fault.code or fault.type, renamed.param)
+    told = renamed.worded(path)
+    if speaks_anthropic(path):
+        return told, anthropic_error(told, record.id)
+    return told, ollama_error(told) if speaks_ollama(path) else told.body()
+
+
+def error_frame(fault: ApiError, scope: Scope) -> bytes:
+    """Return an error in its API's format, as the last event of a stream that has sent only comments so far.
+
+    scope: the request's; the error's code is noted in its log record.
+    """
+    _, body = _told(fault, scope)
+    if speaks_ollama(scope["path"]):
+        return to_json(body) + b"\n"
+    if scope["path"] == "/v1/responses":
+        body = {"sequence_number": 0, **body["error"], "type": "error"}
+    return (b"event: error\n" if "type" in body else b"") + b"data: " + to_json(body) + b"\n\n"
+
+
+def error_response(fault: ApiError, scope: Scope) -> JSONResponse:
+    """Make the HTTP response for an error, in the format of the request's path.
+
+    scope: the request's; the error's code is noted in its log record.
+    """
+    told, body = _told(fault, scope)
+    return JSONResponse(body, told.status, told.headers)
+
+
+LINGER_S = 5.0
+"""Maximum time for which the rest of a refused body is read and dropped."""
+
+
+async def refuse(
+    fault: ApiError, scope: Scope, receive: Receive, send: Send, *, lingers: bool = True
+) -> None:
+    """Send an error for a request whose body has not been read.
+
+    lingers: read and drop what the client is still sending, since closing the connection at once would
+        make the client lose the response. Nothing is read from a client that sent `Expect: 100-continue`:
+        it waits for permission before it sends its body.
+    """
+    response = error_response(fault, scope)
+    await send(
+        {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+    )
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    if lingers and "expect" not in Headers(scope=scope):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body", False):
+                    pass
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _allowed_methods(scope: Scope, routes: Sequence[Route]) -> str:
+    """Return the methods of all routes with a path; only of those without parameters, if there are any.
+
+    The framework names those of one route alone.
+    """
+    matching = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
+    exact = [route for route in matching if route.path == scope["path"]]
+    methods = {method for route in exact or matching for method in route.methods or ()}
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
+
+
+def install_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
+    """Register handlers that answer each exception with an error object in the format of its path.
+
+    routes: all routes of the app, to list the methods of a path in the error for a wrong method.
+    """
+
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, fault: ApiError) -> Response:
+        return error_response(fault, request.scope)
+
+    @app.exception_handler(ClientGoneError)
+    async def client_gone(_: Request, __: ClientGoneError) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    @app.exception_handler(HTTPException)
+    async def http_exception(request: Request, fault: HTTPException) -> Response:
+        path = shortened(request.url.path, 200)
+        if fault.status_code == 404:
+            error = NotFoundError(
+                f"There is no endpoint {request.method} {path}. GET / lists the endpoints.",
+                code="unknown_url",
+            )
+        elif fault.status_code == 405 and "sec-websocket-key" in request.headers:
+            # Codex then sends its requests over HTTP at once, rather than after several tries.
+            error = NotFoundError(
+                f"{path} is not served as a WebSocket. Use HTTP.",
+                code="websocket_not_supported",
+                headers={"Upgrade": "HTTP/1.1", "Connection": "Upgrade"},
+            )
+            error.status = 426
+        else:
+            allowed = _allowed_methods(request.scope, routes)
+            error = NotFoundError(
+                f"{request.method} {path}: {fault.detail}. Use {allowed}.",
+                code="method_not_allowed",
+                headers={"Allow": allowed},
+            )
+            error.status = fault.status_code
+        return await api_error(request, error)

@@ -1,0 +1,1 @@
+"""The endpoints that llama-server has and OpenAI has not."""

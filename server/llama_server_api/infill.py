@@ -1,0 +1,139 @@
+"""POST /infill."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BeforeValidator, Field
+from pydantic_core import to_json
+
+from reprise.server.errors import ApiError
+from reprise.server.generation.choices import Prompts
+from reprise.server.generation.model_use import serve_body
+from reprise.server.generation.service import Service
+from reprise.server.generation.stream import respond, response_head
+from reprise.server.http.openapi import body_schema
+from reprise.server.output.openai_objects import Timings, UsageBlock
+from reprise.server.output.parts import ChoiceOutput, EndPart, TextPart, merge_adjacent
+from reprise.server.output.presenter import KEEP_ALIVE, Events
+from reprise.server.output.text_parser import PlainParser
+from reprise.server.prompt.infill import Hole, fim_of
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.validation.body import read_body
+from reprise.server.validation.fields import RequestModel, field_error, unsupported
+
+MAX_EXTRA = 1024
+
+
+class ExtraFile(RequestModel):
+    """Another file, or a part of one."""
+
+    filename: str = Field("", description="The file's name, which the model is shown.")
+    text: str = Field(description="The file's text.")
+
+
+def _one_text(given: object) -> list[str]:
+    if not isinstance(given, str):
+        raise field_error("invalid_type", "must be a string")
+    return [given]
+
+
+class InfillRequest(CompletionRequest):
+    """The body of POST /infill. Its other fields are those of completions."""
+
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_one_text, json_schema_input_type=str)] = Field(
+        [""], description="Text that follows input_prefix, such as the beginning of the cursor's line."
+    )
+    input_prefix: str = Field("", description="The text before the hole.")
+    input_suffix: str = Field("", description="The text after the hole.")
+    input_extra: Annotated[list[ExtraFile], Field(max_length=MAX_EXTRA)] = Field(
+        [], description="Other files for the model to know, the nearest last."
+    )
+
+    suffix: unsupported(  # type: ignore[valid-type]
+        "", phrase="is not supported here; send input_suffix", is_needed=True
+    ) = None
+    echo: unsupported(False) = False  # type: ignore[valid-type]
+    logprobs: unsupported(0) = None  # type: ignore[valid-type]
+
+
+class InfillPresenter:
+    """Presenter for /infill.
+
+    model: the model's name. is_silent: whether the client wants no text, only the prompt to be cached.
+    """
+
+    def __init__(self, model: str, is_silent: bool = False) -> None:
+        self._model = model
+        self._is_silent = is_silent
+
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
+        """See Presenter. The first choice is the answer."""
+        first = outputs[0]
+        return to_json(self._end(first.text, EndPart(first.finish_reason, first.stop), usage, timings))
+
+    def format_opening(self, _usage: UsageBlock) -> bytes:
+        """See Presenter."""
+        return b""
+
+    def format_parts(self, events: Events) -> bytes:
+        """See Presenter."""
+        texts = merge_adjacent(part for index, part in events if index == 0)
+        shown = [part.text for part in texts if isinstance(part, TextPart) and not self._is_silent]
+        frames = [_frame({"index": 0, "content": text, "stop": False}) for text in shown if text]
+        return b"".join(frames) or KEEP_ALIVE
+
+    def format_silence(self) -> bytes:
+        """See Presenter."""
+        return KEEP_ALIVE
+
+    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
+        """See Presenter."""
+        end = next((part for _, part in events if isinstance(part, EndPart)), EndPart("stop"))
+        return self.format_parts(events) + _frame(self._end("", end, usage, timings))
+
+    def format_error(self, fault: ApiError) -> bytes:
+        """See Presenter."""
+        return _frame(fault.body())
+
+    def _end(self, text: str, end: EndPart, usage: UsageBlock, timings: Timings) -> dict[str, Any]:
+        is_cut = end.finish_reason == "length"
+        return {
+            "index": 0,
+            "content": "" if self._is_silent else text,
+            "model": self._model,
+            "stop": True,
+            "stop_type": "limit" if is_cut else "word" if end.stop else "eos",
+            "stopping_word": end.stop or "",
+            "tokens_predicted": usage.completion_tokens,
+            "tokens_evaluated": usage.prompt_tokens,
+            "tokens_cached": usage.prompt_tokens_details.cached_tokens,
+            "truncated": False,
+            "timings": timings.model_dump(exclude_unset=True),
+        }
+
+
+def _frame(event: dict[str, Any]) -> bytes:
+    return b"data: " + to_json(event) + b"\n\n"
+
+
+router = APIRouter()
+
+
+@router.post("/infill", openapi_extra=body_schema(InfillRequest))
+async def infill(request: Request) -> Response:
+    """Fill in the text between two texts, for models with fill-in-the-middle tokens."""
+    return await serve_body(request, await read_body(request, InfillRequest), _answer)
+
+
+async def _answer(request: Request, body: InfillRequest, service: Service) -> Response:
+    model = response_head(request, service, body.model).model
+    fim = fim_of(service.engine.tokenizer, model, "input_suffix")
+    others = [(file.filename, file.text) for file in body.input_extra]
+    hole = Hole(f"{body.input_prefix}{body.prompt[0]}", body.input_suffix, others)
+    prompts = await service.prompts.encode_holes(request, fim, [hole], body)
+    grammar, _ = await service.grammars.compile_requested(request, body)
+    presenter = InfillPresenter(model, body.is_scoring)
+    return await respond(
+        request, service, body.with_stops(fim.ends), Prompts(prompts, grammar), presenter, PlainParser
+    )

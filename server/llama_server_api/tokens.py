@@ -1,0 +1,263 @@
+"""POST /tokenize, /detokenize and /apply-template."""
+
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import Field, ValidationInfo, model_validator
+from pydantic_core import to_json
+
+from reprise.server.conversation.chats import read_chat
+from reprise.server.executor import beside
+from reprise.server.generation.model_use import serve_body, serve_model
+from reprise.server.generation.prepare import check_tools
+from reprise.server.generation.service import Service
+from reprise.server.http.openapi import body_schema
+from reprise.server.prompt.chat_prompt import TokenIds
+from reprise.server.requests.chat import ONE_END, ChatRequest, Messages, TemplateArguments, Tools
+from reprise.server.validation.body import read_body
+from reprise.server.validation.fields import (
+    RequestModel,
+    Rules,
+    TokenId,
+    field_error,
+    neutral,
+    unsupported,
+    validate,
+)
+from reprise.server.validation.notes import notes_in
+
+_TEXT_FIELDS = ("content", "prompt", "messages")
+_FIXED = {"phrase": "is not supported; leave it out", "description": "Left out: only the default."}
+
+
+class TokenizeRequest(RequestModel):
+    """The body of POST /tokenize: exactly one of content, prompt and messages."""
+
+    rules: ClassVar[Rules] = (
+        {
+            "anyOf": [
+                {**neutral("prompt", "messages"), "required": ["content"]},
+                {**neutral("content", "messages"), "required": ["prompt"]},
+                {**neutral("content", "prompt"), "required": ["messages"]},
+            ]
+        },
+        {"not": neutral("content", "prompt", "messages")},
+        ONE_END,
+        {
+            "anyOf": [
+                neutral("messages"),
+                neutral("add_special", "add_special_tokens", values=(None, False)),
+            ]
+        },
+        {
+            "anyOf": [
+                neutral("add_special"),
+                neutral("add_special_tokens"),
+                neutral("add_special", "add_special_tokens", values=(True,)),
+                neutral("add_special", "add_special_tokens", values=(False,)),
+            ]
+        },
+    )
+
+    model: str | None = Field(
+        None, description="The model's name or one of its aliases. null: the served model."
+    )
+    content: str | None = Field(None, description="The text, under llama-server's name.")
+    prompt: str | None = Field(None, description="The text, under vLLM's name.")
+    messages: Messages | None = Field(None, description="A conversation; returns the tokens of its prompt.")
+    tools: Tools = Field((), description="Tools to render with the messages.")
+    chat_template_kwargs: TemplateArguments | None = Field(
+        None, description="Arguments for the chat template."
+    )
+    add_special: bool | None = Field(
+        None,
+        description="Whether to add the special tokens that a prompt begins or ends with. null: true for "
+        "prompt, false for content. With messages, the chat template decides.",
+    )
+    add_special_tokens: bool | None = Field(None, description="vLLM's name for add_special.")
+    with_pieces: bool = Field(
+        False, description="Whether to return each token as an object with id and piece."
+    )
+    return_token_strs: bool = Field(False, description="Whether to return each token's text in token_strs.")
+    parse_special: unsupported(True, **_FIXED) = None  # type: ignore[valid-type]
+    continue_final_message: bool = Field(
+        False, description="As in a chat: whether the prompt ends within the last message."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="As in a chat: whether the prompt opens the answer."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def read_conversation(cls, given: Any, info: ValidationInfo) -> Any:
+        """Bring the conversation into the normal form, without a tool_choice: there is none."""
+        if not isinstance(given, dict):
+            return given
+        read = read_chat(given, notes_in(info.context))
+        return {name: value for name, value in read.items() if name in given}
+
+    @model_validator(mode="after")
+    def check_text_fields(self) -> "TokenizeRequest":
+        """Refuse a request without a text or with several, and fields that do not apply to it."""
+        given = [name for name in _TEXT_FIELDS if getattr(self, name) is not None]
+        if not given:
+            raise field_error(
+                "missing_required_parameter",
+                "is missing, and so are prompt and messages; send one of them",
+                "content",
+            )
+        if len(given) > 1:
+            raise field_error(
+                "invalid_value", f"and {given[0]} cannot be combined; send one of them", given[1]
+            )
+        if self.messages is None and self.tools:
+            raise field_error("invalid_value", "are allowed only with messages", "tools", leaves_out=True)
+        if self.messages is None and self.chat_template_kwargs is not None:
+            phrase = "is allowed only with messages"
+            raise field_error("invalid_value", phrase, "chat_template_kwargs", leaves_out=True)
+        if None not in (self.add_special, self.add_special_tokens) and (
+            self.add_special != self.add_special_tokens
+        ):
+            raise field_error(
+                "invalid_value", "and add_special_tokens differ; send one of them", "add_special"
+            )
+        if self.messages is not None and self._special_requested:
+            name = "add_special" if self.add_special else "add_special_tokens"
+            raise field_error("unsupported_value", "is decided by the chat template; leave it out", name)
+        return self
+
+    @property
+    def text_field(self) -> Literal["content", "prompt"]:
+        """The field that holds the text."""
+        return "prompt" if self.content is None else "content"
+
+    @property
+    def wants_special(self) -> bool:
+        """Whether to add the special tokens that a prompt begins or ends with."""
+        requested = self._special_requested
+        return self.content is None if requested is None else requested
+
+    @property
+    def _special_requested(self) -> bool | None:
+        return self.add_special_tokens if self.add_special is None else self.add_special
+
+
+class DetokenizeRequest(RequestModel):
+    """The body of POST /detokenize."""
+
+    model: str | None = Field(
+        None, description="The model's name or one of its aliases. null: the served model."
+    )
+    tokens: list[TokenId] = Field(description="Token ids; at most as many as the context holds.")
+
+
+router = APIRouter()
+TOKENS_AT_ONCE = 4096
+"""Maximum tokens that are written before others have their turn."""
+PIECE_BYTES = 16
+"""The work of writing a token, in bytes of text to parse."""
+
+
+@router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+async def tokenize(request: Request) -> Response:
+    """Tokenize a text or a conversation."""
+    return await serve_body(request, await read_body(request, TokenizeRequest), _tokenize, None)
+
+
+async def _tokenize(request: Request, body: TokenizeRequest, service: Service) -> Response:
+    tokens = await _tokens(request, service, body)
+    frames = _frames(request, service, body, tokens)
+    if len(tokens) <= TOKENS_AT_ONCE:
+        return Response(b"".join([frame async for frame in frames]), media_type="application/json")
+    # Written while the client reads it: with pieces it is many times as long as the text.
+    return StreamingResponse(frames, media_type="application/json")
+
+
+async def _frames(
+    request: Request, service: Service, body: TokenizeRequest, tokens: TokenIds
+) -> AsyncIterator[bytes]:
+    """Yield the JSON of the answer, a slice of the tokens at a time."""
+    head = {"count": len(tokens), "max_model_len": service.engine.info.context_tokens}
+    yield to_json(head)[:-1]
+    piece_of = service.engine.tokenizer.piece
+    lists: dict[str, Callable[[TokenIds], list[Any]]] = {
+        "tokens": partial(with_pieces, piece_of) if body.with_pieces else list
+    }
+    if body.return_token_strs:
+        lists["token_strs"] = lambda some: [piece_of(token).decode(errors="replace") for token in some]
+    else:
+        yield b',"token_strs":null'
+    for name, shown in lists.items():
+        yield f',"{name}":['.encode()
+        for start in range(0, len(tokens), TOKENS_AT_ONCE):
+            some = tokens[start : start + TOKENS_AT_ONCE]
+            write = partial(json_of_tokens, shown, some)
+            written = await service.bodies.run(request, PIECE_BYTES * len(some), write)
+            yield written if start == 0 else b"," + written
+        yield b"]"
+    yield b"}"
+
+
+def json_of_tokens(shown: Callable[[TokenIds], list[Any]], tokens: TokenIds) -> bytes:
+    """Return tokens as a JSON array without its brackets. shown: converts tokens to JSON values."""
+    return to_json(shown(tokens))[1:-1]
+
+
+@router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+async def detokenize(request: Request) -> Response:
+    """Return the text of token ids, under llama-server's name (content) and vLLM's (prompt)."""
+    body = await read_body(request, DetokenizeRequest)
+
+    async def answer(service: Service) -> Response:
+        text = await service.prompts.decode(request, body.tokens)
+        # Of the longest tokens it is many times as long as the request.
+        write = partial(to_json, {"content": text, "prompt": text})
+        written = await service.bodies.run(request, 2 * len(text), write)
+        return Response(written, media_type="application/json")
+
+    return await serve_model(request, body.model, answer, purpose=None)
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> Response:
+    """Return the tokenizer's class, its special tokens and the chat template, as vLLM does.
+
+    With several models it is that of the model that the server started with.
+    """
+
+    async def describe(service: Service) -> Response:
+        shown = service.engine.tokenizer.description
+        return JSONResponse({**shown, "model_max_length": service.engine.info.context_tokens})
+
+    return await serve_model(request, None, describe, purpose=None)
+
+
+async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> TokenIds:
+    text = getattr(body, body.text_field)
+    if text is not None:
+        return await service.prompts.encode_text(request, text, body.text_field, body.wants_special)
+    given = {
+        "messages": body.messages,
+        "tools": body.tools,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "continue_final_message": body.continue_final_message,
+        "add_generation_prompt": body.add_generation_prompt,
+    }
+    chat = await beside(request, partial(validate, given, ChatRequest))
+    check_tools(service, chat)
+    return (await service.prompts.encode_chat(request, chat)).tokens
+
+
+def with_pieces(piece_of: Callable[[int], bytes], tokens: TokenIds) -> list[dict[str, Any]]:
+    """Return {id, piece} of each token, as llama-server does. Incomplete characters are an array of bytes."""
+    shown: list[dict[str, Any]] = []
+    for token in tokens:
+        piece = piece_of(token)
+        try:
+            shown.append({"id": token, "piece": piece.decode()})
+        except UnicodeDecodeError:
+            shown.append({"id": token, "piece": list(piece)})
+    return shown

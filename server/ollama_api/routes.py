@@ -1,0 +1,480 @@
+"""Ollama's endpoints: /api/chat, /api/generate, /api/embed and its models."""
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic_core import to_json
+
+from reprise.config.version import VERSION
+from reprise.engine.interface.models import ModelEntry
+from reprise.server.admin.models import (
+    PullState,
+    begin_pull,
+    find_entry,
+    known_sampling,
+    named_entries,
+    unload,
+)
+from reprise.server.conversation.model import Message
+from reprise.server.errors import (
+    ApiError,
+    BadRequestError,
+    ClientGoneError,
+    ModelNotFoundError,
+    NotImplementedHereError,
+)
+from reprise.server.executor import beside
+from reprise.server.generation.model_use import Answer, serve_model
+from reprise.server.generation.prepare import answer_chat, answer_completion
+from reprise.server.generation.service import Service, service_of
+from reprise.server.generation.stream import LINES_TYPE, TokenStream
+from reprise.server.http.errors import ollama_error
+from reprise.server.http.openapi import body_schema
+from reprise.server.http.request_log import note_ignored
+from reprise.server.ollama_api.presenter import LinePresenter, written
+from reprise.server.ollama_api.schemas import (
+    GeneratingFields,
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+    OllamaPullRequest,
+    images_of,
+)
+from reprise.server.openai_api.embeddings import EmbeddingsRequest, answer, encode_inputs, write_numbers
+from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
+from reprise.server.validation.body import read_body
+from reprise.server.validation.fields import validate
+from reprise.server.validation.notes import Notes
+
+RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
+_RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+TAG = ":latest"
+"""The end of a model's name that Ollama's clients add where there is none."""
+
+
+def untagged(name: str | None, known: Collection[str]) -> str | None:
+    """Return a model's name without Ollama's default tag, unless a model is known by the name with the tag.
+
+    known: the names of the server's models.
+    """
+    return name if name is None or name in known else name.removesuffix(TAG)
+
+
+def tagged(name: str) -> str:
+    """Return a model's name, with a tag if it has none: some clients look for the tagged name in lists."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}{TAG}"
+
+
+def to_chat_request(body: OllamaChatRequest) -> ChatRequest:
+    """Return the chat request. Raises BadRequestError."""
+    return _chat(body, body.messages, tools=body.tools)
+
+
+def prompt_to_chat(body: OllamaGenerateRequest) -> ChatRequest:
+    """Return a chat request with the prompt as the user's message. Raises BadRequestError."""
+    images = images_of(body.images, "images") if body.images else []
+    system = [Message("system", (body.system,), at="system")] if body.system else []
+    return _chat(body, (*system, Message("user", (*images, body.prompt), at="prompt")))
+
+
+def to_completion(body: OllamaGenerateRequest, notes: Notes) -> CompletionRequest:
+    """Return the completions request that continues a text, or fills in the hole before a suffix.
+
+    Raises BadRequestError.
+    """
+    for name in ("images", "think"):
+        if getattr(body, name) not in ([], None):
+            notes.left_out(name, is_peers=True)
+    logprobs = body.top_logprobs if body.logprobs else None
+    given = {"prompt": body.prompt, "suffix": body.suffix or None, "logprobs": logprobs}
+    return _validated(_common(body) | given, CompletionRequest)
+
+
+def _chat(body: GeneratingFields, messages: tuple[Message, ...], **more: Any) -> ChatRequest:
+    if isinstance(body.think, bool):
+        more["chat_template_kwargs"] = {"enable_thinking": body.think}
+    elif body.think:
+        more["reasoning_effort"] = body.think
+    if body.logprobs:
+        more |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    given = {
+        "messages": messages,
+        "truncation": "auto" if body.truncate else "disabled",
+        "continue_final_message": messages[-1].can_continue,
+    }
+    return _validated(_common(body) | given | more, ChatRequest)
+
+
+def _validated(given: dict[str, Any], model: type[RequestT]) -> RequestT:
+    """Validate a translated request. Ollama's temperature has no limit, other than OpenAI's."""
+    temperature = {"temperature": given.pop("temperature", None)}
+    request = validate(given, model)
+    return request if temperature["temperature"] is None else request.model_copy(update=temperature)
+
+
+def _common(body: GeneratingFields) -> dict[str, Any]:
+    """Return the fields that chats and completions share."""
+    options = {name: getattr(body.options, name) for name in body.options.model_fields_set}
+    if (limit := options.get("num_predict")) is not None and limit <= 0:
+        del options["num_predict"]
+    if options.get("seed") == -1:
+        del options["seed"]
+    if "stop" in options:
+        options["stop"] = list(options["stop"])
+    common: dict[str, Any] = {"stream": body.stream, "draft": body.draft}
+    if body.format == "json":
+        common["response_format"] = {"type": "json_object"}
+    elif body.format:
+        common["guided_json"] = body.format
+    return common | {_RENAMED.get(name, name): value for name, value in options.items()}
+
+
+OLLAMA_VERSION = "0.32.15"
+"""The version of Ollama whose API this is; clients refuse older ones than they know."""
+FOREVER = "9999-12-31T23:59:59Z"
+
+
+def listed_model(name: str, entry: ModelEntry, created: int) -> dict[str, Any]:
+    """Return a model for /api/tags. created: when the server started, in seconds of Unix time."""
+    return {
+        **_named(name, entry),
+        "modified_at": written(datetime.fromtimestamp(created, UTC)),
+        "capabilities": _capabilities(entry),
+    }
+
+
+def running_model(name: str, entry: ModelEntry) -> dict[str, Any]:
+    """Return a loaded model for /api/ps."""
+    left_s = entry.idle_left_s
+    return {
+        **_named(name, entry),
+        "expires_at": FOREVER if left_s is None else written(datetime.now(UTC) + timedelta(seconds=left_s)),
+        "size_vram": entry.size_bytes,
+        "context_length": entry.context_tokens or 0,
+    }
+
+
+def described_model(entry: ModelEntry, sampling: dict[str, float], created: int) -> dict[str, Any]:
+    """Return a model for /api/show.
+
+    sampling: the sampling of requests whose fields are absent.
+    created: when the server started, in seconds of Unix time.
+    """
+    context = {"num_ctx": str(entry.context_tokens)} if entry.context_tokens else {}
+    parameters = context | {name: f"{value:g}" for name, value in sampling.items()}
+    return {
+        "license": "",
+        "modelfile": "",
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
+        # Continue takes this word for a sign that the model fills in.
+        "template": "{{ .Prompt }}{{ .Suffix }}" if entry.can_infill else "{{ .Prompt }}",
+        "details": _details(entry),
+        "model_info": _facts(entry),
+        "capabilities": _capabilities(entry),
+        "modified_at": written(datetime.fromtimestamp(created, UTC)),
+    }
+
+
+def _named(name: str, entry: ModelEntry) -> dict[str, Any]:
+    # Ollama's own client shows a part of it; nothing here is looked up by it.
+    digest = hashlib.sha256(f"{entry.name} {entry.size_bytes}".encode()).hexdigest()
+    known = {"name": tagged(name), "model": tagged(name), "size": entry.size_bytes, "digest": digest}
+    return {**known, "details": _details(entry)}
+
+
+def _details(entry: ModelEntry) -> dict[str, Any]:
+    """Return a model's details, such as family and size: fewer before it is loaded."""
+    info = entry.info
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": info.architecture if info else "",
+        "families": [info.architecture] if info else [],
+        "parameter_size": _size(info.num_parameters) if info else "",
+        "quantization_level": info.dtype if info else "",
+    }
+
+
+def _facts(entry: ModelEntry) -> dict[str, Any]:
+    info = entry.info
+    kind = info.architecture if info else "unknown"
+    facts: dict[str, Any] = {"general.architecture": kind}
+    if entry.context_tokens:
+        facts[f"{kind}.context_length"] = entry.context_tokens
+    if entry.embedding:
+        facts[f"{kind}.embedding_length"] = entry.embedding.dimensions
+    if info:
+        facts["general.parameter_count"] = info.num_parameters
+        facts |= {f"{kind}.block_count": info.num_layers, f"{kind}.vocab_size": info.vocab_size}
+    return facts
+
+
+def _capabilities(entry: ModelEntry) -> list[str]:
+    if entry.purpose != "generate":
+        return ["embedding"] if entry.purpose == "embed" else []
+    known = {
+        "tools": entry.can_call,
+        "thinking": entry.can_think,
+        "insert": entry.can_infill,
+        "vision": entry.vision is not None,
+    }
+    return ["completion", *(name for name, can in known.items() if can)]
+
+
+def _size(count: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
+
+
+router = APIRouter()
+
+
+@router.post("/api/chat", openapi_extra=body_schema(OllamaChatRequest, in_lines=True))
+async def chat(request: Request) -> Response:
+    """Generate the next message of a conversation, in Ollama's format."""
+    body = await read_body(request, OllamaChatRequest)
+    presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=True)
+
+    async def answer(service: Service) -> Response:
+        presenter.note_loaded()
+        asked = await beside(request, partial(to_chat_request, body))
+        return await answer_chat(request, service, asked, presenter, streams_calls=False)
+
+    return await _serve(request, body, presenter, answer if body.messages else None)
+
+
+@router.post("/api/generate", openapi_extra=body_schema(OllamaGenerateRequest, in_lines=True))
+async def generate(request: Request) -> Response:
+    """Answer a prompt, continue a text (raw) or fill in what is before a suffix, in Ollama's format."""
+    body = await read_body(request, OllamaGenerateRequest)
+    presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=False)
+    notes = Notes(service_of(request).settings.unknown_fields == "refuse")
+    convert = partial(to_completion, body, notes) if body.is_plain else partial(prompt_to_chat, body)
+
+    async def answer(service: Service) -> Response:
+        presenter.note_loaded()
+        asked: ChatRequest | CompletionRequest = await beside(request, convert)
+        note_ignored(request, notes.entries())
+        if isinstance(asked, CompletionRequest):
+            return await answer_completion(request, service, asked, presenter, presenter.model)
+        return await answer_chat(request, service, asked, presenter)
+
+    return await _serve(request, body, presenter, None if body.is_empty else answer)
+
+
+async def _serve(
+    request: Request, body: GeneratingFields, presenter: LinePresenter, answer: Answer | None
+) -> Response:
+    """Answer a request by its model. answer: None to load the model, or to unload it."""
+    service = _ready(request)
+    name = _own_name(service, body.model)
+    if answer is None and _is_zero(body.keep_alive):
+        if service.models.is_fixed:
+            service.check_model(name)
+            note_ignored(request, ["keep_alive"])
+        else:
+            await unload(service, name)
+        return _done(presenter, "unload")
+
+    async def load(_: Service) -> Response:
+        return _done(presenter, "load")
+
+    response = await serve_model(
+        request,
+        name,
+        answer or load,
+        keep_alive=body.keep_alive,
+        silence=presenter.format_silence() if body.stream and answer is not None else None,
+    )
+    if isinstance(response, TokenStream):
+        response.send_lines()
+    return response
+
+
+def _is_zero(keep_alive: KeepAlive) -> bool:
+    try:
+        return keep_alive_s(keep_alive) == 0
+    except BadRequestError:
+        # serve_model() says so, if it has an effect at all.
+        return False
+
+
+def _done(presenter: LinePresenter, reason: Literal["load", "unload"]) -> Response:
+    return Response(presenter.format_done(reason), media_type="application/json")
+
+
+def _own_name(service: Service, name: str | None) -> str | None:
+    """Return the name that a model has here. name: as Ollama's clients send it."""
+    return untagged(name, (*service.model_names, *service.settings.served_model_name))
+
+
+def _ready(request: Request) -> Service:
+    """Return the service. Raises UnavailableError unless the engine accepts requests."""
+    service = service_of(request)
+    service.check_ready()
+    return service
+
+
+@router.get("/api/version")
+async def version() -> JSONResponse:
+    """Return the version of Ollama whose API this is, and Reprise's own."""
+    return JSONResponse({"version": OLLAMA_VERSION, "reprise": VERSION})
+
+
+@router.get("/api/tags")
+async def tags(request: Request) -> JSONResponse:
+    """List the models that requests may ask for, with the tag latest, in Ollama's format."""
+    service = _ready(request)
+    named = await named_entries(service)
+    listed = [listed_model(name, entry, service.created) for name, entry in named.items()]
+    return JSONResponse({"models": listed})
+
+
+@router.get("/api/ps")
+async def running(request: Request) -> JSONResponse:
+    """List the models that are loaded, in Ollama's format."""
+    service = _ready(request)
+    entries = service.models.loaded_entries()
+    loaded = [running_model(entry.name, entry) for entry in entries if entry.state == "loaded"]
+    return JSONResponse({"models": loaded})
+
+
+@router.post("/api/show", openapi_extra=body_schema(OllamaModelRequest))
+async def show(request: Request) -> JSONResponse:
+    """Describe a model in Ollama's format. Of one that was never loaded less is known."""
+    body = await read_body(request, OllamaModelRequest)
+    service = _ready(request)
+    name = _own_name(service, body.model)
+    entry = await find_entry(service, name or service.model_names[0])
+    sampling = known_sampling(service, entry.info) if entry.info else {}
+    return JSONResponse(described_model(entry, sampling, service.created))
+
+
+@router.post("/api/pull", openapi_extra=body_schema(OllamaPullRequest, in_lines=True))
+async def pull(request: Request) -> Response:
+    """Download a model from the hub, in Ollama's format. A model that is here is there at once.
+
+    Others only where there are several models.
+    """
+    body = await read_body(request, OllamaPullRequest)
+    if await _is_here(_ready(request), body.model):
+        return Response(
+            b'{"status":"success"}\n', media_type=LINES_TYPE if body.stream else "application/json"
+        )
+    download = begin_pull(service_of(request), body.model.removesuffix(TAG))
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for state in download.states(request):
+            told = ollama_error(state) if isinstance(state, ApiError) else _told(state)
+            yield to_json(told) + b"\n"
+
+    if body.stream:
+        stream = TokenStream(lines(), at_end=download.stop)
+        stream.send_lines()
+        return stream
+    try:
+        async for state in download.states(request):
+            if isinstance(state, ApiError):
+                raise state
+            if await request.is_disconnected():
+                raise ClientGoneError
+        return JSONResponse({"status": "success"})
+    finally:
+        await download.stop()
+
+
+async def _is_here(service: Service, model: str) -> bool:
+    """Return whether a model can be loaded without a download."""
+    try:
+        entry = await find_entry(service, str(_own_name(service, model)))
+    except ModelNotFoundError:
+        return False
+    return entry.fault is None
+
+
+def _told(state: PullState) -> dict[str, Any]:
+    return {"status": state.status, "completed": state.completed, "total": state.total}
+
+
+@router.post("/api/embed", openapi_extra=body_schema(OllamaEmbedRequest))
+async def embed_texts(request: Request) -> Response:
+    """Make a vector of each text, in Ollama's format."""
+    body = await read_body(request, OllamaEmbedRequest)
+    fields = {
+        "input": body.input,
+        "dimensions": body.dimensions,
+        "truncate": "end" if body.truncate else "none",
+    }
+    begun_ns = time.perf_counter_ns()
+
+    def write(vectors: Sequence[bytes], num_tokens: int, loaded_ns: int) -> bytes:
+        told = {
+            "model": body.model,
+            "total_duration": time.perf_counter_ns() - begun_ns,
+            "load_duration": loaded_ns - begun_ns,
+            "prompt_eval_count": num_tokens,
+        }
+        return b'{"embeddings":[' + b",".join(map(write_numbers, vectors)) + b"]," + to_json(told)[1:]
+
+    return await _embed(request, body.model, body.keep_alive, fields, write)
+
+
+@router.post("/api/embeddings", openapi_extra=body_schema(OllamaEmbeddingsRequest))
+async def embed_text(request: Request) -> Response:
+    """Make the vector of a text, as older clients of Ollama ask for it."""
+    body = await read_body(request, OllamaEmbeddingsRequest)
+    fields = {"input": (body.prompt,) if body.prompt else (), "truncate": "end"}
+
+    def write(vectors: Sequence[bytes], _num_tokens: int, **_: int) -> bytes:
+        return b'{"embedding":' + (write_numbers(vectors[0]) if vectors else b"[]") + b"}"
+
+    return await _embed(request, body.model, body.keep_alive, fields, write)
+
+
+async def _embed(
+    request: Request,
+    model: str | None,
+    keep_alive: KeepAlive,
+    fields: dict[str, Any],
+    write: Callable[..., bytes],
+) -> Response:
+    """Answer a request for embeddings. fields: of the same request to /v1/embeddings.
+
+    write: is called as in embedding.answer(), and with loaded_ns, when the model was loaded.
+    """
+    asked = EmbeddingsRequest.model_construct(**fields)
+
+    async def with_model(service: Service) -> Response:
+        told = partial(write, loaded_ns=time.perf_counter_ns())
+        if not asked.input:
+            return Response(told((), 0), media_type="application/json")
+        inputs = await encode_inputs(request, service, asked)
+        return await answer(request, service, inputs, told, asked.dimensions)
+
+    name = _own_name(_ready(request), model)
+    return await serve_model(request, name, with_model, keep_alive=keep_alive, purpose="embed")
+
+
+@router.post("/api/create", status_code=501, include_in_schema=False)
+@router.post("/api/copy", status_code=501, include_in_schema=False)
+@router.post("/api/push", status_code=501, include_in_schema=False)
+@router.post("/api/blobs/{digest}", status_code=501, include_in_schema=False)
+@router.delete("/api/delete", status_code=501, include_in_schema=False)
+async def change_files() -> Response:
+    """Answer 501: models are made, copied and deleted by commands, not by requests."""
+    raise NotImplementedHereError(
+        "This server makes, copies, uploads and deletes no models for requests. Use the commands `reprise "
+        "convert`, `reprise pull` and `reprise rm` on its machine."
+    )

@@ -1,0 +1,1 @@
+"""OpenAI's API: chats, completions, responses, embeddings and rerank."""

@@ -1,0 +1,482 @@
+"""POST /v1/embeddings and /v1/rerank: from the body to vectors or scores."""
+
+import asyncio
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, cast
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BeforeValidator, Field
+from pydantic_core import to_json
+
+from reprise.engine.interface.embeddings import (
+    Embedded,
+    EmbeddingInfo,
+    EmbeddingInput,
+    EmbeddingRequest,
+    count_alike,
+)
+from reprise.engine.interface.errors import EngineError
+from reprise.engine.interface.events import Failed
+from reprise.engine.interface.models import ModelInfo
+from reprise.server.engine_types import EmbeddingEngine
+from reprise.server.errors import bad_field, from_engine, from_failure
+from reprise.server.executor import FORMAT, beside
+from reprise.server.generation.model_use import serve_body
+from reprise.server.generation.service import Service
+from reprise.server.http.disconnects import wait_unless_gone
+from reprise.server.http.long_response import LongResponse
+from reprise.server.http.openapi import body_schema
+from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.prompt.chat_prompt import TokenIds
+from reprise.server.prompt.limits import check_encoded, check_token_ids
+from reprise.server.requests.generation_fields import KeepAlive
+from reprise.server.validation.body import read_body
+from reprise.server.validation.fields import INT32_MAX, AcceptsPeerFields, field_error
+
+MAX_INPUTS = 2048
+MAX_INSTRUCTION_CHARACTERS = 10_000
+
+Text = str | tuple[int, ...]
+"""A text, or its token ids."""
+
+Cut = Literal["none", "start", "end"]
+"""The part that a too long text loses: nothing, its start or its end."""
+
+
+def read_inputs(given: object) -> tuple[Text, ...]:
+    """Return the texts of a string, token ids, or an array of either, as OpenAI has them."""
+    if isinstance(given, list) and given and all(type(token) is int for token in given):
+        return (tuple(given),)
+    several = given if isinstance(given, list) else [given]
+    if not several:
+        raise field_error("invalid_value", "is empty; send at least one text")
+    if len(several) > MAX_INPUTS:
+        raise field_error("invalid_value", f"has {len(several)} entries; at most {MAX_INPUTS} are allowed")
+    return tuple(
+        _text(item, f"[{index}]" if isinstance(given, list) else "") for index, item in enumerate(several)
+    )
+
+
+def _text(given: object, at: str) -> Text:
+    is_ids = isinstance(given, list) and all(type(token) is int for token in given)
+    if not (isinstance(given, str) or is_ids):
+        raise field_error("invalid_type", "must be a string, or an array of token ids", at)
+    if not given:
+        raise field_error("invalid_value", "is empty; leave it out, or send a text", at)
+    return given if isinstance(given, str) else tuple(given)  # type: ignore[arg-type]
+
+
+def _read_cut(given: object) -> Cut:
+    """Return the end at which a text is cut, for a boolean or Cohere's NONE, START and END."""
+    cuts: dict[object, Cut] = {True: "end", False: "none", "none": "none", "start": "start", "end": "end"}
+    found = cuts.get(given.lower() if isinstance(given, str) else given if isinstance(given, bool) else None)
+    if found is None:
+        raise field_error("invalid_value", 'must be a boolean, or "NONE", "START" or "END"')
+    return found
+
+
+Truncate = Annotated[
+    Cut,
+    BeforeValidator(
+        _read_cut, json_schema_input_type=bool | Literal["NONE", "START", "END", "none", "start", "end"]
+    ),
+]
+_Ids = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(min_length=1)]
+_String = Annotated[str, Field(min_length=1)]
+Inputs = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(
+        read_inputs,
+        json_schema_input_type=_String
+        | _Ids
+        | Annotated[list[_String | _Ids], Field(min_length=1, max_length=MAX_INPUTS)],
+    ),
+]
+
+
+class EmbeddingsRequest(AcceptsPeerFields):
+    """The body of POST /v1/embeddings."""
+
+    input: Inputs = Field(
+        description=f"A text, its token ids, or an array of up to {MAX_INPUTS} of either. Token ids are used "
+        "as they are, without prompt and special tokens."
+    )
+    model: str | None = Field(
+        None, description="By default --embedding-model, or else the model that the server started with."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, le=INT32_MAX, description="Keep this many leading numbers, and normalize again."
+    )
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: of little-endian float32 numbers."
+    )
+    prompt_name: str | None = Field(
+        None, description="Name of one of the model's prompts, which goes before every text. See /v1/models."
+    )
+    input_type: Literal["query", "document", "passage", "search_query", "search_document"] | None = Field(
+        None, description="What the texts are: chooses the model's prompt for queries or documents, if any."
+    )
+    instruction: str | None = Field(
+        None,
+        max_length=MAX_INSTRUCTION_CHARACTERS,
+        description="What a query is for, in the model's own form, in place of its prompt for queries.",
+    )
+    truncate: Truncate = Field(
+        "none",
+        description="Cut a text that is too long: true or END at its end, START at its start. By default it "
+        "is a 400.",
+    )
+    user: str | None = Field(None, description="Accepted; it has no effect.")
+    keep_alive: KeepAlive = None
+
+
+MAX_DOCUMENTS = 2048
+
+
+def _documents(given: object) -> tuple[str, ...]:
+    """Return the documents' texts, of strings or of objects with a text."""
+    if not isinstance(given, list):
+        raise field_error("invalid_type", "must be an array of texts")
+    if not 1 <= len(given) <= MAX_DOCUMENTS:
+        phrase = f"has {len(given)} entries; from 1 to {MAX_DOCUMENTS} are allowed"
+        raise field_error("invalid_value", phrase)
+    return tuple(_document(one, f"[{index}]") for index, one in enumerate(given))
+
+
+def _document(given: Any, at: str) -> str:
+    text = given.get("text") if isinstance(given, dict) else given
+    if not isinstance(text, str):
+        raise field_error("invalid_type", "must be a string, or an object with a text", at)
+    if not text:
+        raise field_error("invalid_value", "is empty; leave it out, or send a text", at)
+    return text
+
+
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class RerankRequest(AcceptsPeerFields):
+    """The body of POST /v1/rerank, /rerank and /v2/rerank."""
+
+    query: _Text = Field(description="What the documents are to answer.")
+    documents: Annotated[
+        tuple[str, ...],
+        BeforeValidator(
+            _documents,
+            json_schema_input_type=Annotated[
+                list[_Text | dict[str, Any]], Field(min_length=1, max_length=MAX_DOCUMENTS)
+            ],
+        ),
+    ] = Field(description=f"Up to {MAX_DOCUMENTS} texts, or objects with a text.")
+    model: str | None = Field(
+        None, description="By default --rerank-model, or else the model that the server started with."
+    )
+    top_n: int | None = Field(
+        None, ge=1, le=INT32_MAX, description="Return only so many of the best. By default all."
+    )
+    return_documents: bool = Field(False, description="Also return the documents' texts.")
+    max_tokens_per_doc: int | None = Field(
+        None, ge=1, le=INT32_MAX, description="Cut documents after so many tokens. Cohere's."
+    )
+    instruction: str | None = Field(
+        None,
+        max_length=MAX_INSTRUCTION_CHARACTERS,
+        description="What the query is for, for models that are told so (Qwen3-Reranker).",
+    )
+    truncate: Truncate = Field(
+        "end",
+        description="Cut documents that are too long, as Jina and Cohere do; false or NONE: they are a 400.",
+    )
+    keep_alive: KeepAlive = None
+
+
+FLOAT_BYTES = 4
+
+
+def numbers_of(vector: bytes) -> list[float]:
+    """Convert a vector from bytes, little-endian float32, to a list of numbers."""
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+def write_numbers(vector: bytes) -> bytes:
+    """Write a vector, little-endian float32, as a JSON array."""
+    return to_json(numbers_of(vector))
+
+
+def write_embeddings(
+    vectors: Sequence[bytes], num_tokens: int, encoding_format: Literal["float", "base64"], model: str
+) -> bytes:
+    """Write the JSON response of /v1/embeddings. May take long.
+
+    vectors: (num_texts,) little-endian float32. num_tokens: the tokens of all texts together.
+    """
+    parts = []
+    for index, vector in enumerate(vectors):
+        shown = b64encode(vector).decode() if encoding_format == "base64" else numbers_of(vector)
+        parts.append(to_json({"object": "embedding", "index": index, "embedding": shown}))
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    rest = to_json({"model": model, "usage": usage})
+    return b'{"object":"list","data":[' + b",".join(parts) + b"]," + rest[1:]
+
+
+def write_ranking(
+    rated: Sequence[bytes],
+    num_tokens: int,
+    *,
+    documents: Sequence[str] | None,
+    top_n: int | None,
+    request_id: str,
+    model: str,
+) -> bytes:
+    """Write a JSON response that has both Jina's and Cohere's rerank fields, with the best documents first.
+
+    Unless documents are returned it has Voyage's field (data) too, which Continue reads.
+    rated: (num_documents,) scores, each as a vector of one number. num_tokens: the tokens of all pairs.
+    documents: the documents' texts, to be returned too; None to return only indices and scores.
+    """
+    scores = [number for one in rated for number in numbers_of(one)]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
+    results = [
+        {"index": index, "relevance_score": scores[index]}
+        | ({"document": {"text": documents[index]}} if documents is not None else {})
+        for index in order
+    ]
+    return to_json(
+        {
+            "id": request_id,
+            "object": "list",
+            "model": model,
+            "results": results,
+            **({"data": results} if documents is None else {}),
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+        }
+    )
+
+
+_SAME = {
+    "query": ("query", "search_query"),
+    "search_query": ("search_query", "query"),
+    "document": ("document", "passage", "search_document"),
+    "passage": ("passage", "document", "search_document"),
+    "search_document": ("search_document", "document", "passage"),
+}
+"""Names that a model may have given its prompt for an input type, in the order of preference."""
+
+INSTRUCTED = "Instruct: "
+"""Beginning of the prompts of models that are told what a query is for."""
+
+
+async def encode_inputs(
+    request: Request, service: Service, body: EmbeddingsRequest
+) -> tuple[EmbeddingInput, ...]:
+    """Return the tokens of each text, with the prompt and the special tokens of the embedding model.
+
+    Raises BadRequestError, and the exceptions of encode_texts().
+    """
+    info, embedding = service.engine.info, service.engine.info.embedding
+    assert embedding
+    if body.dimensions is not None and body.dimensions > embedding.dimensions:
+        most = f"the vectors of '{info.name}' have {embedding.dimensions}"
+        raise bad_field("dimensions", f"is {body.dimensions}; {most}. Ask for fewer, or leave it out")
+    prompt = _find_prompt(request, body, info, embedding)
+    texts = [prompt + one for one in body.input if isinstance(one, str)]
+    encoded = iter(await service.prompts.encode_texts(request, texts))
+    first_pooled = 0
+    if prompt and not embedding.recipe.counts_prompt:
+        (alone,) = await service.prompts.encode_texts(request, [prompt])
+        first_pooled = len(embedding.before) + len(alone)
+    return await beside(request, partial(_as_inputs, body, info, encoded, first_pooled))
+
+
+def _as_inputs(
+    body: EmbeddingsRequest, info: ModelInfo, encoded: Iterator[TokenIds], first_pooled: int
+) -> tuple[EmbeddingInput, ...]:
+    """Put the special tokens around texts, and cut them. Raises BadRequestError."""
+    embedding, inputs = info.embedding, []
+    assert embedding
+    for index, one in enumerate(body.input):
+        param = f"input[{index}]" if len(body.input) > 1 else "input"
+        if isinstance(one, str):
+            room = info.context_tokens - len(embedding.before) - len(embedding.after)
+            tokens = (*embedding.before, *_cut(next(encoded), room, body.truncate, param, info))
+            inputs.append(EmbeddingInput((*tokens, *embedding.after), min(first_pooled, len(tokens))))
+        else:
+            check_token_ids(one, param, info)
+            inputs.append(EmbeddingInput(_cut(one, info.context_tokens, body.truncate, param, info)))
+    return tuple(inputs)
+
+
+async def encode_pairs(request: Request, service: Service, body: RerankRequest) -> tuple[EmbeddingInput, ...]:
+    """Return the tokens of each pair of query and document, as the ranking model takes them.
+
+    Raises as encode_inputs() does.
+    """
+    info, embedding = service.engine.info, service.engine.info.embedding
+    assert embedding
+    head = body.query
+    if embedding.pair:
+        head = embedding.pair.format(query=body.query, instruction=body.instruction or embedding.instruction)
+    elif body.instruction is not None:
+        note_ignored(request, ["instruction"])
+    (query,) = await service.prompts.encode_texts(request, [head])
+    documents: Sequence[str] = body.documents
+    if embedding.pair:
+        # As one text: a document's first token may begin with the space before it.
+        documents = [f"{head} {document}" for document in documents]
+    encoded = await service.prompts.encode_texts(request, documents)
+    return await beside(request, partial(_as_pairs, body, info, query, encoded))
+
+
+def _as_pairs(
+    body: RerankRequest, info: ModelInfo, query: TokenIds, documents: Sequence[TokenIds]
+) -> tuple[EmbeddingInput, ...]:
+    """Put the query before each document, unless it is there, and the special tokens around both.
+
+    Raises BadRequestError.
+    """
+    embedding = info.embedding
+    assert embedding
+    check_encoded(query, "query", info)
+    head = (*embedding.before, *query, *embedding.between)
+    num_there = len(query) if embedding.pair else 0
+    room = info.context_tokens - len(head) - len(embedding.after)
+    if room < 1:
+        most = info.context_tokens - len(head) + len(query) - len(embedding.after) - 1
+        phrase = f"has {len(query)} tokens; this model takes {most} with a document. Shorten it"
+        raise bad_field("query", phrase, "context_length_exceeded")
+    limit = min(room, body.max_tokens_per_doc or room)
+    pairs = []
+    for index, text in enumerate(documents):
+        document = text[num_there:][: body.max_tokens_per_doc]
+        cut = _cut(document, limit, body.truncate, f"documents[{index}]", info)
+        pairs.append(EmbeddingInput((*head, *cut, *embedding.after), first_of_second=len(head)))
+    return tuple(pairs)
+
+
+async def answer(
+    request: Request,
+    service: Service,
+    inputs: tuple[EmbeddingInput, ...],
+    write: Callable[[Sequence[bytes], int], bytes],
+    dimensions: int | None = None,
+) -> Response:
+    """Embed or score inputs and respond with the JSON that write() makes of the vectors. Raises as embed().
+
+    write: called on a thread with the vectors, one for each input, and the number of tokens of all inputs.
+    """
+    numbers = await embed(request, service, inputs, dimensions)
+    return LongResponse(await FORMAT.run(write, numbers, sum(len(one.tokens) for one in inputs)))
+
+
+async def embed(
+    request: Request,
+    service: Service,
+    inputs: tuple[EmbeddingInput, ...],
+    dimensions: int | None = None,
+) -> tuple[bytes, ...]:
+    """Return the vector of each input, or its score as a vector of one number, in little-endian float32.
+
+    Raises ApiError if the engine refuses or fails, and ClientGoneError if the client disconnects.
+    """
+    engine = cast("EmbeddingEngine", service.engine)
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Embedded | Failed] = loop.create_future()
+
+    def note(event: Embedded | Failed) -> None:
+        if not done.done():
+            done.set_result(event)
+
+    num_alike = await beside(request, partial(count_alike, inputs))
+    asked = EmbeddingRequest(record_of(request).engine_request_id, inputs, dimensions, num_alike)
+    try:
+        engine.embed(asked, lambda event: service.call_on_loop(lambda: note(event)))
+    except EngineError as fault:
+        raise from_engine(fault) from fault
+    try:
+        await wait_unless_gone(done, request.receive)
+    finally:
+        if not done.done():
+            engine.cancel(asked.id)
+    if isinstance(event := done.result(), Failed):
+        raise from_failure(event, "input")
+    return event.vectors
+
+
+def _find_prompt(request: Request, body: EmbeddingsRequest, info: ModelInfo, embedding: EmbeddingInfo) -> str:
+    """Return the text that goes before every text of a request. Raises BadRequestError."""
+    prompts = embedding.recipe.prompts
+    of_query = next((prompts[name] for name in _SAME["query"] if name in prompts), "")
+    if body.instruction is not None:
+        is_instructed = of_query.startswith(INSTRUCTED)
+        return f"{INSTRUCTED}{body.instruction}\nQuery:" if is_instructed else body.instruction
+    if body.prompt_name is not None:
+        if body.prompt_name not in prompts:
+            known = ", ".join(f"'{name}'" for name in prompts)
+            phrase = f"is not one of the prompts of '{info.name}'; it has {known or 'none'}"
+            raise bad_field("prompt_name", phrase)
+        return prompts[body.prompt_name]
+    if body.input_type is not None:
+        found = next((prompts[name] for name in _SAME[body.input_type] if name in prompts), None)
+        if found is None:
+            note_ignored(request, ["input_type"])
+        return found or ""
+    return prompts.get(embedding.recipe.default_prompt or "", "")
+
+
+def _cut(tokens: Sequence[int], room: int, cut: Cut, param: str, info: ModelInfo) -> TokenIds:
+    """Return the tokens that fit.
+
+    Raises BadRequestError for too many, if none may be cut off, and for those that the weights lack.
+    """
+    if len(tokens) > room and cut == "none":
+        phrase = (
+            f"has {len(tokens)} tokens; '{info.name}' takes {room}. Shorten it, or send \"truncate\": true"
+        )
+        raise bad_field(param, phrase, "context_length_exceeded")
+    kept = tuple(tokens[-room:] if cut == "start" else tokens[:room])
+    check_encoded(kept, param, info)
+    return kept
+
+
+router = APIRouter()
+
+
+@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingsRequest))
+async def create_embeddings(request: Request) -> Response:
+    """Make a vector of each text, with a model that embeds."""
+    return await serve_body(request, await read_body(request, EmbeddingsRequest), _answer_embeddings, "embed")
+
+
+async def _answer_embeddings(request: Request, body: EmbeddingsRequest, service: Service) -> Response:
+    model = service.check_model(body.model)
+    inputs = await encode_inputs(request, service, body)
+    write = partial(write_embeddings, encoding_format=body.encoding_format, model=model)
+    return await answer(request, service, inputs, write, body.dimensions)
+
+
+_BODY = body_schema(RerankRequest)
+
+
+@router.post("/v1/rerank", openapi_extra=_BODY)
+@router.post("/rerank", openapi_extra=_BODY)
+@router.post("/v2/rerank", openapi_extra=_BODY)
+async def rerank(request: Request) -> Response:
+    """Sort documents by how well they answer a query, with a model that ranks. Jina's and Cohere's."""
+    return await serve_body(request, await read_body(request, RerankRequest), _answer_rerank, "rerank")
+
+
+async def _answer_rerank(request: Request, body: RerankRequest, service: Service) -> Response:
+    model = service.check_model(body.model)
+    inputs = await encode_pairs(request, service, body)
+    documents = body.documents if body.return_documents else None
+    request_id = record_of(request).id
+    write = partial(write_ranking, documents=documents, top_n=body.top_n, request_id=request_id, model=model)
+    return await answer(request, service, inputs, write)

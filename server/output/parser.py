@@ -1,0 +1,519 @@
+"""Split a chat's output into reasoning, content and tool calls."""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from secrets import token_hex
+from typing import Literal
+
+from reprise.engine.foreign.tool_calls import WrittenCall
+from reprise.engine.interface.events import Finished
+from reprise.engine.text.markers import Marker, Markers
+from reprise.server.output.parts import (
+    CallArgumentsPart,
+    CallStartPart,
+    MakeParser,
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolCallPart,
+    ToolCallRules,
+)
+from reprise.server.output.text_parser import MarkedText, PlainParser
+from reprise.server.tools.readers import CallFragment, JsonStringTracker, OpenedCall, Reader, is_object
+
+MAX_HEADER_CHARACTERS = 256
+"""Text without a channel that is longer than this is content."""
+
+_BODY = "<|message|>"
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w-]+)")
+_FUNCTION = "to=functions."
+
+Kind = Literal["header", "reasoning", "content", "call", "done"]
+
+
+class HarmonyParser(MarkedText):
+    """Parser of harmony. See OutputParser.
+
+    rules: how to treat tool calls; None if the request has no tools, so that calls become content.
+    """
+
+    def __init__(self, markers: Markers, rules: ToolCallRules | None = None) -> None:
+        super().__init__(markers, rules)
+        self._ends = [marker.text for marker in markers.inner if marker.text != _BODY]
+        self._kind: Kind = "header"
+        self._header = ""
+        self._name = ""
+        self._arguments: list[str] = []
+        self._has_content = False
+        self._separator = ""
+
+    def end(self, finished: Finished) -> list[Part]:
+        """See OutputParser."""
+        text, self._text = self._text, ""
+        if self._kind == "header":
+            self._header += text
+            if _BODY not in self._header and not any(end in self._header for end in self._ends):
+                self._emit_text(self._header)
+        else:
+            self._consume(text)
+            self._end_body(is_whole=finished.reason == "stop")
+        is_open = self._kind != "done"
+        return self._finish(finished, starts_in_reasoning=False, ends_in_content=is_open)
+
+    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
+        """See OutputParser. Never called: arguments need no parser."""
+        raise NotImplementedError
+
+    def _advance(self) -> bool:
+        """See MarkedText."""
+        before, marker = self._take_until([_BODY] if self._kind == "header" else self._ends)
+        self._consume(before)
+        if marker is None:
+            return False
+        if self._kind == "header":
+            self._start_body(marker)
+        else:
+            self._end_body(is_whole=True)
+            self._header = marker
+        return True
+
+    def _consume(self, text: str) -> None:
+        """Take text of the current part of a message."""
+        match self._kind:
+            case "header":
+                self._header += text
+                is_plain = not any(end in self._header for end in self._ends)
+                if len(self._header) > MAX_HEADER_CHARACTERS and is_plain:
+                    text, self._header, self._kind = self._header, "", "content"
+                    self._emit_text(text)
+            case "content":
+                self._emit_text(text)
+            case "reasoning" if text:
+                self._alignment.skip(text)
+                self._parts.append(ReasoningPart(text))
+            case "call" if text:
+                self._arguments.append(text)
+                if self._rules is not None and self._rules.is_streamed:
+                    self._parts.append(CallArgumentsPart(text, self._num_calls))
+            case "done":
+                self._alignment.skip(text)
+
+    def _start_body(self, marker: str) -> None:
+        self._alignment.skip(self._header + marker)
+        channel, recipient = _CHANNEL.search(self._header), _RECIPIENT.search(self._header)
+        is_function = _FUNCTION in self._header
+        if recipient is not None and is_function and self._rules is not None:
+            self._start_call(recipient[1])
+        elif (channel is not None and channel[1] == "analysis") or (
+            recipient is not None and not is_function
+        ):
+            # Calls of tools that are built into the model, such as python, are part of its reasoning.
+            self._kind = "reasoning"
+            self._num_reasoning_blocks += channel is not None and channel[1] == "analysis"
+            if self._num_reasoning_blocks > 1:
+                self._parts.append(ReasoningPart("\n"))
+        else:
+            self._kind, self._separator = "content", "\n\n" if self._has_content else ""
+        self._header = ""
+
+    def _start_call(self, name: str) -> None:
+        self._kind, self._name, self._arguments = "call", name, []
+        if self._rules is not None and self._rules.is_streamed:
+            self._parts.append(CallStartPart(f"call_{token_hex(12)}", name, self._num_calls))
+
+    def _end_body(self, is_whole: bool) -> None:
+        """End the message. is_whole: it was not cut short."""
+        if self._kind == "call" and self._rules is not None:
+            self._end_call(self._rules, is_whole)
+        elif self._kind != "done":
+            self._kind = "header"
+
+    def _end_call(self, rules: ToolCallRules, is_whole: bool) -> None:
+        text = "".join(self._arguments)
+        if not text.strip() and is_whole:
+            text = "{}"
+            self._parts += [CallArgumentsPart(text, self._num_calls)] if rules.is_streamed else []
+        if rules.is_streamed or (is_whole and is_object(text)):
+            self._alignment.skip(text)
+            if not rules.is_streamed:
+                call_id = f"call_{token_hex(12)}"
+                self._parts.append(CallStartPart(call_id, self._name, self._num_calls))
+                self._parts.append(CallArgumentsPart(text, self._num_calls))
+            self._num_calls += 1
+            self._kind = "header" if rules.is_parallel else "done"
+            rules.note_read()
+        else:
+            self._kind = "header"
+            self._emit_text(text)
+
+    def _emit_text(self, text: str) -> None:
+        logprobs = self._alignment.take(text)
+        if text or logprobs:
+            self._has_content = True
+            self._parts.append(TextPart(self._separator + text, logprobs))
+            self._separator = ""
+
+
+SELF_CONTAINED_FORMATS = frozenset({"json_tools"})
+"""Tool call formats in which a call that was cut short cannot be mistaken for a complete one."""
+
+MAX_NAME_CHARACTERS = 128
+"""Text that begins like a header of Muse Spark but is longer than this is content."""
+
+_HEADER_END = "<|message|>"
+_HEADER = re.compile(r"\s*(?:assistant)?\s*(?:to=(?P<to>[^\s<]+))?\s*<\|message\|>")
+
+
+def parser_factory(markers: Markers, is_thinking: bool, rules: ToolCallRules | None) -> MakeParser:
+    """Return a function that makes the parser of a choice.
+
+    is_thinking: the prompt has already opened the reasoning.
+    rules: None to leave tool calls in the text.
+    """
+    if markers.is_harmony:
+        return lambda: HarmonyParser(markers, rules)
+    if not markers.can_think and (rules is None or not markers.can_call):
+        return PlainParser
+    return lambda: MarkerParser(markers, is_thinking, rules)
+
+
+class MarkerParser(MarkedText):
+    """Parser that finds reasoning and tool calls by the model's markers.
+
+    Reasoning may come before the content or after a tool call; a reasoning marker within content is text.
+    A tool call is emitted once its end marker has arrived and it can be parsed; otherwise its text, markers
+    included, stays in the content or the reasoning. In a stream, a call of a known tool begins with its name,
+    and its arguments follow as they are written. Whitespace between markers is dropped, and so is whitespace
+    before a call that the chat template will write there when the answer is sent back.
+
+    Text without a start marker is a call too, if it stands at the start of a line and names a tool.
+
+    Takes time in proportion to the text, however it is split: text that has been read is not searched again.
+    """
+
+    def __init__(
+        self, markers: Markers, is_thinking: bool = False, rules: ToolCallRules | None = None
+    ) -> None:
+        super().__init__(markers, rules if markers.can_call else None)
+        self._starts_in_reasoning = is_thinking
+        self._state: Literal["content", "reasoning", "call", "done"] = (
+            "reasoning" if is_thinking else "content"
+        )
+        self._leading_whitespace: list[str] = []
+        self._num_reasoning_blocks = 1 if is_thinking else 0
+        self._has_content = False
+        self._has_reasoning = False
+        self._drops_whitespace = False
+        self._is_reasoning_open = is_thinking
+        self._held_whitespace: list[str] = []
+        self._call: list[str] = []
+        self._call_opening = ""
+        self._call_ending = ""
+        self._finished: Finished | None = None
+        self._json_strings = JsonStringTracker()
+        self._reader: Reader | None = None
+        self._read_parts: list[Part] = []
+        self._num_read = 0
+        self._call_within: Literal["content", "reasoning"] = "content"
+        self._bare_calls = None if self._rules is None else self._rules.bare_calls
+        self._is_bare = False
+
+    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
+        """See OutputParser."""
+        self.parse_pending = None
+        if calls:
+            self._emit_calls(calls)
+        else:
+            self._emit_call_as_text(self._call_ending)
+        return self._read_on() if self._finished is None else self._end(self._finished)
+
+    def end(self, finished: Finished) -> list[Part]:
+        """See OutputParser."""
+        text = "".join((*self._leading_whitespace, self._text))
+        self._text = ""
+        match self._state:
+            case "content" if self._has_content or text.strip():
+                self._emit_text(text.lstrip() if self._drops_whitespace and not self._has_content else text)
+            case "content" if not self._has_reasoning and not self._num_calls:
+                self._emit_text(text)
+            case "reasoning":
+                self._emit_reasoning(text)
+            case "call":
+                self._append_to_call(text)
+                is_whole = self._markers.call_end is None or (
+                    finished.reason == "stop" and self._markers.call_format in SELF_CONTAINED_FORMATS
+                )
+                if not self._emit_read_calls("", can_be_whole=is_whole):
+                    if is_whole:
+                        self._finished = finished
+                        self._request_parse("")
+                        return self._take_parts()
+                    self._emit_call_as_text("")
+        return self._end(finished)
+
+    def _end(self, finished: Finished) -> list[Part]:
+        return self._finish(
+            finished,
+            starts_in_reasoning=self._starts_in_reasoning,
+            ends_in_content=self._state == "content",
+        )
+
+    def _advance(self) -> bool:
+        """See MarkedText."""
+        if self.parse_pending is not None:
+            return False
+        markers = self._markers
+        match self._state:
+            case "content" if not self._has_content:
+                return self._start_content()
+            case "content":
+                bare = [] if self._bare_calls is None else self._bare_calls.starts_in(self._text)
+                ends = [*self._call_starts, *bare, *self._marker_texts(*markers.separators)]
+                return self._consume_until(ends, self._emit_text)
+            case "reasoning":
+                ends = self._marker_texts(markers.think_end, self._call_start)
+                return self._consume_until(ends, self._emit_reasoning)
+            case "call":
+                think_end = markers.think_end if self._call_within == "reasoning" else None
+                next_start = self._call_start if markers.call_end else None
+                ends = self._marker_texts(markers.call_end, think_end, next_start)
+                ends += [self._bare_calls.end] if self._bare_calls and self._is_bare else []
+                return self._consume_until(ends, self._append_to_call)
+            case "done":
+                self._alignment.skip(self._text)
+                self._text = ""
+                return False
+
+    @property
+    def _call_start(self) -> Marker | None:
+        return None if self._rules is None else self._markers.call_start
+
+    @property
+    def _call_starts(self) -> list[str]:
+        """The markers that begin a tool call after content, with and without the template's whitespace."""
+        start = self._call_start
+        return [] if start is None else [start.text, self._markers.call_gap + start.text]
+
+    @staticmethod
+    def _marker_texts(*markers: Marker | None) -> list[str]:
+        return [marker.text for marker in markers if marker is not None]
+
+    def _start_content(self) -> bool:
+        """Start the content, or handle a marker that comes first; hold whitespace until either is certain."""
+        markers = self._markers
+        think_end = markers.think_end if self._is_reasoning_open else None
+        texts = self._marker_texts(markers.think_start, think_end, self._call_start, *markers.separators)
+        if self._bare_calls is not None:
+            # What should end a section may follow a call that nothing began.
+            texts += [
+                *self._bare_calls.starts,
+                *self._marker_texts(markers.call_end if self._is_bare else None),
+            ]
+        if markers.is_addressed and (is_certain := self._skip_header()) is not None:
+            return is_certain
+        stripped = self._text.lstrip()
+        if len(stripped) < len(self._text):
+            self._leading_whitespace.append(self._text[: len(self._text) - len(stripped)])
+            self._text = stripped
+        complete = [text for text in texts if stripped.startswith(text)]
+        if not complete and (not stripped or any(text.startswith(stripped) for text in texts)):
+            return False
+        leading, self._leading_whitespace = "".join(self._leading_whitespace), []
+        if complete:
+            marker = min(complete, key=len)
+            self._alignment.skip(leading)
+            self._text = stripped[len(marker) :]
+            self._handle_marker(marker)
+        else:
+            if self._drops_whitespace:
+                self._alignment.skip(leading)
+            else:
+                self._text = leading + stripped
+            self._has_content = True
+        return True
+
+    def _skip_header(self) -> bool | None:
+        """Skip the header of a message, which says to whom it is; return whether it is complete.
+
+        Returns None if there is none.
+        """
+        if _HEADER_END not in self._text:
+            stripped = self._text.strip()
+            is_begun = any(word.startswith(stripped[: len(word)]) for word in ("assistant", "to="))
+            return False if is_begun and len(self._text) < MAX_NAME_CHARACTERS else None
+        if (match := _HEADER.match(self._text)) is None:
+            return None
+        self._alignment.skip(match[0])
+        self._text = self._text[match.end() :]
+        if match["to"] == "self":
+            self._start_reasoning()
+        return True
+
+    def _consume_until(self, texts: Sequence[str], consume: Callable[[str], None]) -> bool:
+        """Pass the text before the first of these markers to consume, then handle the marker."""
+        before, marker = self._take_until(texts)
+        consume(before)
+        if marker is None:
+            return False
+        self._handle_marker(marker)
+        return True
+
+    def _handle_marker(self, text: str) -> None:
+        """Change the state as the marker demands."""
+        markers = self._markers
+        if self._state == "call":
+            self._handle_marker_in_call(text)
+        elif text in self._call_starts:
+            self._call_within = "reasoning" if self._state == "reasoning" else "content"
+            self._start_call(text)
+        elif self._bare_calls is not None and text.removeprefix("\n") in self._bare_calls.starts:
+            self._call_within = "content"
+            start = text.removeprefix("\n")
+            self._start_call(text.removesuffix(start), is_bare=True)
+            self._text = start + self._text
+        elif self._state == "content" and markers.think_start and text == markers.think_start.text:
+            self._alignment.skip(text)
+            self._start_reasoning()
+        else:
+            self._alignment.skip(text)
+            if markers.think_end and text == markers.think_end.text:
+                self._is_reasoning_open, self._drops_whitespace = False, True
+            self._state, self._has_content = "content", False
+
+    def _start_reasoning(self) -> None:
+        self._state, self._is_reasoning_open = "reasoning", True
+        self._num_reasoning_blocks += 1
+        self._held_whitespace = ["\n"]
+
+    def _start_call(self, opening: str, is_bare: bool = False) -> None:
+        self._state, self._call, self._json_strings = "call", [], JsonStringTracker()
+        self._call_opening, self._is_bare = opening, is_bare
+        self._read_parts, self._num_read = [], 0
+        make_reader = None if self._rules is None else self._rules.make_reader
+        self._reader = None if make_reader is None else make_reader()
+
+    def _append_to_call(self, text: str) -> None:
+        if text:
+            self._call.append(text)
+            self._read(text)
+        if self._markers.call_format == "json_tools":
+            self._json_strings.feed(text)
+
+    def _handle_marker_in_call(self, text: str) -> None:
+        end, start = self._markers.call_end, self._call_start
+        reader = self._reader
+        if self._json_strings.is_open or (reader and reader.is_quoting and not reader.is_broken):
+            self._append_to_call(text)
+        elif self._is_bare and self._bare_calls and text == self._bare_calls.end:
+            self._append_to_call(text)
+            if not self._emit_read_calls(""):
+                self._request_parse("")
+        elif end and text == end.text:
+            self._read(text)
+            if not self._emit_read_calls(end.text):
+                self._request_parse(end.text)
+        elif start and text == start.text:
+            # The earlier start marker was only mentioned in the text.
+            if not self._emit_read_calls("", can_be_whole=False):
+                self._emit_call_as_text("")
+            self._start_call(text)
+        else:
+            if not self._emit_read_calls("", can_be_whole=False):
+                self._emit_call_as_text("")
+            self._handle_marker(text)
+
+    def _read(self, text: str) -> None:
+        """Let the reader read text of the section, and emit or keep what it has read."""
+        if self._reader is not None and not self._reader.is_broken and self._rules is not None:
+            for fragment in self._reader.feed(text):
+                self._take_fragment(fragment, self._rules)
+
+    def _take_fragment(self, fragment: CallFragment, rules: ToolCallRules) -> None:
+        is_opening = isinstance(fragment, OpenedCall)
+        self._num_read += is_opening
+        if self._num_read > 1 and not rules.is_parallel:
+            return
+        index = self._num_calls + self._num_read - 1
+        parts = self._parts if rules.is_streamed else self._read_parts
+        if isinstance(fragment, OpenedCall):
+            parts.append(CallStartPart(fragment.id or f"call_{token_hex(12)}", fragment.name, index))
+        else:
+            parts.append(CallArgumentsPart(fragment, index))
+
+    def _emit_read_calls(self, ending: str, can_be_whole: bool = True) -> bool:
+        """Emit the section's calls as the reader has read them; return whether it could read all.
+
+        In a stream, what has been sent stays a call even if the rest of the section is malformed.
+        ending: the marker that ends the section, which the reader has read too.
+        can_be_whole: false if the section was cut short.
+        """
+        reader, rules = self._reader, self._rules
+        if reader is None or rules is None:
+            return False
+        rest = reader.rest.removesuffix(ending)
+        has_end = self._markers.call_end is not None
+        is_whole = bool(reader.num_closed) and not reader.is_open and not reader.is_broken
+        is_whole = can_be_whole and is_whole and (not has_end or rest.strip(" \n]") == "")
+        if not is_whole and not (rules.is_streamed and self._num_read):
+            return False
+        if is_whole:
+            rules.note_read()
+        self._parts += self._read_parts
+        self._num_calls += self._num_read if rules.is_parallel else min(1, self._num_read)
+        self._alignment.skip(self._call_text(ending))
+        self._state = "content" if rules.is_parallel else "done"
+        self._has_content = self._drops_whitespace = False
+        if not has_end and rest.strip() and rules.is_parallel:
+            self._emit_text(rest)
+        return True
+
+    def _request_parse(self, ending: str) -> None:
+        """Wait for the calls in the collected text, which its end marker, if any, has ended."""
+        if self._rules is not None:
+            self._call_ending = ending
+            self.parse_pending = partial(self._rules.parse, "".join(self._call))
+
+    def _emit_calls(self, calls: Sequence[WrittenCall]) -> None:
+        """Emit the collected text as tool calls."""
+        is_parallel = self._rules is None or self._rules.is_parallel
+        self._alignment.skip(self._call_text(self._call_ending))
+        for call in calls if is_parallel else calls[:1]:
+            call_id = call.id or f"call_{token_hex(12)}"
+            self._parts.append(ToolCallPart(call_id, call.name, call.arguments, self._num_calls))
+            self._num_calls += 1
+        self._state = "content" if is_parallel else "done"
+        self._has_content = self._drops_whitespace = False
+
+    def _emit_call_as_text(self, end: str) -> None:
+        """Emit the collected text as content or reasoning, since it is not a tool call."""
+        text = self._call_text(end)
+        self._state = self._call_within
+        if self._state == "reasoning":
+            self._emit_reasoning(text)
+        else:
+            self._has_content = True
+            self._emit_text(text)
+
+    def _call_text(self, end: str) -> str:
+        """Return the collected tool call as the model wrote it, with its markers."""
+        return "".join((self._call_opening, *self._call, end))
+
+    def _emit_text(self, text: str) -> None:
+        logprobs = self._alignment.take(text)
+        if text or logprobs:
+            self._parts.append(TextPart(text, logprobs))
+
+    def _emit_reasoning(self, text: str) -> None:
+        """Emit reasoning without leading and trailing whitespace; hold whitespace until more text follows."""
+        self._alignment.skip(text)
+        if not self._has_reasoning:
+            text = text.lstrip()
+        stripped = text.rstrip()
+        if stripped:
+            held = "".join(self._held_whitespace) if self._has_reasoning else ""
+            self._held_whitespace, self._has_reasoning = [], True
+            self._parts.append(ReasoningPart(held + stripped))
+        if len(stripped) < len(text):
+            self._held_whitespace.append(text[len(stripped) :])

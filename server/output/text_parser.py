@@ -1,0 +1,218 @@
+"""Parse output that is plain text, and assign log probabilities to parts of a text."""
+
+from codecs import getincrementaldecoder
+from collections import deque
+from collections.abc import Sequence
+
+from reprise.engine.foreign.tool_calls import WrittenCall
+from reprise.engine.interface.events import Delta, Finished, TokenLogprob
+from reprise.engine.text.markers import Markers
+from reprise.server.output.parts import (
+    EndPart,
+    MakeParser,
+    ParseCalls,
+    Part,
+    PromptPart,
+    TextPart,
+    ToolCallRules,
+)
+from reprise.server.tools.readers import count_partial_marker, find_first_marker
+
+
+class TokenPositions:
+    """Finds the positions of tokens in their text, which has a U+FFFD wherever the detokenizer puts one.
+
+    num_characters: complete characters so far.
+    """
+
+    def __init__(self, num_characters: int = 0) -> None:
+        self.num_characters = num_characters
+        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token_bytes: bytes) -> int:
+        """Move past the next token. Returns the index of the character in which its first byte lies."""
+        begun = self._decoder.getstate()[0]
+        # Two characters if the first byte does not continue the one that has begun.
+        num_touched = len((begun + token_bytes[:1]).decode(errors="replace"))
+        position = self.num_characters + max(0, num_touched - 1)
+        self.num_characters += len(self._decoder.decode(token_bytes))
+        return position
+
+
+class PromptPositions:
+    """Finds the positions of a prompt's tokens in its text, which may lack some, such as special ones."""
+
+    def __init__(self, text: str) -> None:
+        self._encoded = text.encode()
+        self._at = 0
+        self._num_characters = 0
+
+    def add(self, token_bytes: bytes) -> int:
+        """Move past the next token. Returns the index of the character in which the token begins."""
+        is_within = self._at < len(self._encoded) and _is_continuation(self._encoded[self._at])
+        position = max(0, self._num_characters - is_within)
+        for found in (token_bytes, token_bytes.removeprefix(b" ")):
+            if self._encoded.startswith(found, self._at):
+                self._num_characters += sum(not _is_continuation(byte) for byte in found)
+                self._at += len(found)
+                break
+        return position
+
+
+def _is_continuation(byte: int) -> bool:
+    return byte & 0xC0 == 0x80
+
+
+class LogprobAlignment:
+    """Assigns log probabilities to consecutive stretches of text by counting characters.
+
+    A token belongs to the stretch in which its first byte lies.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, TokenLogprob]] = deque()
+        self._num_characters = 0
+        self._positions = TokenPositions()
+
+    def add(self, logprobs: Sequence[TokenLogprob]) -> None:
+        """Add the log probabilities of the next tokens."""
+        for entry in logprobs:
+            self._waiting.append((self._positions.add(entry.token_bytes), entry))
+
+    def take(self, text: str) -> tuple[TokenLogprob, ...]:
+        """Return the tokens that start in the next stretch of text. Call it for every stretch, in order."""
+        if not self._waiting:
+            return ()
+        self._num_characters += len(text)
+        taken = []
+        while self._waiting and self._waiting[0][0] < self._num_characters:
+            taken.append(self._waiting.popleft()[1])
+        if not self._waiting:
+            # Tokens without text must not shift what follows.
+            self._positions.num_characters = self._num_characters = 0
+        return tuple(taken)
+
+    def skip(self, text: str) -> None:
+        """Drop the tokens of the next stretch of text."""
+        self.take(text)
+
+    def take_rest(self) -> tuple[TokenLogprob, ...]:
+        """Return the tokens that never produced text."""
+        waiting, self._waiting = self._waiting, deque()
+        return tuple(entry for _, entry in waiting)
+
+
+class MarkedText:
+    """Base of parsers for text in which markers separate the parts of a choice. See OutputParser.
+
+    rules: how to parse tool calls; None if the request has no tools.
+    """
+
+    def __init__(self, markers: Markers, rules: ToolCallRules | None) -> None:
+        self.num_reasoning_tokens = 0
+        self.parse_pending: ParseCalls | None = None
+        self._markers = markers
+        self._rules = rules
+        self._text = ""
+        self._parts: list[Part] = []
+        self._num_calls = 0
+        self._num_reasoning_blocks = 0
+        self._alignment = LogprobAlignment()
+
+    def read(self, delta: Delta) -> list[Part]:
+        """See OutputParser."""
+        self._alignment.add(delta.logprobs)
+        self._text += delta.text
+        return self._read_on()
+
+    def _read_on(self) -> list[Part]:
+        while self._advance():
+            pass
+        return self._take_parts()
+
+    def _advance(self) -> bool:
+        """Process the text up to the next marker, or all that is certain. Return False to wait for more."""
+        raise NotImplementedError
+
+    def _take_until(self, texts: Sequence[str]) -> tuple[str, str | None]:
+        """Take the text before the first of these markers, and the marker; None if it is yet to come."""
+        found = find_first_marker(self._text, texts)
+        if found is None:
+            end = len(self._text) - count_partial_marker(self._text, texts)
+            text, self._text = self._text[:end], self._text[end:]
+            return text, None
+        at, marker = found
+        before, self._text = self._text[:at], self._text[at + len(marker) :]
+        return before, marker
+
+    def _take_parts(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _finish(self, finished: Finished, *, starts_in_reasoning: bool, ends_in_content: bool) -> list[Part]:
+        """Return the last parts, once everything has been emitted."""
+        if ends_in_content and (rest := self._alignment.take_rest()):
+            self._parts.append(TextPart("", rest))
+        self.num_reasoning_tokens = self._markers.count_reasoning_tokens(
+            finished.tokens, starts_in_reasoning, self._num_reasoning_blocks
+        )
+        has_called = self._num_calls > 0 and finished.reason == "stop"
+        return [*self._take_parts(), EndPart("tool_calls" if has_called else finished.reason, finished.stop)]
+
+
+class PlainParser:
+    """Parser that treats all text as content."""
+
+    num_reasoning_tokens = 0
+    parse_pending: ParseCalls | None = None
+
+    def read(self, delta: Delta) -> list[Part]:
+        """See OutputParser."""
+        return [TextPart(delta.text, delta.logprobs)]
+
+    def end(self, finished: Finished) -> list[Part]:
+        """See OutputParser."""
+        return [EndPart(finished.reason, finished.stop)]
+
+    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
+        """See OutputParser. Never called."""
+        raise NotImplementedError
+
+
+class EchoParser(PlainParser):
+    """Parser of a choice that starts with its prompt. The first part has all of the prompt's text.
+
+    prompt: the prompt's text. is_alone: whether the response has only the prompt, and no answer.
+    """
+
+    def __init__(self, prompt: str, is_alone: bool = False) -> None:
+        self._prompt = prompt
+        self._is_alone = is_alone
+        self._has_started = False
+
+    def read(self, delta: Delta) -> list[Part]:
+        """See OutputParser."""
+        if delta.is_prompt:
+            text = "" if self._has_started else self._prompt
+            self._has_started = True
+            return [PromptPart(text, delta.logprobs)]
+        return self._start() + ([] if self._is_alone else super().read(delta))
+
+    def end(self, finished: Finished) -> list[Part]:
+        """See OutputParser."""
+        if self._is_alone:
+            return [*self._start(), EndPart("length")]
+        return self._start() + super().end(finished)
+
+    def _start(self) -> list[Part]:
+        """Return the prompt, unless it was returned before."""
+        if self._has_started:
+            return []
+        self._has_started = True
+        return [PromptPart(self._prompt)]
+
+
+def echo_parsers(prompts: Sequence[str], n: int, is_alone: bool = False) -> MakeParser:
+    """Return a function that makes the choices' parsers in order, n for each prompt. See EchoParser."""
+    texts = iter([prompt for prompt in prompts for _ in range(n)])
+    return lambda: EchoParser(next(texts), is_alone)

@@ -1,0 +1,226 @@
+"""Show a model a conversation's images: choose, decode and count them, and place them in the prompt."""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeGuard
+
+from fastapi import Request
+
+from reprise.config.settings import Settings
+from reprise.engine.foreign.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
+from reprise.engine.interface.image_marks import mark, numbers_in, without_marks
+from reprise.engine.interface.images import ImageProcessor, PromptImage
+from reprise.engine.interface.kept import Kept
+from reprise.server.conversation.model import Media, Message, Part
+from reprise.server.conversation.settled import check_answerable, newest_start
+from reprise.server.errors import BadRequestError
+from reprise.server.executor import Lane
+from reprise.server.http.request_log import note_ignored
+from reprise.server.validation.notes import Notes
+
+DECODER = ImageDecoder()
+MAX_KEPT_BYTES = 64 * 2**20
+"""Maximum bytes of decoded images that are kept for later turns, which send them again."""
+LEFT_OUT = "[image: left out]"
+"""What a model that sees is shown of an image that it cannot be shown, the same at every turn."""
+Run = Callable[..., Awaitable[Any]]
+"""Runs a job on the thread of a Lane, once it serves the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A conversation as the model is shown it.
+
+    messages: each image is replaced by text, or by a numbered mark if the model sees the image.
+    pictures: the decoded images, by the numbers of their marks.
+    """
+
+    messages: tuple[Message, ...]
+    processor: ImageProcessor | None = None
+    pictures: Mapping[int, Picture] = field(default_factory=dict)
+
+    def place(self, ids: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> "Placed":
+        """Put the tokens of the images into a rendered prompt.
+
+        ids: the prompt's tokens, with a placeholder for each image. messages: those that were rendered.
+        Raises BadRequestError if the prompt lacks a placeholder.
+        """
+        if self.processor is None:
+            return Placed(tuple(ids))
+        shown = [self.pictures[number] for number in numbers_in(messages)]
+        return _placed(ids, shown, self.processor)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The tokens of a prompt, with its images' tokens in their places, and the images."""
+
+    tokens: tuple[int, ...]
+    images: tuple[PromptImage, ...] = ()
+
+
+def _placed(ids: Sequence[int], pictures: Sequence[Picture], processor: ImageProcessor) -> Placed:
+    """Replace each placeholder of a prompt by an image's tokens. Raises BadRequestError if some lack."""
+    places = [index for index, token in enumerate(ids) if token == processor.placeholder]
+    if len(places) != len(pictures):
+        raise BadRequestError(
+            f"The chat template shows {len(places)} of {len(pictures)} images. Send them in messages of the "
+            "user.",
+            param="messages",
+            code="template_error",
+        )
+    tokens: list[int] = []
+    images: list[PromptImage] = []
+    done = 0
+    for place, picture in zip(places, pictures, strict=True):
+        tokens += ids[done:place]
+        for part in picture.parts:
+            tokens += part.before
+            shown = placeholders(processor, part.grid)
+            images.append(
+                PromptImage(
+                    start=len(tokens),
+                    length=len(shown),
+                    grid=part.grid,
+                    pixels=part.pixels,
+                    shape=part.shape,
+                    key=part.key,
+                )
+            )
+            tokens += shown
+        done = place + 1
+        if processor.last_end is not None:
+            tokens.append(processor.last_end)
+    tokens += ids[done:]
+    return Placed(tuple(tokens), tuple(images))
+
+
+class ImageReader:
+    """Decodes the images of conversations, and keeps some for later turns. Use it on one event loop only.
+
+    run: runs a job on a thread once the job's client is next in rotation.
+    """
+
+    def __init__(self, settings: Settings, run: Run) -> None:
+        self._settings = settings
+        self._run = run
+        self._small, self._large = Lane("images"), Lane("large-images")
+        self._kept = Kept[Picture](lambda picture: picture.num_bytes, MAX_KEPT_BYTES)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._small.close()
+        self._large.close()
+
+    async def read(
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        processor: ImageProcessor | None,
+    ) -> Seen:
+        """Return a conversation as the model is shown it. Images that are shown as text are noted.
+
+        processor: cuts images for the model; None if the model sees none.
+        Raises BadRequestError for an image of the newest turn that cannot be shown, and run()'s exceptions.
+        """
+        found = list(_images(messages))
+        notes = Notes(self._settings.unknown_fields == "refuse")
+        try:
+            if found and processor is not None:
+                return await self._read(request, messages, found, processor, notes)
+            for _, image in found:
+                notes.as_text(image.at)
+            check_answerable(messages, sees=False)
+            return Seen(tuple(messages))
+        finally:
+            note_ignored(request, notes.entries())
+
+    async def _read(
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        found: Sequence[tuple[int, Media]],
+        processor: ImageProcessor,
+        notes: Notes,
+    ) -> Seen:
+        newest = newest_start(messages)
+        num_dropped = self._num_dropped(found, newest)
+        pictures: dict[int, Picture] = {}
+        for number, (index, image) in enumerate(found):
+            try:
+                if number < num_dropped:
+                    raise ImageError("is one too many")
+                pictures[number] = await self._picture(request, image, processor)
+            except ImageError as fault:
+                # What was in the history is never refused.
+                if index >= newest:
+                    message = f"The image '{image.at}' {fault}."
+                    raise BadRequestError(message, param=image.at, code="invalid_image") from fault
+                notes.as_text(image.at)
+        numbers = iter(range(len(found)))
+        shown = tuple(_marked(message, numbers, pictures) for message in messages)
+        return Seen(shown, processor, pictures)
+
+    def _num_dropped(self, found: Sequence[tuple[int, Media]], newest: int) -> int:
+        """Return how many of the oldest images are shown as text. Raises BadRequestError."""
+        most = self._settings.max_images
+        num_newest = sum(index >= newest for index, _ in found)
+        if num_newest > most:
+            raise BadRequestError(
+                f"The newest turn has {num_newest} images; at most {most} are allowed (--max-images).",
+                param=found[-1][1].at,
+                code="too_many_images",
+            )
+        # Several at a time, so that most requests of a session begin with the same prompt, which is cached.
+        step = max(1, most // 2)
+        num_more = max(0, len(found) - most)
+        return min(-(-num_more // step) * step, len(found) - num_newest)
+
+    async def _picture(self, request: Request, image: Media, processor: ImageProcessor) -> Picture:
+        """Decode an image, unless it is kept. Raises ImageError."""
+        if image.fault:
+            raise ImageError(image.fault)
+        file = ImageFile(image.data, image.detail, self._settings.max_image_tokens)
+        key = await self._run(request, self._small, partial(_digest, processor, file))
+        if (picture := self._kept.get(key)) is None:
+            picture = await self._run(request, self._small, DECODER.decode_small, processor, file)
+            if picture is None:
+                picture = await self._run(request, self._large, DECODER.decode_large, processor, file)
+            self._kept.put(key, picture)
+        return picture
+
+
+def _digest(processor: ImageProcessor, file: ImageFile) -> bytes:
+    digest = hashlib.sha256(repr((processor, file.detail, file.budget)).encode())
+    digest.update(file.data.encode("ascii", "replace"))
+    return digest.digest()
+
+
+def _is_image(part: Part) -> TypeGuard[Media]:
+    return isinstance(part, Media) and part.kind == "image"
+
+
+def _images(messages: Sequence[Message]) -> Iterator[tuple[int, Media]]:
+    """Yield the images of a conversation, with the index of their message."""
+    for index, message in enumerate(messages):
+        for part in message.parts:
+            if _is_image(part):
+                yield index, part
+
+
+def _marked(message: Message, numbers: Iterator[int], pictures: Mapping[int, Picture]) -> Message:
+    """Return a message with a mark for each image that is shown. numbers: of all images, in order."""
+    shown = ""
+    # Between texts only: what joins them is no part of a text beside an image.
+    joint = ""
+    for part in message.parts:
+        is_image = _is_image(part)
+        if is_image and (number := next(numbers)) in pictures:
+            shown += mark(number)
+            joint = ""
+        else:
+            shown += joint + (LEFT_OUT if is_image else without_marks(str(part)))
+            joint = message.joint
+    return replace(message, parts=(shown,) if message.parts else ())

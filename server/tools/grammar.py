@@ -1,0 +1,323 @@
+"""Make the grammar rules of tool calls, for each format, in llguidance's dialect of Lark.
+
+<[7]> is the token 7, %json a schema. A JSON object of arguments is enforced by its schema. Where every
+argument has tags of its own, a value is enforced by its own schema: as text if it is a string, else as JSON.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from reprise.engine.text.markers import Marker, Markers
+from reprise.server.tools.formats import (
+    BREAK,
+    DIGITS,
+    IS_TEXT,
+    TYPE,
+    CallFormat,
+    JsonFormat,
+    ListedFormat,
+    TaggedFormat,
+)
+from reprise.server.tools.lark import ANY_TEXT, escape_lark, json_rule, lark_rule, text_patterns
+from reprise.server.tools.literals import Literals
+from reprise.server.tools.values import ALL_TYPES, STRING, escape_entities, find_types
+from reprise.server.validation.json_schema import constrains_besides, list_of
+
+ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
+_STRING_WORDS = ("type", "enum", "const", "pattern", "minLength", "maxLength")
+_OBJECT_WORDS = ("type", "properties", "required", "additionalProperties", "propertyOrdering")
+
+_BARE = r"/([^\s<&]([^\n<&]*[^\s<&])?)?/"
+"""Text that can stand without quotes in a format that has them: nothing of it is dropped or read as a tag."""
+
+Tools = Sequence[tuple[str, dict[str, Any]]]
+"""(name, schema of the arguments) for each tool."""
+
+
+class UnenforceableError(ValueError):
+    """A tool's schema cannot be enforced in the format; the message says why. tool: the tool's index."""
+
+    def __init__(self, tool: int, reason: str) -> None:
+        super().__init__(reason)
+        self.tool = tool
+
+
+class CallGrammar:
+    """The grammar rules of one request's tool calls.
+
+    enforced: names of the tools whose arguments must follow their schemas.
+    strict: names of the tools whose schemas must be enforced in full.
+    larks: by tool name, the Lark grammar of a free-form tool's argument `input`.
+    """
+
+    def __init__(
+        self,
+        call_format: CallFormat,
+        markers: Markers,
+        tools: Tools,
+        enforced: Collection[str],
+        strict: Collection[str],
+        larks: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._format = call_format
+        self._markers = markers
+        self._tools = tools
+        self._enforced = enforced
+        self._strict = strict
+        self._larks = larks
+
+    def rules(self, is_parallel: bool) -> list[str]:
+        """Return the grammar rules of tool calls. Raises UnenforceableError.
+
+        `section`: all calls between two markers. `more`: the same without the start marker. `calls`: one
+        section, or several if is_parallel.
+        """
+        layout, markers = self._format, self._markers
+        start, end = self._marker(markers.call_start), self._marker(markers.call_end)
+        if layout.is_one_per_section or not is_parallel:
+            inner = "call"
+        else:
+            inner = f"call ({self.text(layout.separator)} call)*"
+        several = is_parallel and layout.is_one_per_section
+        names = " | ".join(f"call_{index}" for index in range(len(self._tools)))
+        rules = [
+            "calls: section (SPACE section)*" if several else "calls: section",
+            f"section: {start} more",
+            f"more: {self.text(layout.opening)} {inner} {self.text(layout.closing)} {end}",
+            f"call: {names}",
+        ]
+        for index in range(len(self._tools)):
+            rules += self._call(index)
+        return rules
+
+    def text(self, text: str, types: frozenset[str] = ALL_TYPES) -> str:
+        """Return the Lark expression of fixed text in a call; special tokens in it match as tokens.
+
+        types: the JSON types of the value beside the text, for the signs IS_TEXT and TYPE.
+        """
+        tokens = {marker.text: marker for marker in self._tokens}
+        signs = {
+            BREAK: "/\\n?/",
+            DIGITS: "/[0-9]{1,4}/",
+            IS_TEXT: _one_of({"true" if kind == "string" else "false" for kind in types}),
+            TYPE: _one_of({"number" if kind == "integer" else kind for kind in types}),
+        }
+        if not text:
+            return '""'
+        pattern = "|".join(map(re.escape, [*sorted(tokens, key=len, reverse=True), *signs]))
+        expressions = []
+        for part in re.split(f"({pattern})", text):
+            if part in tokens:
+                expressions.append(marker_tokens(tokens[part]))
+            elif part:
+                expressions.append(signs.get(part) or json.dumps(part, ensure_ascii=False))
+        return " ".join(expressions)
+
+    def _call(self, index: int) -> Iterator[str]:
+        """Yield the rules of one tool's calls."""
+        (name, schema), layout = self._tools[index], self._format
+        if isinstance(layout, JsonFormat):
+            shown = schema if name in self._enforced else ANY_ARGUMENTS
+            yield (
+                f"call_{index}: {self.text(layout.before + name + layout.between)} arguments_{index} "
+                f"{self.text(layout.after)}"
+            )
+            yield from json_arguments(index, shown, self._larks.get(name))
+        elif isinstance(layout, ListedFormat):
+            head = self.text(layout.before + name + layout.after_name)
+            yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
+            shown = schema if name in self._enforced else ANY_ARGUMENTS
+            literals = Literals(layout, self.text, shown, f"v{index}", is_strict=name in self._strict)
+            try:
+                yield from literals.rules(f"arguments_{index}", self._larks.get(name))
+            except ValueError as fault:
+                raise UnenforceableError(index, str(fault)) from None
+        else:
+            head = self.text(layout.before + name + layout.after_name)
+            yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
+            if name in self._larks:
+                before, after = layout.quotes or ("", "")
+                key = self.text(layout.before_key + "input" + layout.after_key + before, STRING)
+                end = self.text(after + layout.value_end + layout.after_value)
+                yield f"arguments_{index}: {key} input_{index} {end}"
+                yield f"input_{index}: {lark_rule(self._larks[name])}"
+            elif name in self._enforced:
+                yield from self._enforced_arguments(index, layout)
+            else:
+                yield f"arguments_{index}: any_argument*"
+                yield from self._any_argument(index, layout)
+
+    def _any_argument(self, index: int, layout: TaggedFormat) -> Iterator[str]:
+        # Defined once: the first tool without an enforced schema brings it.
+        known = (self._enforced, self._larks)
+        first = next(i for i, (name, _) in enumerate(self._tools) if all(name not in one for one in known))
+        if index == first:
+            key = f'{self.text(layout.before_key)} /[^<>"\\n]+/ {self.text(layout.after_key)}'
+            yield f"any_argument: {key} any_value {self.text(layout.after_value)}"
+            yield from self._text_value("any_value", layout, ANY_TEXT)
+
+    def _enforced_arguments(self, index: int, layout: TaggedFormat) -> Iterator[str]:
+        name, schema = self._tools[index]
+        is_strict = name in self._strict
+        if is_strict and constrains_besides(schema, *_OBJECT_WORDS):
+            raise UnenforceableError(
+                index, "has keywords beside its properties that this format cannot follow"
+            )
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, dict) else {}
+        required = [key for key in list_of(schema.get("required")) if isinstance(key, str)]
+        keys = [*properties, *(key for key in required if key not in properties)]
+        parts = []
+        for number, key in enumerate(keys):
+            if any(character in key for character in ("\n" if layout.has_entities else '<>"\n')):
+                raise UnenforceableError(index, "has a property whose name this format cannot write")
+            rule = f"value_{index}_{number}"
+            schema_of_key = properties.get(key, {})
+            types = find_types(schema_of_key, schema)
+            alternatives = []
+            for suffix, part, kinds in _by_marked_type(schema_of_key, types, layout):
+                written = escape_entities(key) if layout.has_entities else key
+                head = self.text(layout.before_key + written + layout.after_key, kinds or ALL_TYPES)
+                alternatives.append(f"{head} {rule}{suffix} {self.text(layout.after_value)}")
+                yield from self._value(index, rule + suffix, part, is_strict, layout)
+            argument = " | ".join(alternatives)
+            parts.append(f"({argument})" if key in required else f"({argument})?")
+        yield f"arguments_{index}: " + (" ".join(parts) or '""')
+
+    def _value(
+        self, index: int, rule: str, schema: object, is_strict: bool, layout: TaggedFormat
+    ) -> Iterator[str]:
+        """Yield the rules of a value and its end tag."""
+        root = self._tools[index][1]
+        types = find_types(schema, root)
+        if schema is False:
+            raise UnenforceableError(index, "has a property that allows no value")
+        if types is None or "string" not in types:
+            if types is None and is_strict and schema not in ({}, True):
+                raise UnenforceableError(index, "has a property without a type")
+            if types is None:
+                yield from self._text_value(rule, layout, ANY_TEXT)
+            else:
+                yield f"{rule}: {self._quotable(f'json_{rule}', layout)}"
+                yield f"json_{rule}: {json_rule(_within(root, schema))}"
+            return
+        node = schema if isinstance(schema, dict) else {}
+        if types == STRING and not constrains_besides(node, *_STRING_WORDS):
+            texts = [node["const"]] if "const" in node else node.get("enum")
+            if isinstance(texts, list):
+                choices = (self._choice(text, layout) for text in texts if isinstance(text, str))
+                yield f"{rule}: ({' | '.join(choices)}) {self.text(layout.value_end)}"
+            else:
+                yield from self._text_value(rule, layout, *text_patterns(node))
+            return
+        if is_strict and (types == STRING or constrains_besides(node, "type")):
+            raise UnenforceableError(index, "has a property whose schema this format cannot follow")
+        yield from self._text_value(rule, layout, ANY_TEXT)
+
+    def _text_value(self, rule: str, layout: TaggedFormat, *patterns: str) -> Iterator[str]:
+        """Yield the rules of text that matches all patterns, together with its end tag."""
+        if layout.quotes is not None:
+            before = json.dumps(layout.quotes[0])
+            bare = " & ".join(f"({pattern})" for pattern in (*patterns, _BARE))
+            yield f"{rule.upper()}: {bare}"
+            yield f"{rule}: {rule.upper()} {self.text(layout.value_end)} | {before} {rule}_quoted"
+            end = json.dumps(layout.quotes[1] + layout.value_end)
+            yield f"{rule}_quoted[lazy]: " + " & ".join(f"({pattern} {end})" for pattern in patterns)
+            return
+        end = layout.value_end
+        at = min((end.find(marker.text) for marker in self._tokens if marker.text in end), default=-1)
+        before = json.dumps(end if at < 0 else end[:at], ensure_ascii=False)
+        text = " & ".join(f"({pattern} {before})" for pattern in patterns)
+        if at < 0:
+            yield f"{rule}[lazy]: {text}"
+        else:
+            # Text cannot contain the token, so it ends there.
+            yield f"{rule.upper()}: {text}"
+            yield f"{rule}: {rule.upper()} {self.text(end[at:])}"
+
+    def _quotable(self, expression: str, layout: TaggedFormat) -> str:
+        """Return the expression for a value with its end tag, with and without the format's quotes."""
+        end = self.text(layout.value_end)
+        if layout.quotes is None:
+            return f"{expression} {end}"
+        before, after = map(json.dumps, layout.quotes)
+        return f"({expression} | {before} {expression} {after}) {end}"
+
+    def _choice(self, text: str, layout: TaggedFormat) -> str:
+        """Return the expression for one text."""
+        if layout.quotes is not None and not re.fullmatch(_BARE[1:-1], text):
+            text = text.join(layout.quotes)
+        return json.dumps(text, ensure_ascii=False)
+
+    def _marker(self, marker: Marker | None) -> str:
+        """Return a marker, of which only single tokens have to be written as such."""
+        return "" if marker is None else self.text(marker.text)
+
+    @property
+    def _tokens(self) -> list[Marker]:
+        """The markers that are single tokens."""
+        return [marker for marker in self._markers.all if len(marker.tokens) == 1]
+
+
+def marker_tokens(marker: Marker | None) -> str:
+    """Return the Lark expression for a marker's tokens, in their order; "" for None."""
+    return "" if marker is None else " ".join(f"<[{token}]>" for token in marker.tokens)
+
+
+def json_arguments(index: int, schema: object, lark: str | None) -> list[str]:
+    """Return the Lark rules of a tool's arguments as a JSON object.
+
+    index: the tool's. lark: the Lark grammar of the only argument, `input`, of a free-form tool, else None.
+    """
+    if lark is None:
+        return [f"arguments_{index}: {json_rule(schema)}"]
+    return [
+        f'arguments_{index}: "{{\\"input\\": \\"" input_{index} "\\"}}"',
+        f"input_{index}: {lark_rule(escape_lark(lark))}",
+    ]
+
+
+def _one_of(texts: Collection[str]) -> str:
+    """Return the expression for one of several texts."""
+    return f"({' | '.join(map(json.dumps, sorted(texts)))})"
+
+
+def _by_marked_type(
+    schema: object, types: frozenset[str] | None, layout: TaggedFormat
+) -> Iterator[tuple[str, object, frozenset[str] | None]]:
+    """Yield (suffix of a rule's name, schema, types): for text and for JSON if the format names types."""
+    is_named = IS_TEXT in layout.after_key or TYPE in layout.after_key
+    if not is_named or not isinstance(schema, dict) or "$ref" in schema or not types or types == STRING:
+        yield "", schema, types
+        return
+    for suffix, kinds in (("_text", types & STRING), ("_json", types - STRING)):
+        if kinds:
+            yield suffix, {**schema, "type": sorted(kinds)}, kinds
+
+
+def _within(root: dict[str, Any], schema: object) -> object:
+    """Return the schema of a property as a document of its own, with what its references name."""
+    moved, has_references = _move_references(schema)
+    if not has_references or not isinstance(moved, dict):
+        return moved
+    return {**moved, "$defs": {"root": _move_references(root)[0]}}
+
+
+def _move_references(node: Any) -> tuple[Any, bool]:
+    """Return a schema whose references point into #/$defs/root, and whether there are any."""
+    if isinstance(node, list):
+        moved = [_move_references(child) for child in node]
+        return [child for child, _ in moved], any(has for _, has in moved)
+    if not isinstance(node, dict):
+        return node, False
+    result, found = {}, False
+    for key, child in node.items():
+        if key == "$ref" and isinstance(child, str) and child.startswith("#"):
+            result[key], found = f"#/$defs/root{child[1:]}", True
+        else:
+            result[key], has = _move_references(child)
+            found |= has
+    return result, found

@@ -1,0 +1,484 @@
+"""Read tool calls while the model writes them, in every format that formats.py declares."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from reprise.engine.text.markers import Markers
+from reprise.server.tools.formats import CallFormat, JsonFormat, ListedFormat, TaggedFormat
+from reprise.server.tools.values import (
+    GUESSED,
+    NOT_STRING,
+    STRING,
+    find_types,
+    literal_to_json,
+    to_json_value,
+    unescape,
+    unescape_entities,
+)
+
+_QUOTE_OR_ESCAPE = re.compile(r'\\.|"', re.DOTALL)
+
+
+def find_first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
+    """Return the start of the marker that ends first in the text, and the marker.
+
+    If several end at the same place, return the longest.
+    """
+    found = [(at + len(marker), at, marker) for marker in markers if (at := text.find(marker)) >= 0]
+    if not found:
+        return None
+    _, at, marker = min(found)
+    return at, marker
+
+
+def count_partial_marker(text: str, markers: Sequence[str]) -> int:
+    """Count the characters at the end of the text that may be the start of a marker."""
+    longest = max(map(len, markers), default=1) - 1
+    for at in range(max(0, len(text) - longest), len(text)):
+        ending = text[at:]
+        if any(marker.startswith(ending) for marker in markers):
+            return len(ending)
+    return 0
+
+
+class JsonStringTracker:
+    """Tracks whether JSON that arrives bit by bit currently ends inside a string (is_open)."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._escape = ""
+
+    def feed(self, text: str) -> None:
+        """Read the next bit of the JSON."""
+        text = self._escape + text
+        num_backslashes = len(text) - len(text.rstrip("\\"))
+        self._escape = "\\" if num_backslashes % 2 else ""
+        quotes = _QUOTE_OR_ESCAPE.findall(text).count('"')
+        self.is_open ^= quotes % 2 == 1
+
+
+MAX_PENDING_CHARACTERS = 1024
+"""Limit for text that is neither a name nor a value; beyond it the text is not a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedCall:
+    """The beginning of a call. id: the model's own, if any."""
+
+    name: str
+    id: str | None = None
+
+
+CallFragment = OpenedCall | str
+"""The beginning of a call, or the next bit of its arguments, as JSON."""
+
+Schemas = Mapping[str, dict[str, Any]]
+"""The schemas of the arguments, by the names of the tools."""
+
+
+class Reader:
+    """Reads the calls of one section, unless they name a tool that is not in the request.
+
+    num_closed: complete calls so far. is_open: whether a call has begun and not ended.
+    is_broken: whether the section has text that the reader cannot read.
+    closing: what the format writes after all calls of a section.
+    """
+
+    def __init__(self, schemas: Schemas, closing: str) -> None:
+        self.num_closed = 0
+        self.is_broken = False
+        self.is_open = False
+        self._schemas = schemas
+        self._closing = closing
+        self._pending = ""
+        self._fragments: list[CallFragment] = []
+
+    @property
+    def rest(self) -> str:
+        """The text that the reader has not consumed yet, without what closes the section."""
+        if self._closing and self.num_closed and not self.is_open:
+            return self._pending.lstrip().removeprefix(self._closing)
+        return self._pending
+
+    @property
+    def is_quoting(self) -> bool:
+        """Whether the reader is within a value, so that a marker that comes next would be a part of it."""
+        raise NotImplementedError
+
+    def feed(self, text: str) -> list[CallFragment]:
+        """Read the next text of the section; return the fragments that are certain now."""
+        self._pending += text
+        while not self.is_broken and self._pending and self._advance():
+            pass
+        fragments, self._fragments = self._fragments, []
+        return fragments
+
+    def _advance(self) -> bool:
+        raise NotImplementedError
+
+    def _open(self, pattern: re.Pattern[str]) -> str:
+        """Read the beginning of a call; return its name, "" if there is more to come."""
+        match = self._match(pattern)
+        if match is None:
+            return ""
+        name = match["name"]
+        if name not in self._schemas:
+            self.is_broken = True
+            return ""
+        self.is_open = True
+        self._fragments.append(OpenedCall(name, match.groupdict().get("id")))
+        return name
+
+    def _close(self) -> None:
+        self.is_open = False
+        self.num_closed += 1
+
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Match the pending text and drop what matched; None if there is more to come."""
+        match = pattern.match(self._pending)
+        if match is not None:
+            self._pending = self._pending[match.end() :]
+        elif len(self._pending) > MAX_PENDING_CHARACTERS:
+            self.is_broken = True
+        return match
+
+
+def is_object(text: str) -> bool:
+    """Return whether a text is a JSON object."""
+    try:
+        return isinstance(from_json(text, allow_inf_nan=False), dict)
+    except ValueError:
+        return False
+
+
+def escaped(text: str) -> str:
+    """Return a text escaped for a JSON string, without quotes around it."""
+    return to_json(text).decode()[1:-1]
+
+
+_JSON_MARK = re.compile(r'\\.|["{}\[\]]|\\$', re.DOTALL)
+
+
+def make_reader(call_format: CallFormat, schemas: Schemas) -> "JsonReader | TaggedReader | ListedReader":
+    """Return a reader for one section of tool calls in the format."""
+    match call_format:
+        case JsonFormat():
+            return JsonReader(call_format, schemas)
+        case TaggedFormat():
+            return TaggedReader(call_format, schemas)
+        case ListedFormat():
+            return ListedReader(call_format, schemas)
+
+
+class _ArgumentReader(Reader):
+    """The base of readers of formats in which each argument has a name and a value."""
+
+    def __init__(self, call_format: TaggedFormat | ListedFormat, schemas: Schemas) -> None:
+        super().__init__(schemas, call_format.closing)
+        self._layout = call_format
+        self._schema: dict[str, Any] = {}
+        self._keys: set[str] = set()
+
+    def _advance(self) -> bool:
+        if not self.is_open:
+            if name := self._open(self._layout.head):
+                self._schema, self._keys = self._schemas[name], set()
+                self._fragments.append("{")
+            return self.is_open
+        if (match := self._layout.key.match(self._pending)) is not None:
+            self._pending = self._pending[match.end() :]
+            self._start_value(match)
+            return True
+        if self._match(self._layout.tail) is not None:
+            self._fragments.append("}")
+            self._close()
+            return True
+        return False
+
+    def _start_value(self, match: re.Match[str]) -> None:
+        """Note the name of an argument, whose value follows."""
+        key = self._key(match)
+        if key in self._keys:
+            self.is_broken = True
+            return
+        self._fragments.append(f"{', ' if self._keys else ''}{to_json(key).decode()}: ")
+        self._keys.add(key)
+
+    def _key(self, match: re.Match[str]) -> str:
+        """Return the name of an argument."""
+        return match["key"]
+
+
+class ListedReader(_ArgumentReader):
+    """Reads calls whose arguments are names and literals. See Reader.
+
+    Strings are emitted as they arrive, other values once they are complete.
+    """
+
+    def __init__(self, call_format: ListedFormat, schemas: Schemas) -> None:
+        super().__init__(call_format, schemas)
+        self._format = call_format
+        self._quote = ""
+        self._value: list[str] | None = None
+        self._depth = 0
+        escape = r"\\.|\\$|" if call_format.has_escapes else ""
+        quotes = "|".join(map(re.escape, call_format.quotes))
+        self._marks = re.compile(rf"{escape}{quotes}|[\[\](){{}},]", re.DOTALL)
+
+    @property
+    def is_quoting(self) -> bool:
+        """See Reader."""
+        return bool(self._quote)
+
+    def _advance(self) -> bool:
+        if self._value is None:
+            return self._read_string() if self._quote else super()._advance()
+        return self._read_value(self._value)
+
+    def _start_value(self, match: re.Match[str]) -> None:
+        super()._start_value(match)
+        self._value, self._depth = [], 0
+
+    def _read_string(self) -> bool:
+        """Read a string that is a value of its own."""
+        marks = (self._quote, "\\") if self._format.has_escapes else (self._quote,)
+        found = find_first_marker(self._pending, marks)
+        end = len(self._pending) - count_partial_marker(self._pending, marks) if found is None else found[0]
+        if end:
+            self._fragments.append(escaped(self._pending[:end]))
+            self._pending = self._pending[end:]
+        if found is None:
+            return False
+        if found[1] == self._quote:
+            self._pending, self._quote = self._pending[len(self._quote) :], ""
+            self._fragments.append('"')
+            return True
+        text, length = unescape(self._pending)
+        self._fragments += [escaped(text)] if text else []
+        self._pending = self._pending[length:]
+        return length > 0
+
+    def _read_value(self, value: list[str]) -> bool:
+        """Read a value that is not a string, or find that it is one."""
+        if not value and not self._quote:
+            self._pending = self._pending.lstrip()
+            for quote in self._format.quotes:
+                if self._pending.startswith(quote):
+                    self._pending = self._pending[len(quote) :]
+                    self._value, self._quote = None, quote
+                    self._fragments.append('"')
+                    return True
+                if quote.startswith(self._pending):
+                    return False
+        end, is_whole = self._find_end()
+        value.append(self._pending[:end])
+        self._pending = self._pending[end:]
+        if is_whole:
+            self._value = None
+            written = literal_to_json("".join(value), self._format)
+            self.is_broken = written is None
+            self._fragments += [] if written is None else [written]
+        return is_whole
+
+    def _find_end(self) -> tuple[int, bool]:
+        """Return how much of the pending text is part of the value, and whether it ends there."""
+        for mark in self._marks.finditer(self._pending):
+            text = mark[0]
+            if text == "\\":
+                return mark.start(), False
+            if self._quote:
+                self._quote = "" if text == self._quote else self._quote
+            elif text in self._format.quotes:
+                self._quote = text
+            elif not self._depth and text in ",)}]":
+                return mark.start(), True
+            elif text in "[{(":
+                self._depth += 1
+            elif text in "]})":
+                self._depth -= 1
+        return len(self._pending) - count_partial_marker(self._pending, self._format.quotes), False
+
+
+class JsonReader(Reader):
+    """Reads calls whose arguments are a JSON object. See Reader."""
+
+    def __init__(self, call_format: JsonFormat, schemas: Schemas) -> None:
+        super().__init__(schemas, call_format.closing)
+        self._format = call_format
+        self._arguments: list[str] | None = None
+        self._depth = 0
+        self._is_in_string = False
+
+    @property
+    def is_quoting(self) -> bool:
+        """See Reader."""
+        return self._is_in_string
+
+    def _advance(self) -> bool:
+        if self._arguments is not None:
+            return self._read_arguments(self._arguments)
+        if self.is_open:
+            if self._match(self._format.tail) is not None:
+                self._close()
+                return True
+            return False
+        if self._open(self._format.head):
+            self._arguments, self._depth = [], 0
+        return self.is_open
+
+    def _read_arguments(self, arguments: list[str]) -> bool:
+        end = None
+        for mark in _JSON_MARK.finditer(self._pending):
+            match mark[0]:
+                case '"':
+                    self._is_in_string = not self._is_in_string
+                case "{" | "[" if not self._is_in_string:
+                    self._depth += 1
+                case "}" | "]" if not self._is_in_string:
+                    self._depth -= 1
+                case "\\":
+                    # The character that it escapes is yet to come.
+                    self._take(arguments, mark.start())
+                    return False
+            if not self._depth:
+                end = mark.end()
+                break
+        self._take(arguments, len(self._pending) if end is None else end)
+        if end is None:
+            return False
+        self._arguments = None
+        if not is_object("".join(arguments)):
+            self.is_broken = True
+        elif not self._format.tail.pattern:
+            self._close()
+        return True
+
+    def _take(self, arguments: list[str], end: int) -> None:
+        text, self._pending = self._pending[:end], self._pending[end:]
+        if text:
+            arguments.append(text)
+            self._fragments.append(text)
+
+
+class TaggedReader(_ArgumentReader):
+    """Reads calls in which each argument has tags of its own. See Reader.
+
+    Strings are emitted as they arrive. A value that may have another type is converted once it is complete.
+    """
+
+    def __init__(self, call_format: TaggedFormat, schemas: Schemas) -> None:
+        super().__init__(call_format, schemas)
+        self._format = call_format
+        self._types: frozenset[str] | None = None
+        self._value: list[str] = []
+        self._has_started_value = False
+        self._is_quoted = False
+
+    @property
+    def is_quoting(self) -> bool:
+        """See Reader."""
+        return self._types is not None
+
+    def _advance(self) -> bool:
+        return super()._advance() if self._types is None else self._read_value(self._types)
+
+    def _key(self, match: re.Match[str]) -> str:
+        return unescape_entities(match["key"]) if self._format.has_entities else match["key"]
+
+    def _start_value(self, match: re.Match[str]) -> None:
+        super()._start_value(match)
+        is_text = match.groupdict().get("is_text")
+        if is_text is None:
+            properties = self._schema.get("properties")
+            known = properties.get(self._key(match)) if isinstance(properties, dict) else None
+            self._types = find_types(known, self._schema) or GUESSED
+        else:
+            self._types = STRING if is_text in ("true", "string") else NOT_STRING
+        self._value, self._has_started_value, self._is_quoted = [], False, False
+
+    def _read_value(self, types: frozenset[str]) -> bool:
+        layout = self._format
+        if not self._has_started_value and not self._start_text(types):
+            return False
+        end = layout.value_end.strip("\n")
+        end = layout.quotes[1] + end if layout.quotes and self._is_quoted else end
+        is_stripped = layout.quotes is not None and not self._is_quoted
+        at = self._pending.find(end)
+        if at < 0:
+            # Hold back what may be the tag, and the whitespace before it.
+            ends = (f"\n{end}", end) if layout.has_breaks else (end,)
+            certain = len(self._pending) - count_partial_marker(self._pending, ends)
+            self._take_value(types, len(self._pending[:certain].rstrip()) if is_stripped else certain)
+            return False
+        text = self._pending[:at]
+        self._pending = self._pending[at + len(end) :]
+        text = text.removesuffix("\n") if layout.has_breaks else text
+        text = text.rstrip() if is_stripped else text
+        if types == STRING:
+            self._fragments.append(f'{escaped(text)}"')
+        else:
+            self._fragments.append(to_json_value("".join([*self._value, text]), types))
+        self._types = None
+        return True
+
+    def _start_text(self, types: frozenset[str]) -> bool:
+        """Drop the space before a value; return whether the value has begun."""
+        if self._format.has_breaks:
+            self._pending = self._pending.removeprefix("\n")
+        if self._format.quotes is not None:
+            opening = self._format.quotes[0]
+            self._pending = self._pending.lstrip()
+            self._is_quoted = self._pending.startswith(opening)
+            if not self._is_quoted and opening.startswith(self._pending):
+                return False
+            self._pending = self._pending.removeprefix(opening)
+        self._has_started_value = True
+        self._fragments += ['"'] if types == STRING else []
+        return True
+
+    def _take_value(self, types: frozenset[str], end: int) -> None:
+        text, self._pending = self._pending[:end], self._pending[end:]
+        if text and types == STRING:
+            self._fragments.append(escaped(text))
+        elif text:
+            self._value.append(text)
+
+
+@dataclass(frozen=True, slots=True)
+class BareCalls:
+    """The strings with which a call without its start marker begins and ends.
+
+    starts: how calls of the request's tools begin, up to the first argument or the end of the call, since a
+        mere mention of a function is text. They count only at the start of a line.
+    prefix: the common beginning of all starts.
+    """
+
+    starts: frozenset[str]
+    prefix: str
+    end: str
+
+    def starts_in(self, text: str) -> list[str]:
+        """Return the strings, each with a line break before it, with which bare calls may begin in a text.
+
+        Empty if the text has no line that begins with prefix, and does not end with a part of such a line.
+        """
+        start = f"\n{self.prefix}"
+        if start not in text and not count_partial_marker(text, [start]):
+            return []
+        return [f"\n{one}" for one in self.starts]
+
+
+def bare_calls(markers: Markers, names: Collection[str]) -> BareCalls | None:
+    """Return the form of calls without a start marker; None if in this format they look like text.
+
+    names: the names of the request's tools.
+    """
+    if markers.call_format != "qwen3_coder" or not names:
+        return None
+    heads = [f"<function={name}>{space}" for name in names for space in ("", "\n")]
+    starts = (head + after for head in heads for after in ("<parameter=", "</function>"))
+    return BareCalls(frozenset(starts), "<function=", "</function>")

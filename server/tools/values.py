@@ -1,0 +1,185 @@
+"""Convert values as models write them to JSON: literals, and text whose type a parameter's schema decides."""
+
+import re
+from functools import cache
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from reprise.server.tools.formats import ListedFormat
+from reprise.server.validation.json_schema import list_of, target_of
+
+STRING = frozenset({"string"})
+GUESSED = frozenset({"string", "object", "array"})
+"""The types of a value without a known type: JSON objects and arrays are recognized, all else is a string."""
+
+NOT_STRING = frozenset({"number", "integer", "boolean", "null", "object", "array"})
+ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+_MAX_DEPTH = 16
+_JSON_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+
+
+def find_types(schema: object, root: dict[str, Any], depth: int = 0) -> frozenset[str] | None:
+    """Return the JSON types that a schema allows; None if the schema does not restrict them.
+
+    root: the document that the schema's references point into. depth: how deep the schema is nested.
+    """
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return None
+    if (target := target_of(root, schema)) is not None:
+        return find_types(target, root, depth + 1)
+    kinds = schema.get("type")
+    if isinstance(kinds, str | list):
+        return frozenset([kinds] if isinstance(kinds, str) else map(str, kinds)) & ALL_TYPES or None
+    if "const" in schema or isinstance(schema.get("enum"), list):
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return frozenset(_JSON_NAMES.get(type(value), "null") for value in values)
+    for name in ("anyOf", "oneOf"):
+        found = [find_types(choice, root, depth + 1) for choice in list_of(schema.get(name))]
+        if found:
+            return None if None in found else frozenset().union(*(types for types in found if types))
+    for part in list_of(schema.get("allOf")):
+        if (types := find_types(part, root, depth + 1)) is not None:
+            return types
+    return None
+
+
+def to_json_value(text: str, types: frozenset[str]) -> str:
+    """Convert a value's text to JSON of one of the types, or to a JSON string if it has none of them."""
+    if types != STRING:
+        try:
+            value = from_json(text.strip(), allow_inf_nan=False)
+        except ValueError:
+            value = _read_word(text.strip().lower(), types)
+        for kind in _kinds_of(value):
+            if kind in types:
+                whole = int(value) if kind == "integer" and isinstance(value, float) else value
+                return to_json(whole).decode()
+    return to_json(text).decode()
+
+
+def escape_entities(name: str) -> str:
+    """Escape the quotes and ampersands in a name, so that it can stand between an attribute's quotes."""
+    return name.replace("&", "&amp;").replace('"', "&quot;")
+
+
+def unescape_entities(name: str) -> str:
+    """Undo escape_entities(): return the name that stands between an attribute's quotes."""
+    return name.replace("&quot;", '"').replace("&amp;", "&")
+
+
+def _read_word(word: str, types: frozenset[str]) -> object:
+    """Return the value of a word that is not JSON but means a constant, such as Python's True."""
+    constants: dict[str, tuple[str, object]] = {
+        "true": ("boolean", True),
+        "false": ("boolean", False),
+        "none": ("null", None),
+        "null": ("null", None),
+    }
+    kind, value = constants.get(word, ("", word))
+    return value if kind in types else word
+
+
+def _kinds_of(value: object) -> tuple[str, ...]:
+    """Return the types of a JSON value other than a string, the narrowest first."""
+    match value:
+        case bool():
+            return ("boolean",)
+        case int():
+            return ("integer", "number")
+        case float():
+            return ("integer", "number") if value.is_integer() else ("number",)
+        case None:
+            return ("null",)
+        case dict():
+            return ("object",)
+        case list():
+            return ("array",)
+    return ()
+
+
+_ESCAPE = re.compile(
+    r"\\(?:u(?P<high>[dD][89abAB]..)\\u(?P<low>[dD][c-fC-F]..)|u(?P<u>....)|x(?P<x>..)|(?P<other>[^ux]))",
+    re.DOTALL,
+)
+_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+_CONSTANTS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
+
+
+def unescape(text: str) -> tuple[str, int]:
+    """Decode the escape at the start of a text; return its character and its length in the text.
+
+    The length is 0 if the escape is not complete yet.
+    """
+    is_high = re.match(r"\\u[dD][89abAB]", text) is not None
+    if is_high and len(text) < 12 and "\\u".startswith(text[6:8]):
+        return "", 0
+    if (match := _ESCAPE.match(text)) is None:
+        return "", 0
+    try:
+        return _character(match), match.end()
+    except ValueError:
+        return match[0], match.end()
+
+
+def _character(match: re.Match[str]) -> str:
+    if match["high"] is not None:
+        units = (int(match["high"], 16), int(match["low"], 16))
+        return b"".join(unit.to_bytes(2, "big") for unit in units).decode("utf-16-be")
+    if (code := match["u"] or match["x"]) is not None:
+        character = chr(int(code, 16))
+        return "\ufffd" if "\ud800" <= character <= "\udfff" else character
+    return _SIMPLE.get(match["other"], match["other"])
+
+
+@cache
+def _literals(layout: ListedFormat) -> re.Pattern[str]:
+    """Return the parser of a literal's next token: a string, a word, or another character."""
+    character = r"(?:\\.|[^\\])" if layout.has_escapes else "."
+    strings = [
+        f"{re.escape(q)}(?P<string{i}>{character}*?){re.escape(q)}" for i, q in enumerate(layout.quotes)
+    ]
+    # Possessive, and what is no name is skipped at once: hostile text must not take long.
+    name = r"(?P<name>[^\s\[\]{}(),:]{1,256}+)(?=\s*:)|" if layout.has_bare_keys else ""
+    rest = r"(?P<rest>[^\s\[\]{}(),:\"'<]++|.)"
+    return re.compile(f"{'|'.join(strings)}|{name}(?P<word>[A-Za-z_][\\w.-]*)|{rest}", re.DOTALL)
+
+
+def literal_to_json(text: str, layout: ListedFormat) -> str | None:
+    """Convert a literal to JSON; return None if the text is not a literal of the layout."""
+    parts = []
+    for match in _literals(layout).finditer(text):
+        kind, found = match.lastgroup or "", match[match.lastgroup or 0]
+        if kind.startswith("string"):
+            parts.append(to_json(_unescape_all(found) if layout.has_escapes else found).decode())
+        elif kind == "name":
+            parts.append(to_json(found).decode())
+        elif kind == "word":
+            if found not in _CONSTANTS and not layout.has_bare_keys:
+                return None
+            parts.append(_CONSTANTS.get(found) or to_json(found).decode())
+        else:
+            parts.append(found)
+    written = "".join(parts).strip()
+    try:
+        from_json(written, allow_inf_nan=False)
+    except ValueError:
+        return None
+    return written
+
+
+def _unescape_all(text: str) -> str:
+    """Return a string's text without its escapes."""
+    parts, at = [], 0
+    while (found := text.find("\\", at)) >= 0:
+        character, length = unescape(text[found : found + 12] + ("" if found + 12 < len(text) else " " * 12))
+        parts += [text[at:found], character]
+        at = found + max(1, length)
+    return "".join([*parts, text[at:]])

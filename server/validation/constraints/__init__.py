@@ -1,1 +1,0 @@
-"""Check the JSON schemas, regular expressions and grammars to which an answer is constrained."""
