@@ -20,9 +20,9 @@ from reprise.server.generation.recorder import Recorder
 from reprise.server.generation.service import Service
 from reprise.server.http.access import OPEN_PATHS, Access, load_keys
 from reprise.server.http.body import BodyLimit
+from reprise.server.http.early_stream import EarlyStreams
 from reprise.server.http.errors import install_error_handlers
 from reprise.server.http.head import HeadRequests
-from reprise.server.http.model_uses import ModelUses
 from reprise.server.http.openapi import Served, complete_document
 from reprise.server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
 from reprise.server.llama_server_api import infill, tokens
@@ -136,7 +136,7 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
     app.add_middleware(
         BodyLimit, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s
     )
-    app.add_middleware(ModelUses)
+    app.add_middleware(EarlyStreams)
     app.add_middleware(Access, settings=settings, keys=keys)
     if settings.cors_origin:
         app.add_middleware(

@@ -1,24 +1,39 @@
-"""Run blocking work on threads: clients in rotation, and a few threads for each other purpose."""
+"""Run blocking work on threads: nothing holds the event loop, and no client waits for another's work."""
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
 from typing import Any, ParamSpec, TypeVar
 
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import HTTPConnection
 
 from reprise.config.freed_memory import return_freed
 from reprise.engine.interface.wanted import run_while
 
 Arguments = ParamSpec("Arguments")
 ResultT = TypeVar("ResultT")
+_Job = tuple[asyncio.Future[Any], Callable[[], Any]]
+
+OWNER = "reprise.owner"
+"""Name of the entry in a request's scope that holds the digest of its checked API key."""
+SMALL_BYTES = 32 * 2**10
+"""A larger body is parsed on a thread: it would hold the event loop for longer than the switch takes."""
+LARGE_BYTES = 2**20
+"""Jobs about more bytes run on threads of their own, so that others do not wait for them."""
+VALUE_BYTES = 20
+"""The work of parsing and validating a value, besides its text, in bytes of text."""
+TRIM_AFTER_S = 2.0
+"""How long after a job about more than LARGE_BYTES its memory is returned to the system."""
 
 
 class Threads:
-    """At most num_threads threads for one purpose. Calls that come when all are busy wait in order."""
+    """At most num_threads threads for one purpose. Calls that come when all are busy wait in order.
+
+    What hangs, such as a disk or another machine, then holds up only its own kind.
+    """
 
     def __init__(self, purpose: str, num_threads: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=purpose)
@@ -42,20 +57,6 @@ CONTROL = Threads("control", 1)
 """Wait for the engine, or for the last writes of the record."""
 
 
-_Job = tuple[asyncio.Future[Any], Callable[[], Any]]
-
-OWNER = "reprise.owner"
-"""Name of the entry in a request's scope that holds the digest of its checked API key."""
-SMALL_BYTES = 32 * 2**10
-"""A larger body is handled on a thread: it would hold the event loop for longer than the switch takes."""
-TRIM_AFTER_S = 2.0
-"""How long after a body of more than LARGE_BYTES, or a long prompt, its memory is returned to the system."""
-LARGE_BYTES = 2**20
-"""A larger body has a thread of its own, so that others do not wait for it."""
-VALUE_BYTES = 20
-"""The work of parsing and validating a value, besides its text, in bytes of text."""
-
-
 def client_of(request: HTTPConnection) -> str:
     """Return the client whose requests share limits: the digest of its checked API key, or else its address.
 
@@ -72,25 +73,17 @@ def weight_of(body: bytes) -> int:
     return len(body) if len(body) > SMALL_BYTES else len(body) + VALUE_BYTES * body.count(b",")
 
 
-async def beside(request: Request, job: Callable[[], ResultT]) -> ResultT:
-    """Do work that grows with a request's body: at once if the body is small, else on a thread.
+class FairThreads:
+    """One or more threads that run clients' jobs in rotation. Use it on one event loop only.
 
-    Raises the job's exception.
-    """
-    bodies: BodyLanes = request.app.state.service.bodies
-    return await bodies.run(request, weight_of(await request.body()), job)
-
-
-class Lane:
-    """One or more threads that run clients' jobs in rotation, at most one job of a client at a time.
-
-    Use it on one event loop only.
+    num_per_client: maximum jobs of a client that run at once.
     """
 
-    def __init__(self, purpose: str, num_threads: int = 1) -> None:
+    def __init__(self, purpose: str, num_threads: int = 1, num_per_client: int = 1) -> None:
         self._threads, self._num_threads = ThreadPoolExecutor(num_threads, purpose), num_threads
+        self._num_per_client = num_per_client
         self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
-        self._running: set[str] = set()
+        self._running: Counter[str] = Counter()
 
     async def run(self, client: str, job: Callable[[], ResultT]) -> ResultT:
         """Run a job on a thread when its client is next in rotation. Raises the job's exception.
@@ -118,9 +111,10 @@ class Lane:
             # Nobody waits for these any more.
             while jobs and jobs[0][0].done():
                 jobs.popleft()
-            if jobs and client not in self._running and len(self._running) < self._num_threads:
+            has_room = self._running.total() < self._num_threads
+            if jobs and has_room and self._running[client] < self._num_per_client:
                 done, job = jobs.popleft()
-                self._running.add(client)
+                self._running[client] += 1
                 # To the end: all others come first.
                 self._waiting.move_to_end(client)
                 work = partial(run_while, partial(_is_wanted, done), job)
@@ -130,7 +124,8 @@ class Lane:
                 del self._waiting[client]
 
     def _finish(self, client: str, done: asyncio.Future[Any], ran: asyncio.Future[Any]) -> None:
-        self._running.remove(client)
+        # Positive counts only: no client that has left is remembered.
+        self._running = self._running - Counter([client])
         if ran.cancelled():
             # The server stops, and nothing else will run.
             done.cancel()
@@ -146,30 +141,29 @@ def _is_wanted(done: asyncio.Future[Any]) -> bool:
     return not done.done()
 
 
-class BodyLanes:
-    """The threads that parse large bodies, and that work on stored responses of such a size."""
+class Executor:
+    """The threads that parse large bodies and prepare requests for the engine, clients in rotation.
+
+    Long jobs have threads of their own. A client has a limit at each kind, so whoever sends what takes long
+    waits for it alone.
+    """
 
     def __init__(self) -> None:
-        self._large, self._huge = Lane("bodies"), Lane("huge-bodies")
+        self._short = FairThreads("requests", 4, num_per_client=2)
+        self._long = FairThreads("long-requests", 2)
         self._trimmer = ThreadPoolExecutor(1, thread_name_prefix="trim")
         self._trim: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    async def run(self, request: HTTPConnection, num_bytes: int, job: Callable[[], ResultT]) -> ResultT:
-        """Do a job of a request, on a thread if it is about many bytes. Raises the job's exception."""
-        if num_bytes <= SMALL_BYTES:
-            return job()
+    async def run(self, client: str, num_bytes: int, job: Callable[[], ResultT]) -> ResultT:
+        """Run a job about so many bytes on a thread, when its client is next. Raises the job's exception."""
         if num_bytes <= LARGE_BYTES:
-            return await self._large.run(client_of(request), job)
+            return await self._short.run(client, job)
         try:
-            return await self._huge.run(client_of(request), job)
+            return await self._long.run(client, job)
         finally:
-            self.trim_soon()
-
-    def trim_soon(self) -> None:
-        """Return freed memory to the system, TRIM_AFTER_S from now."""
-        if self._trim is None and not self._is_closed:
-            self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._return_memory)
+            if self._trim is None and not self._is_closed:
+                self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._return_memory)
 
     def _return_memory(self) -> None:
         self._trim = None
@@ -178,8 +172,8 @@ class BodyLanes:
     def close(self) -> None:
         """Stop the threads."""
         self._is_closed = True
-        self._large.close()
-        self._huge.close()
+        self._short.close()
+        self._long.close()
         if self._trim is not None:
             self._trim.cancel()
         self._trimmer.shutdown(wait=False)

@@ -79,7 +79,6 @@ class Grammars:
         self._is_prepared = False
         self._making = threading.Lock()
         self._watch = watch or Stopwatch()
-        self._lock = threading.Lock()
         self._compiled = Kept[LLMatcher](lambda _: 1, MAX_COMPILED)
 
     @property
@@ -132,13 +131,10 @@ class Grammars:
 
     def _find(self, grammar: Grammar) -> LLMatcher:
         """Return the compiled form of a grammar from those that are kept, or compile it and keep it."""
-        with self._lock:
-            found = self._compiled.get(grammar)
+        found = self._compiled.get(grammar)
         if found is None:
-            # Not under the lock: compiling may take long, and must not block other threads' lookups.
             found = self._compile(grammar)
-            with self._lock:
-                self._compiled.put(grammar, found)
+            self._compiled.put(grammar, found)
         return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:

@@ -32,9 +32,10 @@ from reprise.server.errors import (
     retry_after,
 )
 from reprise.server.executor import MODEL_FILES
-from reprise.server.generation.model_use import find_loadable, serve_model
+from reprise.server.generation.lease import find_loadable, lease_model
 from reprise.server.generation.service import Service, service_of
 from reprise.server.generation.stream import TokenStream
+from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER
@@ -48,7 +49,6 @@ from reprise.server.output.model_cards import (
     VisionCard,
 )
 from reprise.server.requests.generation_fields import LoadRequest, ModelRequest, PullRequest
-from reprise.server.validation.body import read_body
 
 MAX_PULLS = 4
 """Maximum number of downloads at once. Each has a thread, which may wait long for the hub."""
@@ -99,11 +99,8 @@ async def load_model(request: Request) -> Response:
     """Load a model, and return it once it is loaded. Only where there are several models."""
     body = await read_body(request, LoadRequest)
     _check_loads(service_of(request))
-
-    async def answer(_: Service) -> Response:
-        return await _card_response(service_of(request), body.model)
-
-    return await serve_model(request, body.model, answer, keep_alive=body.keep_alive, purpose=None)
+    await lease_model(request, body.model, keep_alive=body.keep_alive, purpose=None)
+    return await _card_response(service_of(request), body.model)
 
 
 @router.post("/v1/models/unload", openapi_extra=body_schema(ModelRequest))

@@ -10,16 +10,15 @@ from reprise.server.anthropic_api.conversation import kept_system
 from reprise.server.anthropic_api.presenter import MessagePresenter
 from reprise.server.anthropic_api.schemas import ConversationFields, CountTokensRequest, MessagesRequest
 from reprise.server.conversation.model import Message
-from reprise.server.executor import beside
-from reprise.server.generation.model_use import serve_body
-from reprise.server.generation.prepare import answer_chat, check_tools
+from reprise.server.generation.lease import lease_for
+from reprise.server.generation.prepare import Prepared, encode_prompt, prepare_chat
 from reprise.server.generation.service import Service
-from reprise.server.generation.stream import response_head
+from reprise.server.generation.stream import answer, response_head
+from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.requests.chat import ChatRequest, extended
 from reprise.server.requests.generation_fields import WindowFields
-from reprise.server.validation.body import read_body
 from reprise.server.validation.fields import validate_known
 from reprise.server.validation.notes import Notes
 
@@ -83,30 +82,30 @@ BodyT = TypeVar("BodyT", bound=ConversationFields)
 @router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
 async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation, in Anthropic's format."""
-    return await serve_body(request, await read_body(request, MessagesRequest), _answer)
+    body = await read_body(request, MessagesRequest)
+    service = await lease_for(request, body)
+    presenter = MessagePresenter(response_head(request, service, body.model), record_of(request).id, body)
 
+    def prepare() -> Prepared:
+        return prepare_chat(request, service, _converted(request, service, body, to_chat_request))
 
-async def _answer(request: Request, body: MessagesRequest, service: Service) -> Response:
-    head = response_head(request, service, body.model)
-    presenter = MessagePresenter(head, record_of(request).id, body)
-    chat = await _converted(request, service, body, to_chat_request)
-    return await answer_chat(request, service, chat, presenter)
+    return await answer(request, service, prepare, presenter)
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensRequest))
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a conversation's prompt."""
-    return await serve_body(request, await read_body(request, CountTokensRequest), _count)
+    body = await read_body(request, CountTokensRequest)
+    service = await lease_for(request, body)
+
+    def count() -> int:
+        chat = _converted(request, service, body, to_prompt_request)
+        return len(encode_prompt(request, service, chat).tokens)
+
+    return JSONResponse({"input_tokens": await service.prepare(request, count)})
 
 
-async def _count(request: Request, body: CountTokensRequest, service: Service) -> Response:
-    chat = await _converted(request, service, body, to_prompt_request)
-    check_tools(service, chat)
-    prompt = await service.prompts.encode_chat(request, chat)
-    return JSONResponse({"input_tokens": len(prompt.tokens)})
-
-
-async def _converted(
+def _converted(
     request: Request, service: Service, body: BodyT, convert: Callable[..., ChatRequest]
 ) -> ChatRequest:
     """Return a request as a chat, without the billing line in its system prompt unless that is kept.
@@ -115,12 +114,8 @@ async def _converted(
     """
     drops = not service.settings.keep_billing_line
     notes = Notes(service.settings.unknown_fields == "refuse")
-
-    def work() -> tuple[ChatRequest, bool]:
-        return convert(body, notes, drops_billing=drops), drops and kept_system(body.system) != body.system
-
-    chat, is_dropped = await beside(request, work)
+    chat = convert(body, notes, drops_billing=drops)
     note_ignored(request, notes.entries())
-    if is_dropped:
+    if drops and kept_system(body.system) != body.system:
         note_ignored(request, ["system.x-anthropic-billing-header"])
     return chat

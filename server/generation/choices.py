@@ -1,7 +1,7 @@
 """Make the engine's requests, one for each choice: sampling, seeds, limits, windowed decoding."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reprise.config.settings import LOOP_GUARD_TOKENS, Settings
@@ -78,7 +78,6 @@ class Prompts:
     """The prompts of a request, and the inputs that all of its choices share.
 
     token_ids: (num_prompts,) the tokens of each prompt. images: those of the only prompt.
-    make_views: makes the views that are still missing; called when the first token has come.
     The others: see GenerationRequest.
     """
 
@@ -88,7 +87,6 @@ class Prompts:
     head_tokens: int = 0
     views: Sequence[View] = ()
     images: tuple[PromptImage, ...] = ()
-    make_views: Callable[[], None] | None = None
 
 
 @station("submission")

@@ -1,161 +1,100 @@
-"""Answer chats and completions, whichever API they came through; a presenter formats the output."""
+"""From a validated body and a leased model to the engine's requests: conversation, prompt, grammar, parser.
 
-from collections.abc import Awaitable, Callable
+prepare_chat() and prepare_completion() block, and run on a thread; see Service.prepare().
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import get_args
 
-from fastapi import Request, Response
-from pydantic_core import PydanticCustomError, to_json
+from fastapi import Request
+from pydantic_core import to_json
 
-from reprise.engine.interface.request import Grammar
-from reprise.server.conversation.model import Tool
-from reprise.server.conversation.tools import MAX_ENFORCED_BYTES, check_enforced_in_full, of_tool
-from reprise.server.errors import BadRequestError
-from reprise.server.executor import beside, client_of
-from reprise.server.generation.chat_grammar import (
-    chat_grammar,
-    optional_calls,
-    with_budget,
-)
-from reprise.server.generation.choices import Prompts
-from reprise.server.generation.grammars import json_grammar
+from reprise.config.settings import Settings
+from reprise.engine.interface.models import ModelInfo
+from reprise.engine.interface.request import DraftType, GenerationRequest
+from reprise.engine.interface.wanted import check_wanted
+from reprise.server.errors import BadRequestError, bad_field
+from reprise.server.executor import client_of
+from reprise.server.generation.choices import Prompts, make_engine_requests
 from reprise.server.generation.service import Service
-from reprise.server.generation.stream import respond
-from reprise.server.http.request_log import note_ignored, note_relaxed, record_of
+from reprise.server.http.access import key_digest, tenant_of
+from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.output.checked import WholeSchemas, checked
 from reprise.server.output.parser import parser_factory
 from reprise.server.output.parts import MakeParser, ToolCallRules
-from reprise.server.output.presenter import Presenter
 from reprise.server.output.text_parser import PlainParser, echo_parsers
-from reprise.server.prompt.chat_prompt import ChatPrompt
-from reprise.server.prompt.infill import Hole, fim_of
+from reprise.server.prompt.encoder import (
+    ChatPrompt,
+    Hole,
+    TokenIds,
+    decode_prompts,
+    encode_chat,
+    encode_holes,
+    encode_prompts,
+    fim_of,
+)
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
+from reprise.server.requests.generation_fields import GenerationFields, WindowFields
 from reprise.server.tools.formats import find_format
-from reprise.server.tools.grammar import UnenforceableError
 from reprise.server.tools.readers import bare_calls, make_reader
-from reprise.server.validation.json_schema import check_schema, with_null_types
-from reprise.server.validation.relaxed_schema import RelaxedSchema, modern
+from reprise.server.validation.relaxed_schema import modern
 
-MAX_RELAXED = 128
-"""Maximum tools whose schemas are relaxed one by one, each compiled alone; of more, all become any object."""
+_OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
+"""Draft types that depend on the models served."""
 
 
-async def answer_chat(
-    request: Request,
-    service: Service,
-    body: ChatRequest,
-    presenter: Presenter,
-    *,
-    streams_calls: bool = True,
-) -> Response:
-    """Generate the response to a chat request. Raises ApiError before any of the response is sent.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that is ready for the engine.
+
+    body: the request, without what is not here and would only be faster.
+    engine_requests: one for each choice. make_parser: called once for each of them, in order.
+    view_slices: makes the views that the engine's requests share, slice by slice; None if nothing reads them.
+    """
+
+    body: GenerationFields
+    engine_requests: list[GenerationRequest]
+    make_parser: MakeParser
+    view_slices: Iterator[None] | None = None
+
+
+def prepare_chat(
+    request: Request, service: Service, body: ChatRequest, *, streams_calls: bool = True
+) -> Prepared:
+    """Prepare a chat. Raises BadRequestError.
 
     streams_calls: whether a stream has the arguments of a tool call as the model writes them, or each call
         whole once it is complete.
     """
-    check_tools(service, body)
-    prompt = await service.prompts.encode_chat(request, body)
+    engine = service.engine
+    prompt = encode_prompt(request, service, body)
     if prompt.num_dropped:
         note_ignored(request, [f"truncation: the {prompt.num_dropped} oldest messages"])
-    content, is_relaxed = await service.grammars.compile_requested(request, body)
-
-    async def compile_whole(asked: ChatRequest) -> Grammar | None:
-        markers = service.engine.tokenizer.markers
-        grammar = await beside(request, partial(chat_grammar, asked, markers, prompt.is_thinking, content))
-        if grammar is None or grammar is content:
-            return grammar
-        return await service.grammars.compile(request, grammar, "tools")
-
-    grammar, relaxed_tools = await _compile_tools(request, service, body, compile_whole)
-    if grammar is None:
-        grammar = await _compile_optional_calls(request, service, body)
-    grammar = with_budget(
-        grammar, service.engine.tokenizer.markers, body.thinking_budget_tokens, prompt.is_thinking
+    constraint = service.grammars.constrain_chat(request, body, is_thinking=prompt.is_thinking)
+    if body.is_scoring:
+        make_parser = echo_parsers([""], body.n, is_alone=True)
+    else:
+        rules = _call_rules(request, service, body, is_streamed=body.stream and streams_calls)
+        make_parser = parser_factory(engine.tokenizer.markers, prompt.is_thinking, rules)
+        content = to_json(modern(body.relaxable_schema)).decode() if constraint.is_relaxed else None
+        calls = {tool.name: to_json(modern(tool.parameters)).decode() for tool in constraint.relaxed_tools}
+        make_parser = checked(make_parser, WholeSchemas(content, calls))
+    views, slices = service.views.begin(body, key_digest(request))
+    prompts = Prompts(
+        [prompt.tokens], constraint.grammar, prompt.prediction, prompt.head_tokens, views, prompt.images
     )
-
-    def make_parsers() -> MakeParser:
-        if body.is_scoring:
-            return echo_parsers([""], body.n, is_alone=True)
-        schemas = WholeSchemas(
-            to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None,
-            {tool.name: to_json(modern(tool.parameters)).decode() for tool in relaxed_tools},
-        )
-        is_streamed = body.stream and streams_calls
-        return checked(_make_parser_factory(request, service, body, prompt, is_streamed), schemas)
-
-    make_parser = await beside(request, make_parsers)
-    of_chat = prompt.prediction, prompt.head_tokens, prompt.views, prompt.images, prompt.make_views
-    prompts = Prompts([prompt.tokens], grammar, *of_chat)
-    return await respond(request, service, body, prompts, presenter, make_parser)
+    return _prepared(request, service, body, prompts, make_parser, slices)
 
 
-async def _compile_tools(
-    request: Request,
-    service: Service,
-    body: ChatRequest,
-    compile_whole: Callable[[ChatRequest], Awaitable[Grammar | None]],
-) -> tuple[Grammar | None, list[Tool]]:
-    """Return the compiled grammar, and the tools whose schemas it does not follow in full.
-
-    Raises BadRequestError if even what can be enforced of the schemas cannot be.
-    """
-    try:
-        await beside(request, partial(check_enforced_in_full, body.enforced_tools))
-        return await compile_whole(body), []
-    except (BadRequestError, PydanticCustomError) as fault:
-        for tool in body.enforced_tools:
-            if tool.strict:
-                alone = json_grammar(with_null_types(tool.parameters))
-                await service.grammars.compile(request, alone, tool.at, of_tool(tool))
-        flexible = [tool for tool in body.enforced_tools if not tool.strict]
-        parameters: dict[str, dict[str, Any]] = {}
-        if len(flexible) > MAX_RELAXED:
-            parameters = {tool.name: {"type": "object"} for tool in flexible}
-            note_relaxed(request, ["tools"])
-        for tool in flexible if not parameters else ():
-            found = await _relax_tool(request, service, tool.parameters, tool.at, fault)
-            if found is not None:
-                parameters[tool.name] = found.schema
-                note_relaxed(request, found.paths(tool.at))
-        if not parameters:
-            raise
-        grammar = await compile_whole(body.with_parameters(parameters))
-        return grammar, [tool for tool in body.tools if tool.name in parameters]
-
-
-async def _compile_optional_calls(request: Request, service: Service, body: ChatRequest) -> Grammar | None:
-    """Return the compiled grammar of calls that an answer may have: with schemas, or else of known names.
-
-    None if there is no such grammar: these calls are not enforced, so none of this refuses a request.
-    """
-    markers = service.engine.tokenizer.markers
-    for has_schemas in (True, False):
-        grammar: Grammar | None
-        try:
-            grammar = await beside(request, partial(optional_calls, body, markers, has_schemas=has_schemas))
-        except UnenforceableError:
-            continue
-        if grammar is None:
-            return None
-        if len(grammar.text) <= MAX_ENFORCED_BYTES:
-            compiled = await service.grammars.compile_if_possible(request, grammar)
-            if compiled is not None:
-                return compiled
-    return None
-
-
-async def _relax_tool(
-    request: Request, service: Service, schema: dict[str, Any], param: str, fault: Exception
-) -> RelaxedSchema | None:
-    """Return as much of a tool's schema as can be enforced; None if all of it can."""
-    try:
-        schema = with_null_types(schema)
-        await beside(request, partial(check_schema, schema))
-        await service.grammars.compile(request, json_grammar(schema), param)
-        return None
-    except (BadRequestError, PydanticCustomError):
-        return (await service.grammars.compile_some(request, schema, param, fault))[1]
+def encode_prompt(request: Request, service: Service, body: ChatRequest) -> ChatPrompt:
+    """Return the prompt of a chat. Raises BadRequestError."""
+    check_tools(service, body)
+    vision = service.engine.info.vision
+    seen = service.images.read(request, body.messages, vision.processor if vision else None)
+    return encode_chat(service.engine, body, seen)
 
 
 def check_tools(service: Service, body: ChatRequest) -> None:
@@ -169,58 +108,113 @@ def check_tools(service: Service, body: ChatRequest) -> None:
         )
 
 
-def _make_parser_factory(
-    request: Request, service: Service, body: ChatRequest, prompt: ChatPrompt, is_streamed: bool
-) -> MakeParser:
-    rules = None
-    if body.shown_tools:
-        # One by one: other threads run in between.
-        tools = b"[%b]" % b",".join(to_json(tool.for_template()) for tool in body.shown_tools)
-        client, request_id = client_of(request), record_of(request).id
-        call_format = find_format(service.engine.tokenizer.markers)
-        schemas = {tool.name: tool.parameters for tool in body.shown_tools}
-        # What must be enforced is only where a call has its marker.
-        names = {tool.name for tool in body.callable_tools if not tool.strict and tool.lark is None}
-        rules = ToolCallRules(
-            lambda text: service.tool_calls.parse(client, request_id, text, tools),
-            body.parallel_tool_calls,
-            None if call_format is None else partial(make_reader, call_format, schemas),
-            is_streamed=is_streamed,
-            note_read=partial(service.metrics.count_parse, "parsed"),
-            bare_calls=bare_calls(service.engine.tokenizer.markers, names),
-        )
-    return parser_factory(service.engine.tokenizer.markers, prompt.is_thinking, rules)
-
-
-async def answer_completion(
-    request: Request, service: Service, body: CompletionRequest, presenter: Presenter, model: str
-) -> Response:
-    """Continue the prompts of a request, or fill in the text between its prompt and its suffix.
-
-    model: the model's name, for errors. Raises ApiError before any of the response is sent.
-    """
-    has_fim, is_liberal = (
-        service.engine.tokenizer.fim is not None,
-        service.settings.unknown_fields != "refuse",
+def _call_rules(
+    request: Request, service: Service, body: ChatRequest, *, is_streamed: bool
+) -> ToolCallRules | None:
+    if not body.shown_tools:
+        return None
+    # One by one: other threads run in between.
+    tools = b"[%b]" % b",".join(to_json(tool.for_template()) for tool in body.shown_tools)
+    client, request_id, markers = client_of(request), record_of(request).id, service.engine.tokenizer.markers
+    call_format = find_format(markers)
+    schemas = {tool.name: tool.parameters for tool in body.shown_tools}
+    # What must be enforced is only where a call has its marker.
+    names = {tool.name for tool in body.callable_tools if not tool.strict and tool.lark is None}
+    return ToolCallRules(
+        lambda text: service.tool_calls.parse(client, request_id, text, tools),
+        body.parallel_tool_calls,
+        None if call_format is None else partial(make_reader, call_format, schemas),
+        is_streamed=is_streamed,
+        note_read=partial(service.metrics.count_parse, "parsed"),
+        bare_calls=bare_calls(markers, names),
     )
-    if body.suffix and body.echo and not has_fim and is_liberal:
+
+
+def prepare_completion(request: Request, service: Service, body: CompletionRequest, model: str) -> Prepared:
+    """Prepare to continue prompts, or to fill in the text between a prompt and a suffix.
+
+    model: the model's name, for errors. Raises BadRequestError.
+    """
+    engine = service.engine
+    is_liberal = service.settings.unknown_fields != "refuse"
+    if body.suffix and body.echo and engine.tokenizer.fim is None and is_liberal:
         # Who wants the prompt repeated wants it continued, and this model can do that.
         note_ignored(request, ["suffix"])
         body = body.model_copy(update={"suffix": None})
     if body.suffix:
-        fim = fim_of(service.engine.tokenizer, model, "suffix")
         holes = [Hole(str(prompt), body.suffix) for prompt in body.prompt]
-        prompts, body = (
-            await service.prompts.encode_holes(request, fim, holes, body),
-            body.with_stops(fim.ends),
-        )
-    else:
-        prompts = await service.prompts.encode_prompts(request, body)
-    grammar, is_relaxed = await service.grammars.compile_requested(request, body)
+        return prepare_infill(request, service, body, holes, model, "suffix")
+    return _prepare_texts(request, service, body, encode_prompts(engine, body))
+
+
+def prepare_infill(
+    request: Request, service: Service, body: CompletionRequest, holes: list[Hole], model: str, param: str
+) -> Prepared:
+    """Prepare to fill in holes. model, param: the model's name and the request's field, for errors.
+
+    Raises BadRequestError.
+    """
+    fim = fim_of(service.engine.tokenizer, model, param)
+    prompts = encode_holes(service.engine, fim, holes, has_special=body.add_special_tokens)
+    return _prepare_texts(request, service, body.with_stops(fim.ends), prompts)
+
+
+def _prepare_texts(
+    request: Request, service: Service, body: CompletionRequest, prompts: list[TokenIds]
+) -> Prepared:
+    grammar, is_relaxed = service.grammars.compile_requested(request, body)
     make_parser: MakeParser = PlainParser
     if body.echo or body.is_scoring:
-        texts = await service.prompts.decode_prompts(request, body) if body.echo else [""] * len(prompts)
+        texts = decode_prompts(service.engine, body) if body.echo else [""] * len(prompts)
         make_parser = echo_parsers(texts, body.n, body.is_scoring)
     schema = to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None
     make_parser = checked(make_parser, WholeSchemas(schema))
-    return await respond(request, service, body, Prompts(prompts, grammar), presenter, make_parser)
+    return _prepared(request, service, body, Prompts(prompts, grammar), make_parser)
+
+
+def _prepared(
+    request: Request,
+    service: Service,
+    body: GenerationFields,
+    prompts: Prompts,
+    make_parser: MakeParser,
+    view_slices: Iterator[None] | None = None,
+) -> Prepared:
+    check_wanted()
+    body = _without_what_is_not_here(request, service, body)
+    info, settings = service.engine.info, service.settings
+    request_id, tenant = record_of(request).engine_request_id, tenant_of(request, settings)
+    engine_requests = make_engine_requests(request_id, body, prompts, info, settings, tenant)
+    return Prepared(body, engine_requests, make_parser, view_slices)
+
+
+def _without_what_is_not_here(request: Request, service: Service, body: GenerationFields) -> GenerationFields:
+    """Leave out a source of drafts, or a kind of decoding, that is not here and would only be faster."""
+    info, is_strict = service.engine.info, service.settings.unknown_fields == "refuse"
+    if (fault := _draft_fault(body, service.settings, info)) is not None:
+        if is_strict:
+            raise fault
+        note_ignored(request, ["draft.type"])
+        body = body.model_copy(update={"draft": body.draft.model_copy(update={"type": None})})
+    of_wedlm = [name for name in WindowFields.model_fields if getattr(body, name) is not None]
+    if of_wedlm and info.mask_token_id is None and not is_strict:
+        note_ignored(request, of_wedlm)
+        body = body.model_copy(update=dict.fromkeys(of_wedlm))
+    return body
+
+
+def _draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) -> BadRequestError | None:
+    """Return the fault of the source of drafts that a request names; None if the server has that source."""
+    kind, missing, remedy = body.draft.type, "", ""
+    if kind == "draft-model" and (settings.draft_model is None or info.head):
+        missing, remedy = "has no draft model", ", or start the server with --draft-model"
+    if kind in ("mtp", "dflash") and info.head != kind:
+        missing = "serves no model with an MTP head" if kind == "mtp" else "has no DFlash drafter"
+        remedy = ", or start the server with --draft-model and the folder of one"
+    if kind == "wedlm" and info.mask_token_id is None:
+        missing = "serves no WeDLM model"
+    if not missing:
+        return None
+    drafters = ", ".join(one for one in get_args(DraftType) if one not in _OF_MODELS)
+    phrase = f"is '{kind}', but this server {missing}; use one of {drafters}{remedy}"
+    return bad_field("draft.type", phrase, "no_draft_model")

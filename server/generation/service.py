@@ -1,33 +1,46 @@
-"""The objects that all routes share: engine, settings, prompt encoder, tool calls."""
+"""The objects that all routes share, and those with which the requests for a model are prepared."""
 
 import asyncio
 import hashlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from copy import copy
 from functools import cached_property
-from typing import get_args
+from typing import TypeVar, get_args
 
 from fastapi import Request
 
 from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
 from reprise.engine.interface.embeddings import Purpose
+from reprise.engine.interface.errors import EngineError, UnbrokenTextError
 from reprise.engine.interface.stations import LoopStation, StationClock
 from reprise.server.engine_types import ModelEngine, Models
-from reprise.server.errors import ModelNotFoundError, UnavailableError, retry_after
-from reprise.server.executor import BodyLanes
+from reprise.server.errors import (
+    BadRequestError,
+    ModelNotFoundError,
+    UnavailableError,
+    from_engine,
+    retry_after,
+)
+from reprise.server.executor import Executor, client_of
 from reprise.server.generation.event_queue import EventBridge
 from reprise.server.generation.grammars import GrammarCompiler
 from reprise.server.generation.recorder import Recorder
 from reprise.server.generation.tool_calls import ToolCallParsing
+from reprise.server.http.disconnects import wait_unless_gone
 from reprise.server.logs import LOGGER
 from reprise.server.metrics.loop_lag import NOT_HELD, Hold, LoopLag
 from reprise.server.metrics.registry import Metrics
-from reprise.server.prompt.encoder import PromptEncoder
+from reprise.server.prompt.images import ImageReader
+from reprise.server.prompt.views import PromptViews
 
+ResultT = TypeVar("ResultT")
 _VIEW = "service"
+LIMIT_S = 60.0
+"""Maximum time from a prompt's arrival until it is prepared."""
 ANY_MODEL = "*"
 """The name in --served-model-name that stands for every name."""
 
@@ -47,17 +60,15 @@ class Service:
         self._name: str | None = None
         self.settings = settings
         self.metrics = metrics
-        max_requests = settings.max_rows + settings.max_queue
-        self.prompts = PromptEncoder(models, max_requests, metrics, settings)
-        self.grammars = GrammarCompiler(models, self.prompts.run)
-        self.tool_calls = ToolCallParsing(models, metrics, max_requests)
+        self.executor = Executor()
+        self._num_pending: Counter[str] = Counter()
+        self._attach(models)
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self.event_bridge = EventBridge(self._loop)
         self._stations = StationClock(get_args(LoopStation))
         self._stations.start()
         self._loop_lag = LoopLag(self._loop, self._stations, metrics.observe_lag, self._note_hold)
         metrics.set_loop_stations(self._stations)
-        self.bodies = BodyLanes()
         self.recorder = recorder
         self.created = int(time.time())
 
@@ -74,11 +85,53 @@ class Service:
             for found in ("model_names", "fingerprint"):
                 view.__dict__.pop(found, None)
             view.engine, view.settings, view._name = engine, engine.settings, name
-            max_requests = engine.settings.max_rows + engine.settings.max_queue
-            view.prompts = PromptEncoder(engine, max_requests, self.metrics, view.settings)
-            view.grammars = GrammarCompiler(engine, view.prompts.run)
-            view.tool_calls = ToolCallParsing(engine, self.metrics, max_requests)
+            view._attach(engine)
         return view
+
+    def _attach(self, engine: ModelEngine) -> None:
+        """Make what the requests for a model are prepared with."""
+        self.max_requests = self.settings.max_rows + self.settings.max_queue
+        self.grammars = GrammarCompiler(engine)
+        self.images = ImageReader(self.settings)
+        self.views = PromptViews(engine, self.executor, self.max_requests, self.settings.draft_type)
+        self.tool_calls = ToolCallParsing(engine, self.metrics, self.max_requests)
+
+    async def prepare(self, request: Request, job: Callable[[], ResultT], more_bytes: int = 0) -> ResultT:
+        """Run a job that makes something of a request on a thread, when its client is next.
+
+        more_bytes: of what the job is about, besides the body.
+        Raises the job's exception, ClientGoneError if the client disconnects first, TooBusyError if too many
+        of its jobs wait, and UnavailableError if the job takes longer than LIMIT_S or the server stops.
+        """
+        client, start_s = client_of(request), time.perf_counter()
+        if self._num_pending[client] >= self.max_requests:
+            raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
+        self._num_pending[client] += 1
+        num_bytes = len(await request.body()) + more_bytes
+        running = asyncio.ensure_future(self.executor.run(client, num_bytes, job))
+        try:
+            await wait_unless_gone(running, request.receive, LIMIT_S)
+            if running.cancelled():
+                raise from_engine(EngineError("draining", "The server is shutting down."))
+            if running.done():
+                return running.result()
+            raise UnavailableError(
+                f"The prompt was not encoded within {LIMIT_S:g} s. Try again later, or shorten it.",
+                code="prompt_timeout",
+                headers=retry_after(LIMIT_S),
+            )
+        except UnbrokenTextError as fault:
+            raise BadRequestError(
+                f"A text has more than {fault} characters without a place where this model's texts can be "
+                "cut, such as a space between letters or a line break. Break it up, or shorten it.",
+                code="unbroken_text",
+            ) from None
+        finally:
+            running.cancel()
+            self._num_pending[client] -= 1
+            # The counter keeps no client that has left.
+            self._num_pending += Counter()
+            self.metrics.count_wait("prompts", time.perf_counter() - start_s)
 
     def call_on_loop(self, action: Callable[[], None]) -> None:
         """Call a function on the event loop: now, or soon if this is another thread."""
@@ -107,9 +160,8 @@ class Service:
         """Stop the threads and the measurements. Called on the event loop."""
         self._loop_lag.stop()
         self._stations.stop()
-        self.bodies.close()
-        self.prompts.close()
-        self.grammars.close()
+        self.executor.close()
+        self.views.close()
         self.tool_calls.close()
 
     @cached_property

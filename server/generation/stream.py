@@ -6,34 +6,27 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import get_args
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
-from reprise.config.settings import Settings
 from reprise.engine.foreign.tool_calls import WrittenCall
 from reprise.engine.interface.events import Delta, Finished
-from reprise.engine.interface.models import ModelInfo
-from reprise.engine.interface.request import DraftType
 from reprise.engine.interface.stations import station
 from reprise.server.errors import (
     CLIENT_CLOSED_REQUEST,
     ApiError,
-    BadRequestError,
     ClientGoneError,
     RequestFailedError,
-    bad_field,
 )
-from reprise.server.executor import FORMAT, PROMPT_LOG, SMALL_BYTES
-from reprise.server.generation.choices import Prompts, make_engine_requests
+from reprise.server.executor import FORMAT, PROMPT_LOG, SMALL_BYTES, client_of
+from reprise.server.generation.prepare import Prepared
 from reprise.server.generation.record_lines import record_choices
 from reprise.server.generation.service import Service
 from reprise.server.generation.submit import Submission
-from reprise.server.http.access import tenant_of
-from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
 from reprise.server.output.openai_objects import PromptProgress, Timings, UsageBlock
 from reprise.server.output.parts import (
@@ -48,7 +41,7 @@ from reprise.server.output.parts import (
 )
 from reprise.server.output.presenter import Events, Presenter, ResponseHead
 from reprise.server.output.usage import count_usage, fill_record, measure_timings
-from reprise.server.requests.generation_fields import GenerationFields, WindowFields
+from reprise.server.requests.generation_fields import GenerationFields
 
 MAX_DELTAS_AT_ONCE = 256
 """Maximum deltas, and about as many log probabilities, that are parsed and formatted before the event loop
@@ -343,32 +336,19 @@ async def _format_parts(output: RequestOutput, presenter: Presenter, events: Eve
     return await output.format(write)
 
 
-_OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
-"""Draft types that depend on the models served."""
-
-
-async def respond(
-    request: Request,
-    service: Service,
-    body: GenerationFields,
-    prompts: Prompts,
-    presenter: Presenter,
-    make_parser: MakeParser,
+async def answer(
+    request: Request, service: Service, prepare: Callable[[], Prepared], presenter: Presenter
 ) -> Response:
-    """Generate a whole response or a stream. Raises ApiError before any of the response is sent."""
-    record = record_of(request)
-    body = _without_what_is_not_here(request, service, body)
-    tenant = tenant_of(request, service.settings)
-    engine_requests = make_engine_requests(
-        record.engine_request_id,
-        body,
-        prompts,
-        service.engine.info,
-        service.settings,
-        tenant,
-    )
-    submission = Submission(service, engine_requests, body.n, _grammar_param(body), prompts.make_views)
-    output = RequestOutput(service, record, submission, make_parser, body)
+    """Prepare a request, and generate the whole response or the beginning of a stream.
+
+    prepare: see prepare.py; it runs on a thread. Raises ApiError before any of the response is sent.
+    """
+    prepared = await service.prepare(request, prepare)
+    body, record, make_views = prepared.body, record_of(request), None
+    if prepared.view_slices is not None:
+        make_views = service.views.start(client_of(request), prepared.view_slices)
+    submission = Submission(service, prepared.engine_requests, body.n, _grammar_param(body), make_views)
+    output = RequestOutput(service, record, submission, prepared.make_parser, body)
     submission.start(is_streaming=body.stream)
 
     async def end() -> None:
@@ -394,38 +374,6 @@ async def respond(
     finally:
         if not is_handed_over:
             await end()
-
-
-def _without_what_is_not_here(request: Request, service: Service, body: GenerationFields) -> GenerationFields:
-    """Leave out a source of drafts, or a kind of decoding, that is not here and would only be faster."""
-    info, is_strict = service.engine.info, service.settings.unknown_fields == "refuse"
-    if (fault := _draft_fault(body, service.settings, info)) is not None:
-        if is_strict:
-            raise fault
-        note_ignored(request, ["draft.type"])
-        body = body.model_copy(update={"draft": body.draft.model_copy(update={"type": None})})
-    of_wedlm = [name for name in WindowFields.model_fields if getattr(body, name) is not None]
-    if of_wedlm and info.mask_token_id is None and not is_strict:
-        note_ignored(request, of_wedlm)
-        body = body.model_copy(update=dict.fromkeys(of_wedlm))
-    return body
-
-
-def _draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) -> BadRequestError | None:
-    """Return the fault of the source of drafts that a request names; None if the server has that source."""
-    kind, missing, remedy = body.draft.type, "", ""
-    if kind == "draft-model" and (settings.draft_model is None or info.head):
-        missing, remedy = "has no draft model", ", or start the server with --draft-model"
-    if kind in ("mtp", "dflash") and info.head != kind:
-        missing = "serves no model with an MTP head" if kind == "mtp" else "has no DFlash drafter"
-        remedy = ", or start the server with --draft-model and the folder of one"
-    if kind == "wedlm" and info.mask_token_id is None:
-        missing = "serves no WeDLM model"
-    if not missing:
-        return None
-    drafters = ", ".join(one for one in get_args(DraftType) if one not in _OF_MODELS)
-    phrase = f"is '{kind}', but this server {missing}; use one of {drafters}{remedy}"
-    return bad_field("draft.type", phrase, "no_draft_model")
 
 
 def _grammar_param(body: GenerationFields) -> str:

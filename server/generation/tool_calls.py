@@ -11,7 +11,7 @@ from typing import Literal
 
 from reprise.engine.foreign.tool_calls import ParseLimitError, WrittenCall
 from reprise.server.engine_types import ModelEngine
-from reprise.server.executor import Lane
+from reprise.server.executor import FairThreads
 from reprise.server.logs import LOGGER
 from reprise.server.metrics.registry import Metrics
 
@@ -31,7 +31,7 @@ class ToolCallParsing:
         self._engine = engine
         self._metrics = metrics
         self._max_waiting = max_waiting
-        self._lane = Lane("tool-calls", MAX_PARSES)
+        self._lane = FairThreads("tool-calls", MAX_PARSES)
 
     async def parse(self, client: str, request_id: str, text: str, tools: bytes) -> Sequence[WrittenCall]:
         """Parse a text between tool call markers, once the client is next in rotation.

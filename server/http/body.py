@@ -1,8 +1,13 @@
-"""Read and decompress each request's body before the app sees it, within limits of size and time."""
+"""Read and decompress each request's body, within limits of size and time, and validate it."""
 
 import asyncio
 import zlib
+from contextvars import copy_context
+from functools import partial
+from typing import TypeVar
 
+from fastapi import Request
+from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -11,10 +16,19 @@ from reprise.server.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
     ContentEncodingError,
+    ContentTypeError,
     HeadersTooLargeError,
     InvalidEncodingError,
+    requested_name,
 )
+from reprise.server.executor import PROMPT_LOG, SMALL_BYTES, Executor, client_of, weight_of
 from reprise.server.http.errors import refuse
+from reprise.server.logs import is_logging_prompts, log_prompt, record_in
+from reprise.server.validation.body import parse_liberally
+from reprise.server.validation.fields import validate_known
+from reprise.server.validation.notes import Notes
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 SLICE_BYTES = 2**20
 """Bytes that are decoded at a time; in between, the event loop serves others."""
@@ -146,3 +160,47 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
         return await receive()
 
     return replay
+
+
+async def read_body(request: Request, model: type[ModelT]) -> ModelT:
+    """Read and validate a request's body. Its size has been checked by BodyLimit.
+
+    Raises BadRequestError or ContentTypeError.
+    """
+    _check_content_type(request)
+    body = await request.body()
+    notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
+    record = record_in(request.scope)
+    parse = partial(parse_liberally, body, model, record.field_names, notes)
+    weight = weight_of(body)
+    executor: Executor = request.app.state.service.executor
+    parsed = parse() if weight <= SMALL_BYTES else await executor.run(client_of(request), weight, parse)
+    record.ignored += notes.entries()
+    own = getattr(model, "names", {}).items()
+    record.field_names |= {name: requested_name(path, record.field_names) for name, path in own}
+    if is_logging_prompts():
+        await PROMPT_LOG.run(copy_context().run, log_prompt, "asked", body)
+    return parsed
+
+
+def _check_content_type(request: Request) -> None:
+    """Raise ContentTypeError unless the body is JSON, or nothing is said of it.
+
+    That keeps web pages out: they can post other content types, and none, without a CORS preflight.
+    """
+    content_type = request.headers.get("content-type", "")
+    media_type = content_type.split(";")[0].strip().lower()
+    # Browsers say where each post comes from.
+    is_untyped = not media_type and not {"origin", "sec-fetch-site"} & set(request.headers)
+    if not is_untyped and media_type != "application/json" and not media_type.endswith("+json"):
+        raise ContentTypeError(content_type)
+
+
+def read_query(request: Request, model: type[ModelT]) -> ModelT:
+    """Validate a request's query; leave out parameters that the model lacks. Raises BadRequestError."""
+    notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
+    # Lists are sent as name[]=... or as name=... more than once; none of them has an effect.
+    given = {name.removesuffix("[]"): value for name, value in request.query_params.items()}
+    query = validate_known(given, model, notes)
+    record_in(request.scope).ignored += notes.entries()
+    return query

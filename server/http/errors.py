@@ -17,6 +17,8 @@ from starlette.types import Receive, Scope, Send
 from reprise.server.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGoneError, NotFoundError, shortened
 from reprise.server.logs import record_in
 
+HAS_BEGUN = "reprise.has_begun"
+"""Name of the entry in a request's scope that tells whether a part of its response has been sent."""
 MESSAGES_PATH = "/v1/messages"
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -118,11 +120,14 @@ def error_frame(fault: ApiError, scope: Scope) -> bytes:
     return (b"event: error\n" if "type" in body else b"") + b"data: " + to_json(body) + b"\n\n"
 
 
-def error_response(fault: ApiError, scope: Scope) -> JSONResponse:
+def error_response(fault: ApiError, scope: Scope) -> Response:
     """Make the HTTP response for an error, in the format of the request's path.
 
-    scope: the request's; the error's code is noted in its log record.
+    If a stream has begun already, the response is its last event. scope: the request's; the error's code is
+    noted in its log record.
     """
+    if scope.get(HAS_BEGUN):
+        return Response(error_frame(fault, scope))
     told, body = _told(fault, scope)
     return JSONResponse(body, told.status, told.headers)
 

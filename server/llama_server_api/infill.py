@@ -1,6 +1,7 @@
 """POST /infill."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -8,18 +9,16 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import to_json
 
 from reprise.server.errors import ApiError
-from reprise.server.generation.choices import Prompts
-from reprise.server.generation.model_use import serve_body
-from reprise.server.generation.service import Service
-from reprise.server.generation.stream import respond, response_head
+from reprise.server.generation.lease import lease_for
+from reprise.server.generation.prepare import prepare_infill
+from reprise.server.generation.stream import answer, response_head
+from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
 from reprise.server.output.openai_objects import Timings, UsageBlock
 from reprise.server.output.parts import ChoiceOutput, EndPart, TextPart, merge_adjacent
 from reprise.server.output.presenter import KEEP_ALIVE, Events
-from reprise.server.output.text_parser import PlainParser
-from reprise.server.prompt.infill import Hole, fim_of
+from reprise.server.prompt.encoder import Hole
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.validation.body import read_body
 from reprise.server.validation.fields import RequestModel, field_error, unsupported
 
 MAX_EXTRA = 1024
@@ -123,17 +122,10 @@ router = APIRouter()
 @router.post("/infill", openapi_extra=body_schema(InfillRequest))
 async def infill(request: Request) -> Response:
     """Fill in the text between two texts, for models with fill-in-the-middle tokens."""
-    return await serve_body(request, await read_body(request, InfillRequest), _answer)
-
-
-async def _answer(request: Request, body: InfillRequest, service: Service) -> Response:
+    body = await read_body(request, InfillRequest)
+    service = await lease_for(request, body)
     model = response_head(request, service, body.model).model
-    fim = fim_of(service.engine.tokenizer, model, "input_suffix")
     others = [(file.filename, file.text) for file in body.input_extra]
     hole = Hole(f"{body.input_prefix}{body.prompt[0]}", body.input_suffix, others)
-    prompts = await service.prompts.encode_holes(request, fim, [hole], body)
-    grammar, _ = await service.grammars.compile_requested(request, body)
-    presenter = InfillPresenter(model, body.is_scoring)
-    return await respond(
-        request, service, body.with_stops(fim.ends), Prompts(prompts, grammar), presenter, PlainParser
-    )
+    prepare = partial(prepare_infill, request, service, body, [hole], model, "input_suffix")
+    return await answer(request, service, prepare, InfillPresenter(model, body.is_scoring))

@@ -10,14 +10,14 @@ from pydantic import Field, ValidationInfo, model_validator
 from pydantic_core import to_json
 
 from reprise.server.conversation.chats import read_chat
-from reprise.server.executor import beside
-from reprise.server.generation.model_use import serve_body, serve_model
-from reprise.server.generation.prepare import check_tools
+from reprise.server.executor import FORMAT
+from reprise.server.generation.lease import lease_for, lease_model
+from reprise.server.generation.prepare import encode_prompt
 from reprise.server.generation.service import Service
+from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
-from reprise.server.prompt.chat_prompt import TokenIds
+from reprise.server.prompt.encoder import TokenIds, decode, encode_text
 from reprise.server.requests.chat import ONE_END, ChatRequest, Messages, TemplateArguments, Tools
-from reprise.server.validation.body import read_body
 from reprise.server.validation.fields import (
     RequestModel,
     Rules,
@@ -157,28 +157,22 @@ class DetokenizeRequest(RequestModel):
 router = APIRouter()
 TOKENS_AT_ONCE = 4096
 """Maximum tokens that are written before others have their turn."""
-PIECE_BYTES = 16
-"""The work of writing a token, in bytes of text to parse."""
 
 
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
 async def tokenize(request: Request) -> Response:
     """Tokenize a text or a conversation."""
-    return await serve_body(request, await read_body(request, TokenizeRequest), _tokenize, None)
-
-
-async def _tokenize(request: Request, body: TokenizeRequest, service: Service) -> Response:
-    tokens = await _tokens(request, service, body)
-    frames = _frames(request, service, body, tokens)
+    body = await read_body(request, TokenizeRequest)
+    service = await lease_for(request, body, purpose=None)
+    tokens = await service.prepare(request, partial(_tokens, request, service, body))
+    frames = _frames(service, body, tokens)
     if len(tokens) <= TOKENS_AT_ONCE:
         return Response(b"".join([frame async for frame in frames]), media_type="application/json")
     # Written while the client reads it: with pieces it is many times as long as the text.
     return StreamingResponse(frames, media_type="application/json")
 
 
-async def _frames(
-    request: Request, service: Service, body: TokenizeRequest, tokens: TokenIds
-) -> AsyncIterator[bytes]:
+async def _frames(service: Service, body: TokenizeRequest, tokens: TokenIds) -> AsyncIterator[bytes]:
     """Yield the JSON of the answer, a slice of the tokens at a time."""
     head = {"count": len(tokens), "max_model_len": service.engine.info.context_tokens}
     yield to_json(head)[:-1]
@@ -195,7 +189,7 @@ async def _frames(
         for start in range(0, len(tokens), TOKENS_AT_ONCE):
             some = tokens[start : start + TOKENS_AT_ONCE]
             write = partial(json_of_tokens, shown, some)
-            written = await service.bodies.run(request, PIECE_BYTES * len(some), write)
+            written = write() if len(some) < TOKENS_AT_ONCE // 2 else await FORMAT.run(write)
             yield written if start == 0 else b"," + written
         yield b"]"
     yield b"}"
@@ -210,15 +204,13 @@ def json_of_tokens(shown: Callable[[TokenIds], list[Any]], tokens: TokenIds) -> 
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids, under llama-server's name (content) and vLLM's (prompt)."""
     body = await read_body(request, DetokenizeRequest)
+    service = await lease_for(request, body, purpose=None)
 
-    async def answer(service: Service) -> Response:
-        text = await service.prompts.decode(request, body.tokens)
-        # Of the longest tokens it is many times as long as the request.
-        write = partial(to_json, {"content": text, "prompt": text})
-        written = await service.bodies.run(request, 2 * len(text), write)
-        return Response(written, media_type="application/json")
+    def work() -> bytes:
+        text = decode(service.engine, body.tokens)
+        return to_json({"content": text, "prompt": text})
 
-    return await serve_model(request, body.model, answer, purpose=None)
+    return Response(await service.prepare(request, work), media_type="application/json")
 
 
 @router.get("/tokenizer_info")
@@ -228,17 +220,14 @@ async def tokenizer_info(request: Request) -> Response:
     With several models it is that of the model that the server started with.
     """
 
-    async def describe(service: Service) -> Response:
-        shown = service.engine.tokenizer.description
-        return JSONResponse({**shown, "model_max_length": service.engine.info.context_tokens})
-
-    return await serve_model(request, None, describe, purpose=None)
+    engine = (await lease_model(request, None, purpose=None)).engine
+    return JSONResponse({**engine.tokenizer.description, "model_max_length": engine.info.context_tokens})
 
 
-async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> TokenIds:
+def _tokens(request: Request, service: Service, body: TokenizeRequest) -> TokenIds:
     text = getattr(body, body.text_field)
     if text is not None:
-        return await service.prompts.encode_text(request, text, body.text_field, body.wants_special)
+        return encode_text(service.engine, text, body.text_field, is_prompt=body.wants_special)
     given = {
         "messages": body.messages,
         "tools": body.tools,
@@ -246,9 +235,7 @@ async def _tokens(request: Request, service: Service, body: TokenizeRequest) -> 
         "continue_final_message": body.continue_final_message,
         "add_generation_prompt": body.add_generation_prompt,
     }
-    chat = await beside(request, partial(validate, given, ChatRequest))
-    check_tools(service, chat)
-    return (await service.prompts.encode_chat(request, chat)).tokens
+    return encode_prompt(request, service, validate(given, ChatRequest)).tokens
 
 
 def with_pieces(piece_of: Callable[[int], bytes], tokens: TokenIds) -> list[dict[str, Any]]:

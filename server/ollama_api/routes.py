@@ -29,11 +29,11 @@ from reprise.server.errors import (
     ModelNotFoundError,
     NotImplementedHereError,
 )
-from reprise.server.executor import beside
-from reprise.server.generation.model_use import Answer, serve_model
-from reprise.server.generation.prepare import answer_chat, answer_completion
+from reprise.server.generation.lease import lease_model
+from reprise.server.generation.prepare import Prepared, prepare_chat, prepare_completion
 from reprise.server.generation.service import Service, service_of
-from reprise.server.generation.stream import LINES_TYPE, TokenStream
+from reprise.server.generation.stream import LINES_TYPE, TokenStream, answer
+from reprise.server.http.body import read_body
 from reprise.server.http.errors import ollama_error
 from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import note_ignored
@@ -48,11 +48,15 @@ from reprise.server.ollama_api.schemas import (
     OllamaPullRequest,
     images_of,
 )
-from reprise.server.openai_api.embeddings import EmbeddingsRequest, answer, encode_inputs, write_numbers
+from reprise.server.openai_api.embeddings import (
+    EmbeddingsRequest,
+    answer_embeddings,
+    encode_inputs,
+    write_numbers,
+)
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
-from reprise.server.validation.body import read_body
 from reprise.server.validation.fields import validate
 from reprise.server.validation.notes import Notes
 
@@ -246,13 +250,14 @@ async def chat(request: Request) -> Response:
     """Generate the next message of a conversation, in Ollama's format."""
     body = await read_body(request, OllamaChatRequest)
     presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=True)
+    if not body.messages:
+        return await _load_or_unload(request, body, presenter)
+    service = await _lease(request, body, presenter)
 
-    async def answer(service: Service) -> Response:
-        presenter.note_loaded()
-        asked = await beside(request, partial(to_chat_request, body))
-        return await answer_chat(request, service, asked, presenter, streams_calls=False)
+    def prepare() -> Prepared:
+        return prepare_chat(request, service, to_chat_request(body), streams_calls=False)
 
-    return await _serve(request, body, presenter, answer if body.messages else None)
+    return _in_lines(await answer(request, service, prepare, presenter))
 
 
 @router.post("/api/generate", openapi_extra=body_schema(OllamaGenerateRequest, in_lines=True))
@@ -260,44 +265,46 @@ async def generate(request: Request) -> Response:
     """Answer a prompt, continue a text (raw) or fill in what is before a suffix, in Ollama's format."""
     body = await read_body(request, OllamaGenerateRequest)
     presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=False)
-    notes = Notes(service_of(request).settings.unknown_fields == "refuse")
-    convert = partial(to_completion, body, notes) if body.is_plain else partial(prompt_to_chat, body)
+    if body.is_empty:
+        return await _load_or_unload(request, body, presenter)
+    service = await _lease(request, body, presenter)
 
-    async def answer(service: Service) -> Response:
-        presenter.note_loaded()
-        asked: ChatRequest | CompletionRequest = await beside(request, convert)
+    def prepare() -> Prepared:
+        if not body.is_plain:
+            return prepare_chat(request, service, prompt_to_chat(body))
+        notes = Notes(service.settings.unknown_fields == "refuse")
+        asked = to_completion(body, notes)
         note_ignored(request, notes.entries())
-        if isinstance(asked, CompletionRequest):
-            return await answer_completion(request, service, asked, presenter, presenter.model)
-        return await answer_chat(request, service, asked, presenter)
+        return prepare_completion(request, service, asked, presenter.model)
 
-    return await _serve(request, body, presenter, None if body.is_empty else answer)
+    return _in_lines(await answer(request, service, prepare, presenter))
 
 
-async def _serve(
-    request: Request, body: GeneratingFields, presenter: LinePresenter, answer: Answer | None
-) -> Response:
-    """Answer a request by its model. answer: None to load the model, or to unload it."""
+async def _lease(request: Request, body: GeneratingFields, presenter: LinePresenter) -> Service:
+    """Lease the model of a request that generates."""
+    name = _own_name(_ready(request), body.model)
+    silence = presenter.format_silence() if body.stream else None
+    service = await lease_model(request, name, silence=silence, keep_alive=body.keep_alive)
+    presenter.note_loaded()
+    return service
+
+
+async def _load_or_unload(request: Request, body: GeneratingFields, presenter: LinePresenter) -> Response:
+    """Answer a request without a prompt, which has the model loaded, or with keep_alive 0 unloaded."""
     service = _ready(request)
     name = _own_name(service, body.model)
-    if answer is None and _is_zero(body.keep_alive):
-        if service.models.is_fixed:
-            service.check_model(name)
-            note_ignored(request, ["keep_alive"])
-        else:
-            await unload(service, name)
-        return _done(presenter, "unload")
-
-    async def load(_: Service) -> Response:
+    if not _is_zero(body.keep_alive):
+        await lease_model(request, name, keep_alive=body.keep_alive)
         return _done(presenter, "load")
+    if service.models.is_fixed:
+        service.check_model(name)
+        note_ignored(request, ["keep_alive"])
+    else:
+        await unload(service, name)
+    return _done(presenter, "unload")
 
-    response = await serve_model(
-        request,
-        name,
-        answer or load,
-        keep_alive=body.keep_alive,
-        silence=presenter.format_silence() if body.stream and answer is not None else None,
-    )
+
+def _in_lines(response: Response) -> Response:
     if isinstance(response, TokenStream):
         response.send_lines()
     return response
@@ -307,7 +314,7 @@ def _is_zero(keep_alive: KeepAlive) -> bool:
     try:
         return keep_alive_s(keep_alive) == 0
     except BadRequestError:
-        # serve_model() says so, if it has an effect at all.
+        # lease_model() says so, if it has an effect at all.
         return False
 
 
@@ -452,19 +459,16 @@ async def _embed(
 ) -> Response:
     """Answer a request for embeddings. fields: of the same request to /v1/embeddings.
 
-    write: is called as in embedding.answer(), and with loaded_ns, when the model was loaded.
+    write: is called as in answer_embeddings(), and with loaded_ns, when the model was loaded.
     """
     asked = EmbeddingsRequest.model_construct(**fields)
-
-    async def with_model(service: Service) -> Response:
-        told = partial(write, loaded_ns=time.perf_counter_ns())
-        if not asked.input:
-            return Response(told((), 0), media_type="application/json")
-        inputs = await encode_inputs(request, service, asked)
-        return await answer(request, service, inputs, told, asked.dimensions)
-
     name = _own_name(_ready(request), model)
-    return await serve_model(request, name, with_model, keep_alive=keep_alive, purpose="embed")
+    service = await lease_model(request, name, keep_alive=keep_alive, purpose="embed")
+    told = partial(write, loaded_ns=time.perf_counter_ns())
+    if not asked.input:
+        return Response(told((), 0), media_type="application/json")
+    encode = partial(encode_inputs, request, service, asked)
+    return await answer_embeddings(request, service, encode, told, asked.dimensions)
 
 
 @router.post("/api/create", status_code=501, include_in_schema=False)

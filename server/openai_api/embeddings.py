@@ -24,17 +24,17 @@ from reprise.engine.interface.events import Failed
 from reprise.engine.interface.models import ModelInfo
 from reprise.server.engine_types import EmbeddingEngine
 from reprise.server.errors import bad_field, from_engine, from_failure
-from reprise.server.executor import FORMAT, beside
-from reprise.server.generation.model_use import serve_body
+from reprise.server.executor import FORMAT
+from reprise.server.generation.lease import lease_for
 from reprise.server.generation.service import Service
+from reprise.server.http.body import read_body
 from reprise.server.http.disconnects import wait_unless_gone
 from reprise.server.http.long_response import LongResponse
 from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import note_ignored, record_of
-from reprise.server.prompt.chat_prompt import TokenIds
+from reprise.server.prompt.encoder import TokenIds, encode_texts
 from reprise.server.prompt.limits import check_encoded, check_token_ids
 from reprise.server.requests.generation_fields import KeepAlive
-from reprise.server.validation.body import read_body
 from reprise.server.validation.fields import INT32_MAX, AcceptsPeerFields, field_error
 
 MAX_INPUTS = 2048
@@ -274,9 +274,7 @@ INSTRUCTED = "Instruct: "
 """Beginning of the prompts of models that are told what a query is for."""
 
 
-async def encode_inputs(
-    request: Request, service: Service, body: EmbeddingsRequest
-) -> tuple[EmbeddingInput, ...]:
+def encode_inputs(request: Request, service: Service, body: EmbeddingsRequest) -> tuple[EmbeddingInput, ...]:
     """Return the tokens of each text, with the prompt and the special tokens of the embedding model.
 
     Raises BadRequestError, and the exceptions of encode_texts().
@@ -288,12 +286,12 @@ async def encode_inputs(
         raise bad_field("dimensions", f"is {body.dimensions}; {most}. Ask for fewer, or leave it out")
     prompt = _find_prompt(request, body, info, embedding)
     texts = [prompt + one for one in body.input if isinstance(one, str)]
-    encoded = iter(await service.prompts.encode_texts(request, texts))
+    encoded = iter(encode_texts(service.engine, texts))
     first_pooled = 0
     if prompt and not embedding.recipe.counts_prompt:
-        (alone,) = await service.prompts.encode_texts(request, [prompt])
+        (alone,) = encode_texts(service.engine, [prompt])
         first_pooled = len(embedding.before) + len(alone)
-    return await beside(request, partial(_as_inputs, body, info, encoded, first_pooled))
+    return _as_inputs(body, info, encoded, first_pooled)
 
 
 def _as_inputs(
@@ -314,7 +312,7 @@ def _as_inputs(
     return tuple(inputs)
 
 
-async def encode_pairs(request: Request, service: Service, body: RerankRequest) -> tuple[EmbeddingInput, ...]:
+def encode_pairs(request: Request, service: Service, body: RerankRequest) -> tuple[EmbeddingInput, ...]:
     """Return the tokens of each pair of query and document, as the ranking model takes them.
 
     Raises as encode_inputs() does.
@@ -326,13 +324,13 @@ async def encode_pairs(request: Request, service: Service, body: RerankRequest) 
         head = embedding.pair.format(query=body.query, instruction=body.instruction or embedding.instruction)
     elif body.instruction is not None:
         note_ignored(request, ["instruction"])
-    (query,) = await service.prompts.encode_texts(request, [head])
+    (query,) = encode_texts(service.engine, [head])
     documents: Sequence[str] = body.documents
     if embedding.pair:
         # As one text: a document's first token may begin with the space before it.
         documents = [f"{head} {document}" for document in documents]
-    encoded = await service.prompts.encode_texts(request, documents)
-    return await beside(request, partial(_as_pairs, body, info, query, encoded))
+    encoded = encode_texts(service.engine, documents)
+    return _as_pairs(body, info, query, encoded)
 
 
 def _as_pairs(
@@ -361,18 +359,25 @@ def _as_pairs(
     return tuple(pairs)
 
 
-async def answer(
+async def answer_embeddings(
     request: Request,
     service: Service,
-    inputs: tuple[EmbeddingInput, ...],
+    encode: Callable[[], tuple[EmbeddingInput, ...]],
     write: Callable[[Sequence[bytes], int], bytes],
     dimensions: int | None = None,
 ) -> Response:
     """Embed or score inputs and respond with the JSON that write() makes of the vectors. Raises as embed().
 
-    write: called on a thread with the vectors, one for each input, and the number of tokens of all inputs.
+    encode: returns the inputs. write: is given the vectors, one for each input, and the number of tokens of
+        all inputs. Both are called on a thread.
     """
-    numbers = await embed(request, service, inputs, dimensions)
+
+    def prepare() -> tuple[tuple[EmbeddingInput, ...], int]:
+        inputs = encode()
+        return inputs, count_alike(inputs)
+
+    inputs, num_alike = await service.prepare(request, prepare)
+    numbers = await embed(request, service, inputs, num_alike, dimensions)
     return LongResponse(await FORMAT.run(write, numbers, sum(len(one.tokens) for one in inputs)))
 
 
@@ -380,9 +385,12 @@ async def embed(
     request: Request,
     service: Service,
     inputs: tuple[EmbeddingInput, ...],
+    num_alike: int,
     dimensions: int | None = None,
 ) -> tuple[bytes, ...]:
     """Return the vector of each input, or its score as a vector of one number, in little-endian float32.
+
+    num_alike: see count_alike().
 
     Raises ApiError if the engine refuses or fails, and ClientGoneError if the client disconnects.
     """
@@ -394,7 +402,6 @@ async def embed(
         if not done.done():
             done.set_result(event)
 
-    num_alike = await beside(request, partial(count_alike, inputs))
     asked = EmbeddingRequest(record_of(request).engine_request_id, inputs, dimensions, num_alike)
     try:
         engine.embed(asked, lambda event: service.call_on_loop(lambda: note(event)))
@@ -452,14 +459,12 @@ router = APIRouter()
 @router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingsRequest))
 async def create_embeddings(request: Request) -> Response:
     """Make a vector of each text, with a model that embeds."""
-    return await serve_body(request, await read_body(request, EmbeddingsRequest), _answer_embeddings, "embed")
-
-
-async def _answer_embeddings(request: Request, body: EmbeddingsRequest, service: Service) -> Response:
+    body = await read_body(request, EmbeddingsRequest)
+    service = await lease_for(request, body, "embed")
     model = service.check_model(body.model)
-    inputs = await encode_inputs(request, service, body)
     write = partial(write_embeddings, encoding_format=body.encoding_format, model=model)
-    return await answer(request, service, inputs, write, body.dimensions)
+    encode = partial(encode_inputs, request, service, body)
+    return await answer_embeddings(request, service, encode, write, body.dimensions)
 
 
 _BODY = body_schema(RerankRequest)
@@ -470,13 +475,10 @@ _BODY = body_schema(RerankRequest)
 @router.post("/v2/rerank", openapi_extra=_BODY)
 async def rerank(request: Request) -> Response:
     """Sort documents by how well they answer a query, with a model that ranks. Jina's and Cohere's."""
-    return await serve_body(request, await read_body(request, RerankRequest), _answer_rerank, "rerank")
-
-
-async def _answer_rerank(request: Request, body: RerankRequest, service: Service) -> Response:
+    body = await read_body(request, RerankRequest)
+    service = await lease_for(request, body, "rerank")
     model = service.check_model(body.model)
-    inputs = await encode_pairs(request, service, body)
     documents = body.documents if body.return_documents else None
     request_id = record_of(request).id
     write = partial(write_ranking, documents=documents, top_n=body.top_n, request_id=request_id, model=model)
-    return await answer(request, service, inputs, write)
+    return await answer_embeddings(request, service, partial(encode_pairs, request, service, body), write)

@@ -1,9 +1,8 @@
 """Show a model a conversation's images: choose, decode and count them, and place them in the prompt."""
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeGuard
 
 from fastapi import Request
@@ -13,10 +12,10 @@ from reprise.engine.foreign.images import ImageDecoder, ImageError, ImageFile, P
 from reprise.engine.interface.image_marks import mark, numbers_in, without_marks
 from reprise.engine.interface.images import ImageProcessor, PromptImage
 from reprise.engine.interface.kept import Kept
+from reprise.engine.interface.wanted import check_wanted
 from reprise.server.conversation.model import Media, Message, Part
 from reprise.server.conversation.settled import check_answerable, newest_start
 from reprise.server.errors import BadRequestError
-from reprise.server.executor import Lane
 from reprise.server.http.request_log import note_ignored
 from reprise.server.validation.notes import Notes
 
@@ -25,8 +24,6 @@ MAX_KEPT_BYTES = 64 * 2**20
 """Maximum bytes of decoded images that are kept for later turns, which send them again."""
 LEFT_OUT = "[image: left out]"
 """What a model that sees is shown of an image that it cannot be shown, the same at every turn."""
-Run = Callable[..., Awaitable[Any]]
-"""Runs a job on the thread of a Lane, once it serves the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +95,13 @@ def _placed(ids: Sequence[int], pictures: Sequence[Picture], processor: ImagePro
 
 
 class ImageReader:
-    """Decodes the images of conversations, and keeps some for later turns. Use it on one event loop only.
+    """Decodes the images of conversations, and keeps some for later turns. Thread-safe; it blocks."""
 
-    run: runs a job on a thread once the job's client is next in rotation.
-    """
-
-    def __init__(self, settings: Settings, run: Run) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._run = run
-        self._small, self._large = Lane("images"), Lane("large-images")
         self._kept = Kept[Picture](lambda picture: picture.num_bytes, MAX_KEPT_BYTES)
 
-    def close(self) -> None:
-        """Stop the threads."""
-        self._small.close()
-        self._large.close()
-
-    async def read(
+    def read(
         self,
         request: Request,
         messages: Sequence[Message],
@@ -123,13 +110,13 @@ class ImageReader:
         """Return a conversation as the model is shown it. Images that are shown as text are noted.
 
         processor: cuts images for the model; None if the model sees none.
-        Raises BadRequestError for an image of the newest turn that cannot be shown, and run()'s exceptions.
+        Raises BadRequestError for an image of the newest turn that cannot be shown.
         """
         found = list(_images(messages))
         notes = Notes(self._settings.unknown_fields == "refuse")
         try:
             if found and processor is not None:
-                return await self._read(request, messages, found, processor, notes)
+                return self._read(messages, found, processor, notes)
             for _, image in found:
                 notes.as_text(image.at)
             check_answerable(messages, sees=False)
@@ -137,9 +124,8 @@ class ImageReader:
         finally:
             note_ignored(request, notes.entries())
 
-    async def _read(
+    def _read(
         self,
-        request: Request,
         messages: Sequence[Message],
         found: Sequence[tuple[int, Media]],
         processor: ImageProcessor,
@@ -152,7 +138,8 @@ class ImageReader:
             try:
                 if number < num_dropped:
                     raise ImageError("is one too many")
-                pictures[number] = await self._picture(request, image, processor)
+                check_wanted()
+                pictures[number] = self._picture(image, processor)
             except ImageError as fault:
                 # What was in the history is never refused.
                 if index >= newest:
@@ -178,16 +165,14 @@ class ImageReader:
         num_more = max(0, len(found) - most)
         return min(-(-num_more // step) * step, len(found) - num_newest)
 
-    async def _picture(self, request: Request, image: Media, processor: ImageProcessor) -> Picture:
+    def _picture(self, image: Media, processor: ImageProcessor) -> Picture:
         """Decode an image, unless it is kept. Raises ImageError."""
         if image.fault:
             raise ImageError(image.fault)
         file = ImageFile(image.data, image.detail, self._settings.max_image_tokens)
-        key = await self._run(request, self._small, partial(_digest, processor, file))
+        key = _digest(processor, file)
         if (picture := self._kept.get(key)) is None:
-            picture = await self._run(request, self._small, DECODER.decode_small, processor, file)
-            if picture is None:
-                picture = await self._run(request, self._large, DECODER.decode_large, processor, file)
+            picture = DECODER.decode_small(processor, file) or DECODER.decode_large(processor, file)
             self._kept.put(key, picture)
         return picture
 

@@ -1,10 +1,12 @@
 """Make the views of conversations: encoded, in slices of work, and kept for the next turn."""
 
+import asyncio
 import contextlib
 import hashlib
+import logging
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import takewhile
 from typing import Any
@@ -12,8 +14,10 @@ from typing import Any
 from pydantic_core import to_json
 
 from reprise.engine.interface.kept import Kept
-from reprise.engine.interface.request import Frame, SignedLines, View
+from reprise.engine.interface.request import DraftType, Frame, SignedLines, View
 from reprise.server.engine_types import ModelEngine
+from reprise.server.executor import Executor
+from reprise.server.prompt.encoder import shown
 from reprise.server.prompt.harmony import to_harmony_messages
 from reprise.server.prompt.view_texts import (
     AS_IT_IS,
@@ -32,6 +36,12 @@ from reprise.server.prompt.view_texts import (
     spoken_patches,
     texts_of,
 )
+from reprise.server.requests.chat import ChatRequest
+
+log = logging.getLogger("reprise.server")
+
+MAX_VIEW_BYTES = 16 << 20
+"""Maximum bytes of views that are kept for later turns: four million tokens."""
 
 MAX_TOKENS = 1 << 17
 """Maximum tokens of the views of one request. Those of the newest texts come first."""
@@ -270,6 +280,75 @@ class ViewMaker:
             ids = tuple(self._answered(tokenizer.encode_answer(text.rstrip(" "))) for text in fixed)
             made.append(Frame(ids, copied, tuple(known[text] for text in fixed[1:])))
         yield
+
+
+class PromptViews:
+    """Makes the views of a model's conversations, on the threads of the executor.
+
+    max_pending: maximum number of conversations whose views are made at once.
+    draft_type: the draft type of requests that name none.
+
+    making: the tasks that are making views.
+    """
+
+    def __init__(
+        self, engine: ModelEngine, executor: Executor, max_pending: int, draft_type: DraftType
+    ) -> None:
+        self._executor, self._max_pending, self._draft_type = executor, max_pending, draft_type
+        self._maker = ViewMaker(engine, MAX_VIEW_BYTES)
+        self.making: set[asyncio.Task[None]] = set()
+
+    def begin(self, body: ChatRequest, owner: str) -> tuple[Views, Iterator[None] | None]:
+        """Return an empty list of views, and the slices of work that fill it.
+
+        There are no slices if no drafter looks in views, or if those of max_pending conversations are being
+        made. owner: see ViewMaker.make().
+        """
+        views: Views = []
+        looks_up = (body.draft.type or self._draft_type) in ("auto", "suffix") and body.draft.max_tokens != 0
+        if not looks_up or len(self.making) >= self._max_pending:
+            return views, None
+
+        def slices() -> Iterator[None]:
+            yield from self._maker.make(*shown(body), owner, views)
+
+        return views, slices()
+
+    def start(self, client: str, slices: Iterator[None]) -> Callable[[], None]:
+        """Do the first slice, which finds what was kept from earlier turns; return what does the others.
+
+        It is to be called once the first token has come: before, on a busy processor, it would delay that
+        token. Call both on the event loop.
+        """
+        first = self._run(self._make(client, slices, is_first=True))
+
+        async def make_others() -> None:
+            await asyncio.wait({first})
+            await self._make(client, slices, is_first=False)
+
+        def start_others() -> None:
+            self._run(make_others())
+
+        return start_others
+
+    def _run(self, making: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(making)
+        self.making.add(task)
+        task.add_done_callback(self.making.discard)
+        return task
+
+    async def _make(self, client: str, slices: Iterator[None], *, is_first: bool) -> None:
+        """Make views slice by slice. An answer needs none, so a fault is only logged."""
+        try:
+            while await self._executor.run(client, 0, partial(next, slices, True)) is None and not is_first:
+                pass
+        except Exception:
+            log.error("the views of a conversation cannot be made", exc_info=True)
+
+    def close(self) -> None:
+        """Stop making views."""
+        for task in self.making:
+            task.cancel()
 
 
 def _count(views: Sequence[View]) -> int:

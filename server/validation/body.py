@@ -1,22 +1,18 @@
-"""Read, parse and validate request bodies, within limits."""
+"""Parse and validate request bodies, within limits."""
 
 import codecs
 import re
 from collections.abc import Callable
-from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from fastapi import Request
 from pydantic import BaseModel
 from pydantic_core import from_json
 
 from reprise.engine.interface.stations import station
-from reprise.server.errors import BadRequestError, ContentTypeError, requested_name
-from reprise.server.executor import PROMPT_LOG, beside
-from reprise.server.logs import is_logging_prompts, log_prompt, record_in
+from reprise.server.errors import BadRequestError
 from reprise.server.validation.fields import MAX_FIELDS, AcceptsPeerFields, validate, validate_known
 from reprise.server.validation.notes import Notes
 from reprise.server.validation.peer_fields import translate_fields
@@ -247,48 +243,6 @@ Millions of values take gigabytes, and seconds in which the GIL keeps every othe
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE = re.compile(rf"((?<!\\)(?:\\\\)*)(?:{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW})")
 """Half of a character of JavaScript: agents leave one where they cut a text in the middle of an emoji."""
-
-
-async def read_body(request: Request, model: type[ModelT]) -> ModelT:
-    """Read and validate a request's body. Its size has been checked by BodyLimit.
-
-    Raises BadRequestError or ContentTypeError.
-    """
-    _check_content_type(request)
-    body = await request.body()
-    notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
-    record = record_in(request.scope)
-    parse = partial(parse_liberally, body, model, record.field_names, notes)
-    parsed = await beside(request, parse)
-    record.ignored += notes.entries()
-    own = getattr(model, "names", {}).items()
-    record.field_names |= {name: requested_name(path, record.field_names) for name, path in own}
-    if is_logging_prompts():
-        await PROMPT_LOG.run(copy_context().run, log_prompt, "asked", body)
-    return parsed
-
-
-def _check_content_type(request: Request) -> None:
-    """Raise ContentTypeError unless the body is JSON, or nothing is said of it.
-
-    That keeps web pages out: they can post other content types, and none, without a CORS preflight.
-    """
-    content_type = request.headers.get("content-type", "")
-    media_type = content_type.split(";")[0].strip().lower()
-    # Browsers say where each post comes from.
-    is_untyped = not media_type and not {"origin", "sec-fetch-site"} & set(request.headers)
-    if not is_untyped and media_type != "application/json" and not media_type.endswith("+json"):
-        raise ContentTypeError(content_type)
-
-
-def read_query(request: Request, model: type[ModelT]) -> ModelT:
-    """Validate a request's query; leave out parameters that the model lacks. Raises BadRequestError."""
-    notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
-    # Lists are sent as name[]=... or as name=... more than once; none of them has an effect.
-    given = {name.removesuffix("[]"): value for name, value in request.query_params.items()}
-    query = validate_known(given, model, notes)
-    record_in(request.scope).ignored += notes.entries()
-    return query
 
 
 @station("bodies")

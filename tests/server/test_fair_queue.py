@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 
 from reprise.engine.interface.wanted import check_wanted
-from reprise.server.executor import Lane
+from reprise.server.executor import FairThreads
 
 
 @pytest.fixture
 async def lane():
-    made = Lane("test")
+    made = FairThreads("test")
     yield made
     made.close()
 
@@ -64,7 +64,7 @@ async def test_work_that_nobody_waits_for_any_more_is_not_begun(lane):
 
 
 async def test_several_threads_run_one_job_of_each_client():
-    lane, may_end, begun = Lane("test", 2), threading.Event(), queue.SimpleQueue()
+    lane, may_end, begun = FairThreads("test", 2), threading.Event(), queue.SimpleQueue()
 
     def work(client):
         begun.put(client)
@@ -83,7 +83,7 @@ async def test_several_threads_run_one_job_of_each_client():
 
 
 async def test_what_waits_when_the_threads_are_stopped_is_cancelled():
-    lane, may_end = Lane("test"), threading.Event()
+    lane, may_end = FairThreads("test"), threading.Event()
     jobs = [asyncio.ensure_future(lane.run(client, may_end.wait)) for client in "ab"]
     await asyncio.sleep(0)
     lane.close()

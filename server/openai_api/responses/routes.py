@@ -11,12 +11,13 @@ from pydantic_core import from_json, to_json
 from reprise.engine.interface.events import TokenLogprob
 from reprise.server.conversation.model import Tool
 from reprise.server.errors import ContextLengthError
-from reprise.server.executor import FORMAT, beside
-from reprise.server.generation.model_use import serve_body, serve_model
-from reprise.server.generation.prepare import answer_chat, check_tools
+from reprise.server.executor import FORMAT
+from reprise.server.generation.lease import lease_for, lease_model
+from reprise.server.generation.prepare import encode_prompt, prepare_chat
 from reprise.server.generation.service import Service
-from reprise.server.generation.stream import known_stream, response_head
+from reprise.server.generation.stream import answer, known_stream, response_head
 from reprise.server.http.access import key_digest
+from reprise.server.http.body import read_body, read_query
 from reprise.server.http.openapi import body_schema, query_schema
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.openai_api.responses.compaction import CompactionPresenter, CompactRequest
@@ -29,7 +30,6 @@ from reprise.server.output.parts import EndPart, Part, ReasoningPart, TextPart, 
 from reprise.server.output.presenter import ResponseHead
 from reprise.server.prompt.limits import check_ids
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.validation.body import read_body, read_query
 from reprise.server.validation.notes import Notes
 
 _NOT_BEFORE_THE_END = ("timings", "schema_valid")
@@ -117,10 +117,8 @@ ITEM_BYTES = 400
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
 async def create_response(request: Request) -> Response:
     """Generate a response, which may continue an earlier one."""
-    return await serve_body(request, await read_body(request, ResponsesRequest), _answer)
-
-
-async def _answer(request: Request, body: ResponsesRequest, service: Service) -> Response:
+    body = await read_body(request, ResponsesRequest)
+    service = await lease_for(request, body)
     head = response_head(request, service, body.model)
     conversion, chat, stored_input = await _convert(request, service, body, head)
 
@@ -134,7 +132,7 @@ async def _answer(request: Request, body: ResponsesRequest, service: Service) ->
     num_items, tools = len(conversion.items), conversion.shown_tools
     presenter = ResponsePresenter(head, body, num_items, store, tools, repeats=repeats)
     try:
-        return await answer_chat(request, service, chat, presenter)
+        return await answer(request, service, partial(prepare_chat, request, service, chat), presenter)
     except ContextLengthError as fault:
         if not body.stream:
             raise
@@ -148,31 +146,29 @@ async def _answer(request: Request, body: ResponsesRequest, service: Service) ->
 async def count_input_tokens(request: Request) -> Response:
     """Count the prompt tokens that this request would have at /v1/responses."""
     body = await read_body(request, ResponsesRequest)
-    return await serve_model(request, body.model, partial(_count, request, body))
-
-
-async def _count(request: Request, body: ResponsesRequest, service: Service) -> Response:
+    service = await lease_model(request, body.model)
     _, chat, _ = await _convert(request, service, body)
-    check_tools(service, chat)
-    check_ids(chat, service.engine.info)
-    prompt = await service.prompts.encode_chat(request, chat)
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
+
+    def count() -> int:
+        check_ids(chat, service.engine.info)
+        return len(encode_prompt(request, service, chat).tokens)
+
+    num_tokens = await service.prepare(request, count)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
 @router.post("/v1/responses/compact", openapi_extra=body_schema(CompactRequest))
 async def compact_conversation(request: Request) -> Response:
     """Have the model summarise a conversation; what is returned can be sent in its place."""
-    return await serve_body(request, await read_body(request, CompactRequest), _compact)
-
-
-async def _compact(request: Request, body: CompactRequest, service: Service) -> Response:
+    body = await read_body(request, CompactRequest)
+    service = await lease_for(request, body)
     head = response_head(request, service, body.model)
     context_tokens = service.engine.info.context_tokens
-    asked = await beside(request, partial(body.asked, context_tokens))
+    asked = await service.prepare(request, partial(body.asked, context_tokens))
     conversion, chat, _ = await _convert(request, service, asked)
     items = [*conversion.earlier, *conversion.items[:-1]]
     presenter = CompactionPresenter(head, asked, items, context_tokens)
-    return await answer_chat(request, service, chat, presenter)
+    return await answer(request, service, partial(prepare_chat, request, service, chat), presenter)
 
 
 @router.get("/v1/responses/{response_id}", openapi_extra=query_schema(GetQuery))
@@ -220,8 +216,8 @@ async def _convert(
     """
     notes = Notes(service.settings.unknown_fields == "refuse")
     named = find_named(body, _store_of(request), key_digest(request), notes, service.settings.max_body_bytes)
-    weight = len(await request.body()) + named.num_bytes + ITEM_BYTES * (len(named.given) + named.num_items)
+    more_bytes = named.num_bytes + ITEM_BYTES * (len(named.given) + named.num_items)
     try:
-        return await service.bodies.run(request, weight, partial(convert, body, named, notes, head))
+        return await service.prepare(request, partial(convert, body, named, notes, head), more_bytes)
     finally:
         note_ignored(request, notes.entries())

@@ -158,7 +158,7 @@ class Reasoning(RequestModel):
     mode: unsupported("standard") = None  # type: ignore[valid-type]
 
 
-class StreamOptions(RequestModel):
+class ResponseStreamOptions(RequestModel):
     """Options for a stream."""
 
     include_obfuscation: no_effect("events are not padded.") = None  # type: ignore[valid-type]
@@ -242,7 +242,9 @@ class ResponsesFields(AcceptsPeerFields):
         description="Whether to store the response so that it can be continued: in memory, until evicted.",
     )
     stream: bool = Field(False, description="Whether to stream the response as events while it is generated.")
-    stream_options: StreamOptions | None = Field(None, description="Options for a stream; only with stream.")
+    stream_options: ResponseStreamOptions | None = Field(
+        None, description="Options for a stream; only with stream."
+    )
     max_output_tokens: Count | None = Field(
         None, description="Maximum output tokens, reasoning included; the context may allow fewer."
     )

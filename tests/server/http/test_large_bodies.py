@@ -11,9 +11,10 @@ from pydantic import AfterValidator
 
 from reprise.config.settings import Settings
 from reprise.server.errors import BadRequestError
-from reprise.server.executor import SMALL_BYTES, BodyLanes
+from reprise.server.executor import SMALL_BYTES, Executor
+from reprise.server.http.body import read_body
 from reprise.server.logs import RequestRecord, attach_record
-from reprise.server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, check_values, read_body
+from reprise.server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, check_values
 from reprise.server.validation.fields import RequestModel
 from tests.server.openai_shapes import assert_error
 
@@ -40,7 +41,7 @@ async def _reader_of(num_bytes):
         return {"type": "http.request", "body": body, "more_body": False}
 
     app = SimpleNamespace(
-        state=SimpleNamespace(service=SimpleNamespace(settings=Settings(), bodies=BodyLanes()))
+        state=SimpleNamespace(service=SimpleNamespace(settings=Settings(), executor=Executor()))
     )
     scope = {"type": "http", "headers": [(b"content-type", b"application/json")], "app": app}
     attach_record(scope, RequestRecord("id", "unique", "POST /"))
