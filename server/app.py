@@ -22,7 +22,6 @@ from reprise.server.http.access import OPEN_PATHS, Access, load_keys
 from reprise.server.http.body import BodyLimit
 from reprise.server.http.early_stream import EarlyStreams
 from reprise.server.http.errors import install_error_handlers
-from reprise.server.http.head import HeadRequests
 from reprise.server.http.openapi import Served, complete_document
 from reprise.server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
 from reprise.server.llama_server_api import infill, tokens
@@ -148,6 +147,5 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
             # Browsers ask for this before a public site's page may reach a server on a private network.
             allow_private_network=True,
         )
-    app.add_middleware(HeadRequests)
     app.add_middleware(RequestLog, metrics=counters)
     return app

@@ -4,9 +4,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from reprise.server.conversation.chats import chat_message, check_message, named
-from reprise.server.conversation.model import Call, Json, Media, Message, Part, Role, joined
+from reprise.server.conversation.model import (
+    Call,
+    Json,
+    Media,
+    Message,
+    Part,
+    Role,
+    check_answerable,
+    check_size,
+    joined,
+    settle,
+)
 from reprise.server.conversation.parts import arguments_of, as_string, note_unknown, part_of, parts_of
-from reprise.server.conversation.settled import check_answerable, check_size, settle
 from reprise.server.conversation.tools import ToolReader, read_choice
 from reprise.server.validation.notes import Notes
 

@@ -85,7 +85,7 @@ def tidied(path: str) -> str:
 
 
 class RequestLog:
-    """The outermost ASGI middleware: request id, log line, metrics, and the handler of last resort."""
+    """The outermost ASGI middleware: request id, log line, metrics, HEAD, and the handler of last resort."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -123,7 +123,7 @@ class RequestLog:
             await send(message)
 
         try:
-            await self.app(scope, receive, send_with_id)
+            await self._serve(scope, receive, send_with_id)
         except asyncio.CancelledError:
             # The drain time is over: requests without a response yet get a 503.
             if not record.status:
@@ -146,3 +146,14 @@ class RequestLog:
             self.metrics.end_request(scope["path"], record.status, record.error, spent_s)
             self.metrics.recent.add(record)
             log_request(record)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on: HEAD as GET, answered without the body. Claude Code probes a server with it."""
+        if scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self.app({**scope, "method": "GET"}, receive, send_without_body)

@@ -8,9 +8,16 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJsonSchema, model_validator
 
 from reprise.server.conversation.chats import from_chats
-from reprise.server.conversation.model import Json, Message, Part
+from reprise.server.conversation.model import (
+    MAX_PARTS,
+    Json,
+    Message,
+    Part,
+    check_answerable,
+    check_size,
+    settle,
+)
 from reprise.server.conversation.parts import image
-from reprise.server.conversation.settled import MAX_PARTS, check_answerable, check_size, settle
 from reprise.server.conversation.tools import ToolReader
 from reprise.server.openai_api.embeddings import Inputs, Text, read_inputs
 from reprise.server.requests.chat import MESSAGES_SCHEMA, ReasoningEffort, Tools, of_chats

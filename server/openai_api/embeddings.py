@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field
 from pydantic_core import to_json
+from starlette.types import Receive, Scope, Send
 
 from reprise.engine.interface.embeddings import (
     Embedded,
@@ -29,7 +30,6 @@ from reprise.server.generation.lease import lease_for
 from reprise.server.generation.service import Service
 from reprise.server.http.body import read_body
 from reprise.server.http.disconnects import wait_unless_gone
-from reprise.server.http.long_response import LongResponse
 from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.prompt.encoder import TokenIds, encode_texts
@@ -482,3 +482,26 @@ async def rerank(request: Request) -> Response:
     request_id = record_of(request).id
     write = partial(write_ranking, documents=documents, top_n=body.top_n, request_id=request_id, model=model)
     return await answer_embeddings(request, service, partial(encode_pairs, request, service, body), write)
+
+
+PART_BYTES = 256 * 2**10
+
+
+class LongResponse(Response):
+    """A JSON body that may have 100 MB and more, sent in parts.
+
+    Sent at once, the body would be copied on the event loop, and would count as unread output, which is
+    limited for each address.
+    """
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the body in parts. See Response."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, len(self.body), PART_BYTES):
+            end = start + PART_BYTES
+            part = {"body": bytes(self.body[start:end]), "more_body": end < len(self.body)}
+            await send({"type": "http.response.body", **part})
+            # A client that reads at once would keep the loop from others.
+            await asyncio.sleep(0)

@@ -4,9 +4,13 @@ All of it blocks: see Service.prepare(). A job that encodes cannot be stopped wi
 certainly too long for the context is refused before it is encoded.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
+
+from pydantic_core import to_json
 
 from reprise.engine.interface.image_marks import before_images
 from reprise.engine.interface.images import ImageProcessor, PromptImage
@@ -15,10 +19,8 @@ from reprise.engine.interface.wanted import check_wanted
 from reprise.engine.text.fim import FimTokens
 from reprise.server.engine_types import ModelEngine, Tokenizer
 from reprise.server.errors import BadRequestError
-from reprise.server.prompt.harmony import to_harmony_arguments, to_harmony_messages, to_harmony_tools
 from reprise.server.prompt.images import Placed, Seen
 from reprise.server.prompt.limits import check_token_ids, context_error
-from reprise.server.prompt.truncation import fit, newest_turn
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.generation_fields import GenerationFields
@@ -283,3 +285,136 @@ def _opening(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> list[int
     whole = tokenizer.encode(text)
     num_before = len(whole) - len(tokens)
     return whole[:num_before] if whole[num_before:] == list(tokens) else []
+
+
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+"""The efforts that the model does not know, and what comes closest."""
+
+
+def to_harmony_messages(messages: Sequence[Json]) -> list[Json]:
+    """Convert messages from OpenAI's form to the form that gpt-oss's chat template takes."""
+    num_first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    instructions = "\n\n".join(message["content"] for message in messages[:num_first])
+    converted: list[Json] = [{"role": "system", "content": instructions}] if num_first else []
+    results = {message["tool_call_id"]: message for message in messages if message["role"] == "tool"}
+    placed: set[str] = set()
+    for message in messages[num_first:]:
+        match message["role"]:
+            case "assistant" if message.get("tool_calls"):
+                calls = message["tool_calls"]
+                converted += _calls(message, results, placed, is_only=len(calls) == 1)
+            case "assistant":
+                converted.append({"role": "assistant", "content": message["content"] or ""})
+            case "tool":
+                if message["tool_call_id"] not in placed:
+                    converted.append({"role": "tool", "content": message["content"]})
+            case "system":
+                converted.append({"role": "user", "content": message["content"]})
+            case _:
+                converted.append(message)
+    return converted
+
+
+def to_harmony_tools(tools: Sequence[Json]) -> list[Json]:
+    """Give a description to each tool that has none, as the template fails without it."""
+    return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
+
+
+def to_harmony_arguments(arguments: Json) -> Json:
+    """Replace a reasoning_effort that gpt-oss does not know by one that it knows."""
+    effort = arguments.get("reasoning_effort")
+    return arguments if effort not in _EFFORTS else {**arguments, "reasoning_effort": _EFFORTS[effort]}
+
+
+def _calls(message: Json, results: dict[str, Json], placed: set[str], *, is_only: bool) -> Iterator[Json]:
+    """Yield a message for each call, and after all but the last one its result."""
+    # A preamble is rendered in the channel of the reasoning: the template has no other place for it.
+    texts = (message.get("reasoning_content"), message["content"])
+    thinking = "\n\n".join(text for text in texts if text)
+    for index, call in enumerate(message["tool_calls"]):
+        shown: Json = {"role": "assistant", "tool_calls": [call]}
+        yield shown | ({"thinking": thinking} if thinking and not index else {})
+        if not is_only and (result := results.get(call["id"])) is not None:
+            placed.add(call["id"])
+            yield {"role": "tool", "content": result["content"]}
+
+
+Messages = Sequence[dict[str, Any]]
+MAX_CHARACTERS_PER_TOKEN = 6
+"""More is never encoded to see whether it fits: turns are left out until the average is at most this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A conversation without some of its oldest turns.
+
+    num_characters: length of the messages that are left, as JSON. num_dropped: messages that were left out.
+    """
+
+    messages: Messages
+    num_characters: int
+    num_dropped: int = 0
+
+
+def cuts(messages: Messages, step: int) -> list[Cut]:
+    """Return the whole conversation, and then shorter and shorter cuts of it without its oldest turns.
+
+    Every cut has the system messages at the head and the newest turn. step: each cut leaves out at least so
+    many characters more than the one before.
+    """
+    head, starts = _turns(messages)
+    sizes = [len(to_json(message)) for message in messages]
+    found = [Cut(messages, sum(sizes))]
+    left_out = [0, *accumulate(sizes[head:])]
+    reached = step
+    for start in starts:
+        num_left_out = left_out[start - head]
+        if num_left_out >= reached or start == starts[-1]:
+            rest = _without(messages, head, start)
+            found.append(Cut(rest, found[0].num_characters - num_left_out, start - head))
+            reached = num_left_out - num_left_out % step + step
+    return found
+
+
+def newest_turn(messages: Messages) -> Messages:
+    """Return the system messages at a conversation's head and its newest turn, which are always there."""
+    head, starts = _turns(messages)
+    return _without(messages, head, starts[-1]) if starts else messages
+
+
+def _turns(messages: Messages) -> tuple[int, list[int]]:
+    """Return how many system messages a conversation begins with, and where its later turns start."""
+    head = next((at for at, one in enumerate(messages) if one["role"] != "system"), len(messages))
+    return head, [at for at in range(head + 1, len(messages)) if messages[at]["role"] == "user"]
+
+
+def _without(messages: Messages, head: int, start: int) -> Messages:
+    return [*messages[:head], *messages[start:]]
+
+
+def fit(
+    messages: Messages,
+    context_tokens: int,
+    reserved_tokens: int,
+    encode: Callable[[Messages], tuple[int, ...]],
+) -> tuple[tuple[int, ...], int]:
+    """Encode a conversation, without its oldest turns if it does not fit into the context.
+
+    reserved_tokens: room that is left for the answer if turns are left out. encode: returns the tokens of a
+        conversation.
+    Returns the tokens, and how many messages were left out. The tokens may still be too many, if the newest
+        turn alone is too long.
+    """
+    every = cuts(messages, max(1, context_tokens // 2))
+    longest = MAX_CHARACTERS_PER_TOKEN * context_tokens
+    tried = [cut for cut in every if cut.num_characters <= longest] or every[-1:]
+    encoded: dict[int, tuple[int, ...]] = {}
+
+    def fits(at: int) -> bool:
+        tokens = encoded[at] = encode(tried[at].messages)
+        reserved = reserved_tokens if tried[at].num_dropped else 1
+        return len(tokens) <= context_tokens - reserved
+
+    # With fewer messages the prompt only gets shorter.
+    at = min(bisect_left(range(len(tried)), True, key=fits), len(tried) - 1)
+    return encoded[at], tried[at].num_dropped

@@ -13,8 +13,7 @@ from reprise.engine.interface.image_marks import mark, numbers_in, without_marks
 from reprise.engine.interface.images import ImageProcessor, PromptImage
 from reprise.engine.interface.kept import Kept
 from reprise.engine.interface.wanted import check_wanted
-from reprise.server.conversation.model import Media, Message, Part
-from reprise.server.conversation.settled import check_answerable, newest_start
+from reprise.server.conversation.model import Media, Message, Part, check_answerable, newest_start
 from reprise.server.errors import BadRequestError
 from reprise.server.http.request_log import note_ignored
 from reprise.server.validation.notes import Notes

@@ -17,8 +17,7 @@ from reprise.engine.interface.kept import Kept
 from reprise.engine.interface.request import DraftType, Frame, SignedLines, View
 from reprise.server.engine_types import ModelEngine
 from reprise.server.executor import Executor
-from reprise.server.prompt.encoder import shown
-from reprise.server.prompt.harmony import to_harmony_messages
+from reprise.server.prompt.encoder import shown, to_harmony_messages
 from reprise.server.prompt.view_texts import (
     AS_IT_IS,
     AS_JSON,

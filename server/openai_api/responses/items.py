@@ -6,7 +6,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from reprise.server.conversation.chats import ASSISTANT_ONLY, OF_API, ROLES, apart, chat_message, named
-from reprise.server.conversation.model import Call, Json, Media, Message, Part, Tool, joined
+from reprise.server.conversation.model import (
+    Call,
+    Json,
+    Media,
+    Message,
+    Part,
+    Tool,
+    check_answerable,
+    joined,
+    settle,
+)
 from reprise.server.conversation.parts import (
     arguments_of,
     as_string,
@@ -16,7 +26,6 @@ from reprise.server.conversation.parts import (
     parts_of,
     readable,
 )
-from reprise.server.conversation.settled import check_answerable, settle
 from reprise.server.conversation.tools import ToolReader, function_name, read_choice
 from reprise.server.errors import BadRequestError, requested_name
 from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest

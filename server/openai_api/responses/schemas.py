@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import to_json
 
-from reprise.server.conversation.settled import check_size
+from reprise.server.conversation.model import check_size
 from reprise.server.requests.chat import (
     CHOICE_NEEDS_TOOLS,
     TOOL_CHOICE_SCHEMA,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from reprise.server.conversation.chats import from_chats
+from reprise.server.conversation.model import settle
 from reprise.server.conversation.parts import (
     LEFT_OUT,
     MEDIA,
@@ -15,7 +16,6 @@ from reprise.server.conversation.parts import (
     cleaned,
     parts_of,
 )
-from reprise.server.conversation.settled import settle
 from reprise.server.errors import BadRequestError
 from reprise.server.validation.notes import Notes
 

@@ -6,7 +6,7 @@ import pytest
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
-from reprise.server.conversation.settled import settle
+from reprise.server.conversation.model import settle
 from reprise.server.openai_api.responses.items import as_listed, from_items
 from reprise.server.validation.notes import Notes
 

@@ -1,6 +1,6 @@
 """Conversations are brought into the form that gpt-oss's chat template takes."""
 
-from reprise.server.prompt.harmony import (
+from reprise.server.prompt.encoder import (
     to_harmony_arguments,
     to_harmony_messages,
     to_harmony_tools,

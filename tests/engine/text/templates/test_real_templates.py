@@ -16,7 +16,7 @@ from mlx_lm.utils import load_tokenizer
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.foreign.chat_templates import isolate_templates
 from reprise.engine.text.templates.chat_template import ChatTemplate
-from reprise.server.prompt.harmony import to_harmony_messages, to_harmony_tools
+from reprise.server.prompt.encoder import to_harmony_messages, to_harmony_tools
 from tests.engine.text.templates.shapes import SHAPES, lost
 
 PACKAGE = "llama-cpp-python==0.3.36"
