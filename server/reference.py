@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from reprise.config.version import VERSION
 from reprise.server.app import BODIES, ROUTES
 from reprise.server.errors import ApiError
-from reprise.server.metrics.definitions import GROUPS, MODEL, MetricEntry, MetricGroup
+from reprise.server.metrics.definitions import GROUPS, MODEL, Metric, MetricGroup
 from reprise.server.validation.fields import INSIDE, REFUSED
 from reprise.server.validation.peer_fields import LEFT_OUT, UNDERSTOOD
 
@@ -414,7 +414,7 @@ def _metrics_section(group: MetricGroup) -> str:
     return "\n".join(lines)
 
 
-def _kind(metric: MetricEntry) -> str:
+def _kind(metric: Metric) -> str:
     bounds = ", ".join(f"{bound:g}" for bound in metric.buckets)
     return f"{metric.kind}: {bounds}" if bounds else metric.kind
 

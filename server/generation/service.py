@@ -48,7 +48,7 @@ class Service:
         self.settings = settings
         self.metrics = metrics
         max_requests = settings.max_rows + settings.max_queue
-        self.prompts = PromptEncoder(models, max_requests, metrics, settings)
+        self.prompts = PromptEncoder(models, max_requests, settings)
         self.grammars = GrammarCompiler(models, self.prompts.run)
         self.tool_calls = ToolCallParsing(models, metrics, max_requests)
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
@@ -56,7 +56,6 @@ class Service:
         self._stations = StationClock(get_args(LoopStation))
         self._stations.start()
         self._loop_lag = LoopLag(self._loop, self._stations, metrics.observe_lag, self._note_hold)
-        metrics.set_loop_stations(self._stations)
         self.bodies = BodyLanes()
         self.recorder = recorder
         self.created = int(time.time())
@@ -75,7 +74,7 @@ class Service:
                 view.__dict__.pop(found, None)
             view.engine, view.settings, view._name = engine, engine.settings, name
             max_requests = engine.settings.max_rows + engine.settings.max_queue
-            view.prompts = PromptEncoder(engine, max_requests, self.metrics, view.settings)
+            view.prompts = PromptEncoder(engine, max_requests, view.settings)
             view.grammars = GrammarCompiler(engine, view.prompts.run)
             view.tool_calls = ToolCallParsing(engine, self.metrics, max_requests)
         return view

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,7 +24,6 @@ from reprise.server.errors import (
 )
 from reprise.server.executor import Lane, beside, client_of
 from reprise.server.http.disconnects import wait_unless_gone
-from reprise.server.metrics.registry import Metrics
 from reprise.server.prompt.chat_prompt import ChatPrompt, Json, PromptViews, TokenIds
 from reprise.server.prompt.harmony import (
     to_harmony_arguments,
@@ -120,9 +118,8 @@ class PromptEncoder:
     views: makes views, also off the event loop.
     """
 
-    def __init__(self, engine: ModelEngine, max_pending: int, metrics: Metrics, settings: Settings) -> None:
+    def __init__(self, engine: ModelEngine, max_pending: int, settings: Settings) -> None:
         self._engine = engine
-        self._metrics = metrics
         self._max_pending = max_pending
         self._num_pending: Counter[str] = Counter()
         self._lanes = {size: Lane(f"prompts-{size}") for size in LANES}
@@ -248,7 +245,6 @@ class PromptEncoder:
         if self._num_pending[client] >= self._max_pending:
             raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
         self._num_pending[client] += 1
-        start_s = time.perf_counter()
         running = asyncio.ensure_future(lane.run(client, partial(job, *arguments)))
         try:
             await wait_unless_gone(running, request.receive, LIMIT_S)
@@ -266,7 +262,6 @@ class PromptEncoder:
             self._num_pending[client] -= 1
             # The counter keeps no client that has left.
             self._num_pending += Counter()
-            self._metrics.count_wait("prompts", time.perf_counter() - start_s)
 
     def _check_size(self, num_characters: int, param: str, num_contexts: int = 1) -> None:
         """Refuse text that certainly has more tokens than so many contexts."""
