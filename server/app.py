@@ -92,9 +92,8 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
     Raises SettingsError if the key file cannot be used or the record file cannot be written.
     """
     keys = load_keys(settings)
-    counters = Metrics(models)
     responses = ResponseStore(settings.response_store_bytes)
-    counters.report_stored(responses.sizes)
+    counters = Metrics(models, responses.sizes)
     recorder = Recorder(Path(settings.record), settings.record_bytes) if settings.record else None
 
     @asynccontextmanager

@@ -295,7 +295,7 @@ def serve(engine: Models, settings: Settings, bound: socket.socket) -> int:
     def count_cut() -> int:
         return sum(
             record["error"] == "draining" and record["finish_reason"] is not None
-            for record in app.state.service.metrics.recent.newest_first()
+            for record in app.state.service.metrics.recent
         )
 
     config = uvicorn_config(

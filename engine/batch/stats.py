@@ -12,13 +12,11 @@ class EngineStats:
 
     num_failed_steps: steps that raised.
     num_preemptions: sequences that were put back into the queue to free memory.
-    num_plain_probes: plain steps that were taken only to learn what they cost.
     """
 
     def __init__(self) -> None:
         self.num_failed_steps = 0
         self.num_preemptions = 0
-        self.num_plain_probes = 0
         self._gaps = [0] * (len(GAP_BOUNDS_S) + 1)
         self._gap_sum_s = 0.0
 
@@ -42,7 +40,6 @@ class EngineStats:
         return EngineCounts(
             num_failed_steps=self.num_failed_steps,
             num_preemptions=self.num_preemptions,
-            num_plain_probes=self.num_plain_probes,
             gaps_up_to=tuple(accumulate(self._gaps)),
             gap_sum_s=self._gap_sum_s,
         )

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
@@ -65,7 +65,6 @@ class Ranks:
         self._peers: Peers | None = None
         self._leader: Leader | None = None
         self._is_loaded = False
-        self._parts: list[PartFacts] = []
         self._round_trips_s: list[float] = []
         self._reported_at = 0.0
 
@@ -89,7 +88,7 @@ class Ranks:
         peers.start()
         try:
             loaded, ours = load_part(settings, group, lambda share: show(self._loaded_share(share)))
-            parts = self._parts = [ours, *self._wait_for_parts(show)]
+            parts = [ours, *self._wait_for_parts(show)]
             room_bytes = find_room(place, parts)
         except ModelError as fault:
             peers.refuse(str(fault))
@@ -138,20 +137,12 @@ class Ranks:
 
     def count(self) -> dict[str, dict[str, float]]:
         """Return the metrics of each rank: name -> rank -> value. May be called on any thread."""
-        if not (peers := self._peers) or not self._parts:
+        if not (peers := self._peers) or not self._leader:
             return {}
-
-        def by_rank(ours: float | None, others: Sequence[float]) -> dict[str, float]:
-            found = {str(rank): value for rank, value in enumerate(others, 1)}
-            return found if ours is None else {"0": ours} | found
-
+        active_bytes = [mx.get_active_memory(), *peers.active_bytes]
         return {
-            "weight_bytes": {str(rank): part.weight_bytes for rank, part in enumerate(self._parts)},
-            "active_bytes": by_rank(mx.get_active_memory(), peers.active_bytes),
-            "commands_total": by_rank(peers.num_sent, peers.num_done),
-            "sent_bytes_total": by_rank(None, [channel.num_sent_bytes for channel in peers.channels]),
-            "silent_seconds": by_rank(None, peers.silent_s()),
-            "round_trip_seconds": by_rank(None, self._round_trips_s[1:]),
+            "active_bytes": {str(rank): num_bytes for rank, num_bytes in enumerate(active_bytes)},
+            "silent_seconds": {str(rank): silent_s for rank, silent_s in enumerate(peers.silent_s(), 1)},
         }
 
     def _loaded_share(self, ours: float) -> float:

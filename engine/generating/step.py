@@ -88,7 +88,6 @@ class Decoder:
             for sequence in drafting:
                 sequence.give_up_drafts(fault)
         self._planning_s += time.perf_counter() - start
-        self._stats.num_plain_probes = self._planner.num_plain_probes
         has_windows = len(drafting) < len(members)
         if not inputs:
             if not has_windows and not [s for s in drafting if s.matcher and not s.matcher.may_run_ahead]:

@@ -125,7 +125,7 @@ class ModelEntry:
     phase: the present stage of loading, in words; None unless it is loading.
     fault: why it cannot be loaded, by its files or by the last attempt; None if nothing speaks against it.
     num_running, num_waiting: its requests that are admitted, and that wait.
-    num_loads, num_unloads: how often it was loaded and unloaded since the server started.
+    num_loads: how often it was loaded since the server started.
     info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and tokens for filling
         in text. None if it never was loaded.
     idle_left_s: seconds after which it is unloaded if it gets no request; None if it stays or is not loaded.
@@ -145,7 +145,6 @@ class ModelEntry:
     num_running: int = 0
     num_waiting: int = 0
     num_loads: int = 0
-    num_unloads: int = 0
     info: ModelInfo | None = None
     can_call: bool | None = None
     can_think: bool | None = None

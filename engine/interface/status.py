@@ -32,7 +32,7 @@ GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 
 class EngineCounts:
     """Counts of the engine since it started, and the memory that MLX holds.
 
-    num_failed_steps, num_preemptions, num_plain_probes: see EngineStats.
+    num_failed_steps, num_preemptions: see EngineStats.
     num_stalls: times that the watchdog found requests but no progress.
     gaps_up_to: cumulative counts of the times between consecutive tokens of a sequence: gaps_up_to[i] counts
         those of at most GAP_BOUNDS_S[i], and the last entry counts all. Tokens of one step are committed
@@ -48,7 +48,6 @@ class EngineCounts:
 
     num_failed_steps: int = 0
     num_preemptions: int = 0
-    num_plain_probes: int = 0
     num_stalls: int = 0
     gaps_up_to: tuple[int, ...] = (0,) * (len(GAP_BOUNDS_S) + 1)
     gap_sum_s: float = 0.0
@@ -67,7 +66,6 @@ def sum_counts(several: Sequence[EngineCounts]) -> EngineCounts:
     return EngineCounts(
         num_failed_steps=sum(one.num_failed_steps for one in several),
         num_preemptions=sum(one.num_preemptions for one in several),
-        num_plain_probes=sum(one.num_plain_probes for one in several),
         gaps_up_to=tuple(map(sum, zip(*(one.gaps_up_to for one in several), strict=True))),
         gap_sum_s=sum(one.gap_sum_s for one in several),
         num_embedded=sum(one.num_embedded for one in several),

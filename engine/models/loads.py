@@ -280,7 +280,6 @@ class Loads:
             log.error("while %s was unloaded", model.name, exc_info=True)
         with self._known.lock:
             model.is_loaded = False
-            model.num_unloads += 1
             if not model.num_uses and not model.is_answering:
                 self._known.retire(model)
             leaving, model.leaving = model.leaving, []

@@ -43,7 +43,6 @@ class ServedModel:
     can_infill: bool | None = None
     num_uses: int = 0
     num_loads: int = 0
-    num_unloads: int = 0
     used_at: float = 0.0
     keep_s: float | None = None
     waiting: deque["Future[ModelUse]"] = field(default_factory=deque)
@@ -82,7 +81,6 @@ class ServedModel:
             num_running=status.num_running if status else 0,
             num_waiting=(status.num_waiting if status else 0) + len(self.waiting),
             num_loads=self.num_loads,
-            num_unloads=self.num_unloads,
             info=self.info,
             can_call=self.can_call,
             can_think=self.can_think,

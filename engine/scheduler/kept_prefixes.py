@@ -101,7 +101,7 @@ class KeptPrefixes:
             return None
         status = self.cache.status()
         if self.store is not None:
-            status = replace(status, num_files=len(self.store), file_bytes=self.store.num_bytes)
+            status = replace(status, file_bytes=self.store.num_bytes)
         return status
 
     def close(self) -> None:

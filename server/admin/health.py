@@ -2,11 +2,11 @@
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from reprise.server.generation.service import service_of
 from reprise.server.http.access import wants_page
 from reprise.server.metrics.definitions import ENDPOINTS
-from reprise.server.metrics.registry import CONTENT_TYPE
 from reprise.server.page.files import page_file
 
 router = APIRouter()
@@ -15,7 +15,7 @@ router = APIRouter()
 @router.get("/metrics", response_class=PlainTextResponse)
 async def scrape(request: Request) -> Response:
     """Return all metrics in Prometheus' text format. Counters start at 0 when the server starts."""
-    return Response(service_of(request).metrics.as_text(), media_type=CONTENT_TYPE)
+    return Response(service_of(request).metrics.as_text(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/v1/requests")
@@ -24,7 +24,7 @@ async def list_requests(request: Request) -> JSONResponse:
 
     The newest comes first.
     """
-    return JSONResponse({"object": "list", "data": service_of(request).metrics.recent.newest_first()})
+    return JSONResponse({"object": "list", "data": list(service_of(request).metrics.recent)})
 
 
 @router.get("/health")

@@ -68,7 +68,6 @@ class Service:
         self._stations = StationClock(get_args(LoopStation))
         self._stations.start()
         self._loop_lag = LoopLag(self._loop, self._stations, metrics.observe_lag, self._note_hold)
-        metrics.set_loop_stations(self._stations)
         self.recorder = recorder
         self.created = int(time.time())
 
@@ -103,7 +102,7 @@ class Service:
         Raises the job's exception, ClientGoneError if the client disconnects first, TooBusyError if too many
         of its jobs wait, and UnavailableError if the job takes longer than LIMIT_S or the server stops.
         """
-        client, start_s = client_of(request), time.perf_counter()
+        client = client_of(request)
         if self._num_pending[client] >= self.max_requests:
             raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
         self._num_pending[client] += 1
@@ -131,7 +130,6 @@ class Service:
             self._num_pending[client] -= 1
             # The counter keeps no client that has left.
             self._num_pending += Counter()
-            self.metrics.count_wait("prompts", time.perf_counter() - start_s)
 
     def call_on_loop(self, action: Callable[[], None]) -> None:
         """Call a function on the event loop: now, or soon if this is another thread."""

@@ -4,7 +4,6 @@ A text made to exploit a parser keeps a process busy until it is killed. So each
 time, and they are served in rotation: whoever has such texts waits for them alone.
 """
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Literal
@@ -38,7 +37,6 @@ class ToolCallParsing:
 
         Returns no calls if the text is malformed or takes more than the parser's limits, which is logged.
         """
-        start_s = time.perf_counter()
         calls: Sequence[WrittenCall] = ()
         outcome: ParseOutcome = "queue_full"
         reason = "too many others of this client are waiting"
@@ -55,7 +53,6 @@ class ToolCallParsing:
                 "%s: a tool call of %d characters is sent as text: %s", request_id, len(text), reason
             )
         self._metrics.count_parse(outcome)
-        self._metrics.count_wait("tool_calls", time.perf_counter() - start_s)
         return calls
 
     def close(self) -> None:

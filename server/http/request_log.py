@@ -139,12 +139,8 @@ class RequestLog:
             await response(scope, receive, send_with_id)
         finally:
             record.status = record.status or CLIENT_CLOSED_REQUEST
-            total_s = time.perf_counter() - start_s
-            record.total_ms = total_s * 1000
-            has_generated = record.finish_reason is not None
-            spent_s = total_s if has_generated else None
-            self.metrics.end_request(scope["path"], record.status, record.error, spent_s)
-            self.metrics.recent.add(record)
+            record.total_ms = (time.perf_counter() - start_s) * 1000
+            self.metrics.end_request(scope["path"], record)
             log_request(record)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:

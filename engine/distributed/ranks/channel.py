@@ -13,16 +13,12 @@ MAX_MESSAGE_BYTES = 64 << 20
 
 
 class Channel:
-    """A connection between two ranks. Any thread may send; one thread receives.
-
-    num_sent_bytes: bytes sent so far.
-    """
+    """A connection between two ranks. Any thread may send; one thread receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._lock = threading.Lock()
-        self.num_sent_bytes = 0
         self._reader = connection.makefile("rb")
 
     def send(self, message: Any) -> None:
@@ -33,7 +29,6 @@ class Channel:
         """Send a message that encode() made. Raises OSError."""
         with self._lock:
             self._connection.sendall(data)
-            self.num_sent_bytes += len(data)
 
     def receive(self) -> Any:
         """Wait for a message. Raises EOFError if the other side is gone, OSError, or ValueError."""

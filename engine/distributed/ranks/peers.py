@@ -20,7 +20,8 @@ Tick = Callable[[], None]
 class Peers:
     """Reads the other ranks' messages, on a thread for each rank, and watches for lost ranks.
 
-    channels: connections to ranks 1, 2 and so on. num_sent: commands sent so far; the leader counts them.
+    channels: connections to ranks 1, 2 and so on.
+    num_sent: commands sent so far; the leader counts them. num_done: commands that each rank has done.
     shares: the share of its part that each rank has loaded. active_bytes: what MLX's arrays take on each.
     on_loss: called once, on a thread of its own, with the sentence that says which rank was lost and why.
     """
@@ -28,13 +29,13 @@ class Peers:
     def __init__(self, place: Place, channels: Sequence[Channel], stall_s: float) -> None:
         self.channels = channels
         self.num_sent = 0
+        self.num_done = [0 for _ in channels]
         self.on_loss: Callable[[str], None] = lambda _: None
         self.shares = [0.0 for _ in channels]
         self.active_bytes = [0 for _ in channels]
         self._place = place
         self._stall_s = stall_s
         self._words: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in channels]
-        self._num_done = [0 for _ in channels]
         self._changed_at = [time.monotonic() for _ in channels]
         self._heard_at = [time.monotonic() for _ in channels]
         self._is_lost = threading.Event()
@@ -60,11 +61,6 @@ class Peers:
         A message has the fields of PartFacts, or "failed" with the reason.
         """
         return [self._word(words, tick) for words in self._words]
-
-    @property
-    def num_done(self) -> Sequence[int]:
-        """The number of commands that each rank has done."""
-        return self._num_done
 
     def silent_s(self) -> list[float]:
         """Return the seconds since each rank was last heard of."""
@@ -126,8 +122,8 @@ class Peers:
                 self._heard_at[at] = time.monotonic()
                 if kind == "done":
                     num_done, self.shares[at], self.active_bytes[at] = content
-                    if num_done != self._num_done[at]:
-                        self._num_done[at], self._changed_at[at] = num_done, time.monotonic()
+                    if num_done != self.num_done[at]:
+                        self.num_done[at], self._changed_at[at] = num_done, time.monotonic()
                 elif kind == "lost":
                     self.lose(f"{name} cannot go on: {content}")
                 else:
@@ -146,7 +142,7 @@ class Peers:
             last = now
             for at, channel in enumerate(self.channels):
                 name = self._place.name(at + 1)
-                if self._num_done[at] == self.num_sent:
+                if self.num_done[at] == self.num_sent:
                     self._changed_at[at] = now
                 if now - self._heard_at[at] > self._stall_s:
                     self.lose(

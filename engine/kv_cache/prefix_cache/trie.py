@@ -57,20 +57,18 @@ class PrefixStatus:
     """Counts of a prefix cache.
 
     num_bytes: bytes of the stored arrays. budget_bytes: their maximum.
-    num_entries: prefixes stored with put(). num_tokens: tokens stored, shared ones counted once.
+    num_entries: prefixes stored with put().
     hits, misses: lookups that found a cached prefix, and that found none.
     evictions: prefixes dropped to free memory.
-    num_files, file_bytes: files of the second tier on disk, and their bytes.
+    file_bytes: bytes of the files of the second tier, on disk.
     """
 
     num_bytes: int = 0
     budget_bytes: int = 0
     num_entries: int = 0
-    num_tokens: int = 0
     hits: int = 0
     misses: int = 0
     evictions: int = 0
-    num_files: int = 0
     file_bytes: int = 0
 
 
@@ -99,12 +97,12 @@ class PrefixCache:
         self._root = _Node(None, TextKey.of([]), [], 0)
         # The least recently used entry first.
         self._entries: OrderedDict[_Node, None] = OrderedDict()
-        self.num_bytes = self._num_arrays = self._num_tokens = 0
+        self.num_bytes = self._num_arrays = 0
 
     def status(self) -> PrefixStatus:
         """Return the counts. May be called on any thread."""
         return PrefixStatus(
-            self.num_bytes, self.budget_bytes, len(self._entries), self._num_tokens,
+            self.num_bytes, self.budget_bytes, len(self._entries),
             self._hits, self._misses, self.num_evictions,
         )  # fmt: skip
 
@@ -244,7 +242,6 @@ class PrefixCache:
         child = _Node(node, tokens, kv_slice, node.end + len(tokens))
         node.children[tokens.first] = child
         self._count(kv_slice, 1)
-        self._num_tokens += len(tokens)
         return child
 
     def _split(self, node: _Node, length: int) -> _Node:
@@ -272,7 +269,6 @@ class PrefixCache:
         node.state = []
         while node.parent and not node.children and node not in self._entries:
             self._count(node.kv_slice, -1)
-            self._num_tokens -= len(node.tokens)
             del node.parent.children[node.tokens.first]
             node = node.parent
 

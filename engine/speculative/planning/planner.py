@@ -55,7 +55,6 @@ class Planner:
 
     widths: chooses the widths that a step may have. model: weighs the draft model's part of steps.
     accounts: learns what steps took, and charges them to the rows' slowdown budgets.
-    num_plain_probes: plain steps taken only to learn what they cost.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class Planner:
         self.widths = CandidateWidths(costs, exact)
         self.model = ModelPart(costs, self.widths, model_costs)
         self.accounts = StepAccounts(costs, model_costs)
-        self.num_plain_probes = 0
         # Of the step that is being planned: its conditions, and the maximum seconds that budgets allow it.
         self._under = USUAL
         self._left_s = math.inf
@@ -93,7 +91,6 @@ class Planner:
         if self.costs.is_plain_due(len(members), self._under) or (
             self._left_s < LOW_STEPS * plain_s and any(budget.wants_plain(plain_s) for budget in budgets)
         ):
-            self.num_plain_probes += 1
             return []
         # Not even a step as short as a plain one is allowed, so no draft helps.
         if self._left_s < plain_s:

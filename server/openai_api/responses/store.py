@@ -100,9 +100,9 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._responses)
 
-    def sizes(self) -> dict[str, float]:
-        """Return the bytes that are taken, their limit, and the number of responses."""
-        return {"bytes": self.num_bytes, "budget_bytes": self.max_bytes, "responses": len(self)}
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes that are taken, and their limit."""
+        return {"bytes": self.num_bytes, "budget_bytes": self.max_bytes}
 
     def __contains__(self, owner_and_id: tuple[str, str]) -> bool:
         return owner_and_id in self._responses

@@ -294,7 +294,7 @@ def test_after_a_restart_long_prompts_are_cached_and_answers_equal(
     answers = [ask(second, one).finished() for one in asked]
     assert [list(one.tokens) for one in answers] == [oracle(loaded, one) for one in asked]
     assert all(one.usage.num_cached_tokens >= 420 for one in answers)
-    assert second.prefix_status()["target"]["num_files"] >= 1
+    assert second.prefix_status()["target"]["file_bytes"] > 0
 
 
 @pytest.mark.parametrize(("name", "kv_bits"), [("llama", 8), ("gemma3_text", 4), ("qwen3_next", 4)])
