@@ -127,7 +127,7 @@ class Grammars:
         """
         tokenizer, compiled = self._tokenizer, self.compile(grammar).compiled
         budget = GrammarBudget(self.plain_s)
-        return Matcher(compiled.deep_copy(), tokenizer.vocab_size, tokenizer.eos_ids, self._watch, budget)
+        return Matcher(compiled, tokenizer.vocab_size, tokenizer.eos_ids, self._watch, budget)
 
     def _find(self, grammar: Grammar) -> LLMatcher:
         """Return the compiled form of a grammar from those that are kept, or compile it and keep it."""
@@ -243,23 +243,30 @@ class Matcher:
 
     End-of-answer tokens are never fed to llguidance, because its rollback does not count them.
 
+    compiled: the grammar, which stays as it is.
     watch: measures the seconds spent in the grammar. budget: limits those of this answer.
     """
 
     def __init__(
         self,
-        matcher: LLMatcher,
+        compiled: LLMatcher,
         vocab_size: int,
         eos_ids: Collection[int],
         watch: Stopwatch,
         budget: GrammarBudget,
     ) -> None:
-        self._matcher = matcher
+        self._compiled = compiled
+        self._matcher = compiled.deep_copy()
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._watch = watch
         self._budget = budget
         self._masks_s: list[float] = []
+        # The answer, and the tokens behind it that the last draft was walked through.
+        self._tokens: list[int] = []
+        self._walked: list[int] = []
+        # How many tokens the answer had where it left the last draft; None once that has no effect.
+        self._left_at: int | None = None
 
     @property
     def may_run_ahead(self) -> bool:
@@ -276,10 +283,12 @@ class Matcher:
 
         Raises GrammarError if the grammar does not allow them, GrammarCostError if it exceeds a limit itself.
         """
+        added = [token for token in tokens if token not in self._eos_ids]
         with self._watch:
-            is_allowed = self._matcher.consume_tokens(
-                [token for token in tokens if token not in self._eos_ids]
-            )
+            is_allowed = self._matcher.consume_tokens(added)
+        self._follow(added)
+        self._tokens += added
+        self._walked = self._walked[len(added) :]
         # Masks of rejected positions are not charged.
         self._budget.charge(sum(self._masks_s[: len(tokens)]) + self._watch.last_s, len(tokens))
         self._masks_s = []
@@ -322,24 +331,37 @@ class Matcher:
     def masks(self, drafted: Sequence[int] = ()) -> list[Mask | None]:
         """Return the mask of the next token and of the token after each drafted one: (k + 1,) masks.
 
-        There are fewer if computing them exceeds the budget; the rest of the draft must be dropped then.
+        There are fewer if computing them exceeds the budget or a limit; the rest of the draft must be dropped
+        then.
 
         drafted: (k,) tokens that the grammar allows, as counted by count_allowed().
         Raises GrammarCostError if the grammar exceeds a limit or the answer its budget.
         """
         self._budget.check()
+        self._follow(drafted)
+        if self._left_at is not None:
+            with self._watch:
+                self._forget_draft(min(self._left_at, len(self._tokens)))
         masks: list[Mask | None] = [self._mask()]
         self._masks_s = [self._watch.last_s]
-        num_walked = 0
+        if self._matcher.is_error():
+            self._raise_error("the grammar cannot continue")
         for token in drafted:
             if sum(self._masks_s) > self._budget.walk_s:
                 break
-            masks.append(self._mask(token))
+            mask = self._mask(token)
+            # Without the draft, the answer may never come here.
+            if self._matcher.is_error():
+                self._restart()
+                return masks
+            masks.append(mask)
             self._masks_s.append(self._watch.last_s)
-            num_walked += 1
-        self._matcher.rollback(num_walked)
-        if self._matcher.is_error():
-            self._raise_error("the grammar cannot continue")
+        num_walked = len(masks) - 1
+        if num_walked > len(self._walked):
+            self._walked = list(drafted[:num_walked])
+        # Some grammars know no rollback.
+        if not self._matcher.rollback(num_walked):
+            self._restart()
         return masks
 
     def _mask(self, after: int | None = None) -> Mask:
@@ -349,6 +371,40 @@ class Matcher:
                 self._matcher.consume_token(after)
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Note where tokens behind the answer, committed or drafted, leave the draft that was walked."""
+        pairs = zip(self._walked, tokens, strict=False)
+        num_same = next((at for at, (walked, token) in enumerate(pairs) if walked != token), None)
+        if num_same is not None:
+            self._left_at, self._walked = len(self._tokens) + num_same, []
+
+    def _forget_draft(self, length: int) -> None:
+        """Replace the mask that llguidance keeps of a draft by one of the answer.
+
+        It keeps one mask, by its lexer's state and the number of lexemes so far, and gives it out for other
+        text that leads to the same two. A mask before such text cannot be mistaken for one within it.
+
+        length: how many leading tokens of the answer the draft had too.
+        """
+        num_now = len(self._tokens)
+        while self._matcher.rollback(num_now - length):
+            # Where bytes are forced, it neither keeps a mask nor gives out one that it kept.
+            if not self._matcher.compute_ff_bytes():
+                self._matcher.compute_bitmask()
+                self._matcher.consume_tokens(self._tokens[length:])
+                self._left_at = None
+                return
+            if not length:
+                break
+            num_now, length = length, length - 1
+        self._restart()
+
+    def _restart(self) -> None:
+        """Begin the grammar anew, and advance to the end of the answer."""
+        self._matcher = self._compiled.deep_copy()
+        self._matcher.consume_tokens(self._tokens)
+        self._walked, self._left_at = [], None
 
     def _raise_error(self, what: str) -> NoReturn:
         """Raise llguidance's error: GrammarCostError if it is about a limit, else GrammarError."""

@@ -13,7 +13,8 @@ from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery
 from reprise.engine.interface.errors import GrammarError
 from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar
 from reprise.engine.sampling import grammar as grammar_module
-from reprise.engine.sampling.grammar import MAX_COMPILED, Grammars
+from reprise.engine.sampling.grammar import MAX_COMPILED, Grammars, Mask
+from reprise.engine.speculative.acceptance import count_accepted
 from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import spread
 from tests.drafters.fakes import scored
@@ -40,6 +41,25 @@ SCHEMA = {
 PERSON = Grammar("json_schema", json.dumps(SCHEMA))
 WORDS = Grammar("regex", "(red|green|blue)( (red|green|blue)){3}")
 PAIR = Grammar("lark", 'start: "<" /[a-z]{2,5}/ "=" /[0-9]{1,3}/ ">"')
+PLACES = Grammar(
+    "json_schema",
+    json.dumps(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "properties": {name: {"type": "string"} for name in names},
+                    "required": names,
+                    "additionalProperties": False,
+                }
+                for names in (["city", "country"], ["path"])
+            ]
+        }
+    ),
+)
+"""Both kinds of object have a string after as many lexemes, and different texts may follow it."""
+SHORT = Grammar("lark", 'start: "<" name ">" | "(" name ")"\nname[max_tokens=3]: /[a-z]+/')
+"""llguidance cannot roll back in it."""
 TEMPERATURES = [0.0, 0.8]
 
 
@@ -154,6 +174,76 @@ def test_an_unusable_grammar_is_refused_before_the_engine_s_thread_has_it(start_
     with pytest.raises(GrammarError, match="nope"):
         start_engine("llama").submit(asked, answer)
     assert answer.events == []
+
+
+def test_a_rejected_draft_of_another_text_changes_no_mask(grammars: Grammars) -> None:
+    encode = make_tokenizer().encode_answer
+    draft, answer = encode('{"city": "Flipe'), encode('{"path": "Flipe"}')
+    (end,) = encode('",')
+    num_right = count_accepted(draft, answer)
+    plain, drafting = grammars.matcher(PLACES), grammars.matcher(PLACES)
+    assert drafting.masks(draft)[-1][end]
+    for token in answer:
+        drafting.commit([token])
+        plain.commit([token])
+        assert (drafting.masks()[0] == plain.masks()[0]).all()
+    redrafting = grammars.matcher(PLACES)
+    redrafting.masks(draft)
+    redrafting.commit(answer[: num_right + 1])
+    masks = redrafting.masks(answer[num_right + 1 :])
+    assert len(masks) == len(answer) - num_right
+    assert not [mask for mask in masks if mask[end]]
+
+
+@pytest.mark.parametrize("grammar", [PLACES, SHORT], ids=["places", "short"])
+def test_masks_do_not_depend_on_drafts_before(grammar: Grammar, grammars: Grammars) -> None:
+    rng, eos_ids = random.Random(5), make_tokenizer().eos_ids
+
+    def mask_after(tokens: Sequence[int]) -> Mask:
+        plain = grammars.matcher(grammar)
+        plain.commit(tokens)
+        (mask,) = plain.masks()
+        assert mask is not None
+        return mask
+
+    def continued(tokens: Sequence[int], num: int) -> list[int]:
+        longer = list(tokens)
+        for _ in range(num):
+            allowed = [token for token in mask_after(longer).nonzero()[0].tolist() if token not in eos_ids]
+            longer += rng.sample(allowed, min(1, len(allowed)))
+        return longer
+
+    for _ in range(200):
+        drafting, answer = grammars.matcher(grammar), list[int]()
+        for _ in range(4):
+            for _ in range(rng.randint(1, 2)):
+                draft = continued(answer, rng.randint(0, 12))[len(answer) :]
+                for num_drafted, mask in enumerate(drafting.masks(draft)):
+                    assert (mask == mask_after([*answer, *draft[:num_drafted]])).all()
+            num_right = rng.randint(0, len(draft))
+            step = continued([*answer, *draft[:num_right]], 1)[len(answer) :]
+            drafting.commit(step)
+            answer += step
+
+
+def test_answers_are_the_same_after_a_draft_of_another_text(start_engine: StartEngine) -> None:
+    encode = make_tokenizer().encode_answer
+    (end,) = encode('",')
+    # The model prefers "path", and everywhere the token that may follow only the string of the other text.
+    bias = (end, 90.0), (encode('{"path')[-1], 90.0)
+    asked = dataclasses.replace(request(prompt_of(9), 24, logit_bias=bias), grammar=PLACES)
+    plain = run(start_engine("llama"), without_drafts([asked]))[0]
+
+    class Elsewhere(Scripted):
+        def propose(self, query: DraftQuery) -> Draft:
+            _, at = self.open_now[query.seq]
+            return NO_DRAFT if at else Draft(encode('{"city": "Flipe'), self.name, 0, 0.9)
+
+    drafter = Elsewhere({asked.prompt: plain}, 1.0)
+    engine = start_engine("llama", make_sources=sources(drafter), draft_type="suffix")
+    finished = ask(engine, asked).finished()
+    assert list(finished.tokens) == plain
+    assert "suffix" in [source for source, _, _ in finished.usage.drafting.by_source]
 
 
 @pytest.mark.parametrize("grammar", [PERSON, WORDS, PAIR], ids=lambda grammar: grammar.kind)

@@ -144,6 +144,16 @@ def test_llguidance_stops_an_ambiguous_grammar_before_a_token_takes_long() -> No
         walk(matcher, 100)
 
 
+def test_a_draft_is_cut_before_it_reaches_a_limit_and_ends_no_answer() -> None:
+    matcher = make_matcher(VERY_AMBIGUOUS, lambda _: 0.0)
+    (token,) = make_tokenizer().encode_answer("a")
+    num_masks = len(matcher.masks((token,) * 100))
+    assert 10 < num_masks < 100
+    matcher.commit((token,) * (num_masks - 1))
+    with pytest.raises(GrammarCostError, match="max is 2500"):
+        matcher.commit([token])
+
+
 def test_one_slow_token_ends_the_answer() -> None:
     half_s = MAX_TOKEN_S / 2
     assert walk(make_matcher(ANY_TEXT, lambda n: 0.99 * half_s if n < 2 else 0.0), 100) == 100
