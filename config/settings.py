@@ -312,6 +312,11 @@ class Settings(ModelSettings):
             raise SettingsError("draft_type is draft-model, which needs a draft model: set draft_model")
 
     @property
+    def capacity(self) -> int:
+        """The most sequences that a model has at once, running and waiting."""
+        return self.max_rows + self.max_queue
+
+    @property
     def needs_key(self) -> bool:
         """Whether clients must send an API key."""
         return bool(self.api_key or self.api_key_file)

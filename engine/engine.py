@@ -318,7 +318,7 @@ class ModelPool(LoopEngine):
             model.used_at = time.monotonic()
             if self._known.may_use(model):
                 self._known.give(model, future)
-            elif len(model.waiting) >= self.settings.max_rows + self.settings.max_queue:
+            elif len(model.waiting) >= self.settings.capacity:
                 message = f"{len(model.waiting)} requests wait for {name}; try again later"
                 raise EngineError("queue_full", message)
             else:

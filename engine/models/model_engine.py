@@ -59,7 +59,7 @@ class ModelEngine(ABC):
     def __init__(self, settings: Settings, inbox: Inbox) -> None:
         self.settings = settings
         self.inbox = inbox
-        self.lifecycle = Lifecycle(settings.max_rows + settings.max_queue)
+        self.lifecycle = Lifecycle(settings.capacity)
         self.attached: dict[str, Any] = {}
         self.on_remade: Callable[[], None] = lambda: None
         self._about: tuple[ModelInfo, Tokenizer] | None = None

@@ -106,11 +106,10 @@ def make_engine_requests(
     if body.n > settings.max_n:
         raise bad_field("n", f"is {body.n}; at most {settings.max_n} choices are allowed (--max-n)")
     num_sequences = len(prompts.token_ids) * body.n
-    capacity = settings.max_rows + settings.max_queue
-    if num_sequences > capacity:
+    if num_sequences > settings.capacity:
         raise BadRequestError(
             f"{len(prompts.token_ids)} prompts with {body.n} choices each are {num_sequences} sequences; "
-            f"this server holds at most {capacity} (--max-rows and --max-queue).",
+            f"this server holds at most {settings.capacity} (--max-rows and --max-queue).",
             param=body.prompt_field,
             code="invalid_value",
         )

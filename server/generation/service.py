@@ -89,11 +89,10 @@ class Service:
 
     def _attach(self, engine: ModelEngine) -> None:
         """Make what the requests for a model are prepared with."""
-        self.max_requests = self.settings.max_rows + self.settings.max_queue
         self.grammars = GrammarCompiler(engine)
         self.images = ImageReader(self.settings)
-        self.views = PromptViews(engine, self.executor, self.max_requests, self.settings.draft_type)
-        self.tool_calls = ToolCallParsing(engine, self.metrics, self.max_requests)
+        self.views = PromptViews(engine, self.executor, self.settings.capacity, self.settings.draft_type)
+        self.tool_calls = ToolCallParsing(engine, self.metrics, self.settings.capacity)
 
     async def prepare(self, request: Request, job: Callable[[], ResultT], more_bytes: int = 0) -> ResultT:
         """Run a job that makes something of a request on a thread, when its client is next.
@@ -103,7 +102,7 @@ class Service:
         of its jobs wait, and UnavailableError if the job takes longer than LIMIT_S or the server stops.
         """
         client = client_of(request)
-        if self._num_pending[client] >= self.max_requests:
+        if self._num_pending[client] >= self.settings.capacity:
             raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
         self._num_pending[client] += 1
         num_bytes = len(await request.body()) + more_bytes
