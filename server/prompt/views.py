@@ -339,7 +339,8 @@ class PromptViews:
     async def _make(self, client: str, slices: Iterator[None], *, is_first: bool) -> None:
         """Make views slice by slice. An answer needs none, so a fault is only logged."""
         try:
-            while await self._executor.run(client, 0, partial(next, slices, True)) is None and not is_first:
+            work = partial(next, slices, True)
+            while await self._executor.run_in_background(client, work) is None and not is_first:
                 pass
         except Exception:
             log.error("the views of a conversation cannot be made", exc_info=True)
