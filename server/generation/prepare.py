@@ -11,7 +11,7 @@ from reprise.engine.interface.request import Grammar
 from reprise.server.conversation.model import Tool
 from reprise.server.conversation.tools import MAX_ENFORCED_BYTES, check_enforced_in_full, of_tool
 from reprise.server.errors import BadRequestError
-from reprise.server.executor import beside, client_of
+from reprise.server.executor import beside
 from reprise.server.generation.chat_grammar import (
     chat_grammar,
     optional_calls,
@@ -21,7 +21,7 @@ from reprise.server.generation.choices import Prompts
 from reprise.server.generation.grammars import json_grammar
 from reprise.server.generation.service import Service
 from reprise.server.generation.stream import respond
-from reprise.server.http.request_log import note_ignored, note_relaxed, record_of
+from reprise.server.http.request_log import note_ignored, note_relaxed
 from reprise.server.output.checked import WholeSchemas, checked
 from reprise.server.output.parser import parser_factory
 from reprise.server.output.parts import MakeParser, ToolCallRules
@@ -82,7 +82,7 @@ async def answer_chat(
             {tool.name: to_json(modern(tool.parameters)).decode() for tool in relaxed_tools},
         )
         is_streamed = body.stream and streams_calls
-        return checked(_make_parser_factory(request, service, body, prompt, is_streamed), schemas)
+        return checked(_make_parser_factory(service, body, prompt, is_streamed), schemas)
 
     make_parser = await beside(request, make_parsers)
     of_chat = prompt.prediction, prompt.head_tokens, prompt.views, prompt.images, prompt.make_views
@@ -170,23 +170,19 @@ def check_tools(service: Service, body: ChatRequest) -> None:
 
 
 def _make_parser_factory(
-    request: Request, service: Service, body: ChatRequest, prompt: ChatPrompt, is_streamed: bool
+    service: Service, body: ChatRequest, prompt: ChatPrompt, is_streamed: bool
 ) -> MakeParser:
     rules = None
     if body.shown_tools:
-        # One by one: other threads run in between.
-        tools = b"[%b]" % b",".join(to_json(tool.for_template()) for tool in body.shown_tools)
-        client, request_id = client_of(request), record_of(request).id
         call_format = find_format(service.engine.tokenizer.markers)
         schemas = {tool.name: tool.parameters for tool in body.shown_tools}
         # What must be enforced is only where a call has its marker.
         names = {tool.name for tool in body.callable_tools if not tool.strict and tool.lark is None}
         rules = ToolCallRules(
-            lambda text: service.tool_calls.parse(client, request_id, text, tools),
             body.parallel_tool_calls,
             None if call_format is None else partial(make_reader, call_format, schemas),
             is_streamed=is_streamed,
-            note_read=partial(service.metrics.count_parse, "parsed"),
+            note=service.metrics.count_parse,
             bare_calls=bare_calls(service.engine.tokenizer.markers, names),
         )
     return parser_factory(service.engine.tokenizer.markers, prompt.is_thinking, rules)

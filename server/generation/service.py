@@ -21,7 +21,6 @@ from reprise.server.executor import BodyLanes
 from reprise.server.generation.event_queue import EventBridge
 from reprise.server.generation.grammars import GrammarCompiler
 from reprise.server.generation.recorder import Recorder
-from reprise.server.generation.tool_calls import ToolCallParsing
 from reprise.server.logs import LOGGER
 from reprise.server.metrics.loop_lag import NOT_HELD, Hold, LoopLag
 from reprise.server.metrics.registry import Metrics
@@ -50,7 +49,6 @@ class Service:
         max_requests = settings.max_rows + settings.max_queue
         self.prompts = PromptEncoder(models, max_requests, metrics, settings)
         self.grammars = GrammarCompiler(models, self.prompts.run)
-        self.tool_calls = ToolCallParsing(models, metrics, max_requests)
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self.event_bridge = EventBridge(self._loop)
         self._stations = StationClock(get_args(LoopStation))
@@ -77,7 +75,6 @@ class Service:
             max_requests = engine.settings.max_rows + engine.settings.max_queue
             view.prompts = PromptEncoder(engine, max_requests, self.metrics, view.settings)
             view.grammars = GrammarCompiler(engine, view.prompts.run)
-            view.tool_calls = ToolCallParsing(engine, self.metrics, max_requests)
         return view
 
     def call_on_loop(self, action: Callable[[], None]) -> None:
@@ -110,7 +107,6 @@ class Service:
         self.bodies.close()
         self.prompts.close()
         self.grammars.close()
-        self.tool_calls.close()
 
     @cached_property
     def model_names(self) -> tuple[str, ...]:

@@ -134,8 +134,8 @@ LOOP = MetricGroup(
             ("station",),
         ),
     ),
-    "`station` is `prompts` (chat templates are rendered, text is tokenized, grammars are compiled) or "
-    "`tool_calls` (tool calls are parsed).",
+    "`station` of the wait is `prompts`: chat templates are rendered, text is tokenized, grammars are "
+    "compiled.",
 )
 
 _BY_MODEL = ("model",)
@@ -340,8 +340,7 @@ REQUESTS = MetricGroup(
     ),
     "`endpoint` is the path of an endpoint that `GET /` lists, or `other`. `status` is 499 if the client "
     "disconnected. `code` is the error object's `code`, or its `type` if it has no code. `outcome` is "
-    "`parsed`; or the text is sent as it is, because it is `malformed`, hit the `limit` of time or memory, "
-    "or found the client's queue full (`queue_full`).",
+    "`parsed`, or `malformed`: the text is sent as it is.",
 )
 
 SEQUENCES = MetricGroup(

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from reprise.server.tools.formats import ListedFormat
+from reprise.server.tools.formats import FORMATS, ListedFormat
 from reprise.server.validation.json_schema import list_of, target_of
 
 STRING = frozenset({"string"})
@@ -14,7 +14,12 @@ GUESSED = frozenset({"string", "object", "array"})
 """The types of a value without a known type: JSON objects and arrays are recognized, all else is a string."""
 
 NOT_STRING = frozenset({"number", "integer", "boolean", "null", "object", "array"})
+STRING_OR_NULL = frozenset({"string", "null"})
+_NESTED = frozenset({"object", "array"})
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+MAX_LITERAL_CHARACTERS = 2**14
+"""Limit for a value that may be written as in Python: the worst of that length takes about 10 ms."""
+
 _MAX_DEPTH = 16
 _JSON_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
@@ -51,11 +56,35 @@ def to_json_value(text: str, types: frozenset[str]) -> str:
             value = from_json(text.strip(), allow_inf_nan=False)
         except ValueError:
             value = _read_word(text.strip().lower(), types)
+            if types & _NESTED and (written := _nested_literal(text)) is not None:
+                value = from_json(written)
         for kind in _kinds_of(value):
             if kind in types:
                 whole = int(value) if kind == "integer" and isinstance(value, float) else value
                 return to_json(whole).decode()
     return to_json(text).decode()
+
+
+def guessed_to_json(text: str) -> str:
+    """Convert a value's text to JSON: JSON and Python's literals as what they mean, else as a string."""
+    text = text.strip()
+    constant = _CONSTANTS.get(text)
+    if constant is not None:
+        return constant
+    try:
+        from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return _nested_literal(text) or to_json(text).decode()
+    return text
+
+
+def _nested_literal(text: str) -> str | None:
+    """Return an object or a list in Python's notation as JSON; None if the text is none."""
+    text = text.strip()
+    if not text.startswith(("{", "[")) or len(text) > MAX_LITERAL_CHARACTERS:
+        return None
+    layout = FORMATS["pythonic"]
+    return literal_to_json(text, layout) if isinstance(layout, ListedFormat) else None
 
 
 def escape_entities(name: str) -> str:
@@ -154,6 +183,19 @@ def _literals(layout: ListedFormat) -> re.Pattern[str]:
 
 def literal_to_json(text: str, layout: ListedFormat) -> str | None:
     """Convert a literal to JSON; return None if the text is not a literal of the layout."""
+    written = convert_words(text, layout)
+    try:
+        from_json(written or "", allow_inf_nan=False)
+    except ValueError:
+        return None
+    return written
+
+
+def convert_words(text: str, layout: ListedFormat) -> str | None:
+    """Write the words and strings of a literal as JSON has them; None if one has no meaning.
+
+    The text may be a part of a literal that ends before or after one of the characters `,()[]{}`.
+    """
     parts = []
     for match in _literals(layout).finditer(text):
         kind, found = match.lastgroup or "", match[match.lastgroup or 0]
@@ -167,12 +209,7 @@ def literal_to_json(text: str, layout: ListedFormat) -> str | None:
             parts.append(_CONSTANTS.get(found) or to_json(found).decode())
         else:
             parts.append(found)
-    written = "".join(parts).strip()
-    try:
-        from_json(written, allow_inf_nan=False)
-    except ValueError:
-        return None
-    return written
+    return "".join(parts).strip()
 
 
 def _unescape_all(text: str) -> str:
