@@ -16,7 +16,7 @@ from reprise.engine.text.markers import Markers
 
 BREAK, DIGITS, IS_TEXT = "\N{SYMBOL FOR NEWLINE}", "\N{NUMERO SIGN}", "\N{DOUBLE QUESTION MARK}"
 TYPE = "\N{DOUBLE EXCLAMATION MARK}"
-_NAME = r"(?P<name>[\w.-]+)"
+_NAME = r"(?P<name>[\w.-]++)"
 OtherForm = Literal["object", "list", "plain"]
 """How models write a section's calls besides their format: one JSON object, a JSON list of them, or plain.
 
@@ -128,16 +128,16 @@ CallFormat = JsonFormat | TaggedFormat | ListedFormat
 
 
 def _json_head(start: str, keys: str = "arguments") -> re.Pattern[str]:
-    return re.compile(rf'{start}"(?P<name>[^"\\]+)"\s*,\s*"(?:{keys})"\s*:\s*(?=\{{)')
+    return re.compile(rf'{start}"(?P<name>[^"\\]+)"\s*+,\s*+"(?:{keys})"\s*+:\s*+(?=\{{)')
 
 
 def _arg_tags(prefix: str, call: str, *other_forms: OtherForm) -> TaggedFormat:
     """Return the format that GLM began: a name, then pairs of tags."""
     key, value = f"{prefix}arg_key", f"{prefix}arg_value"
     return TaggedFormat(
-        head=re.compile(rf"\s*{_NAME}\s*(?=<)"),
-        key=re.compile(rf"\s*<{key}>(?P<key>[^<>]+)</{key}>(?:\s|\\n)*<{value}>"),
-        tail=re.compile(rf"\s*</{call}>"),
+        head=re.compile(rf"\s*+{_NAME}\s*+(?=<)"),
+        key=re.compile(rf"\s*+<{key}>(?P<key>[^<>]+)</{key}>(?:\s|\\n)*+<{value}>"),
+        tail=re.compile(rf"\s*+</{call}>"),
         before="",
         after_name=BREAK,
         before_key=f"<{key}>",
@@ -152,15 +152,15 @@ def _arg_tags(prefix: str, call: str, *other_forms: OtherForm) -> TaggedFormat:
     )
 
 
-def _invocations(prefix: str, after_name: str = r"\s*", after_key: str = '">') -> TaggedFormat:
+def _invocations(prefix: str, after_name: str = r"\s*+", after_key: str = '">') -> TaggedFormat:
     """Return the format in which an invocation holds parameters, whose names are attributes of tags.
 
     prefix: of the tags. after_name: matches what follows a parameter's name; after_key: what is written.
     """
     return TaggedFormat(
-        head=re.compile(rf'\s*<{prefix}invoke\s+name="(?P<name>[^"<>]+)"\s*>'),
-        key=re.compile(rf'\s*<{prefix}parameter\s+name="(?P<key>[^"<>\n]+)"{after_name}>'),
-        tail=re.compile(rf"\s*</{prefix}invoke>"),
+        head=re.compile(rf'\s*+<{prefix}invoke\s+name="(?P<name>[^"<>]+)"\s*+>'),
+        key=re.compile(rf'\s*+<{prefix}parameter\s+name="(?P<key>[^"<>\n]+)"{after_name}>'),
+        tail=re.compile(rf"\s*+</{prefix}invoke>"),
         before=f'<{prefix}invoke name="',
         after_name='">\n',
         before_key=f'<{prefix}parameter name="',
@@ -175,9 +175,9 @@ def _invocations(prefix: str, after_name: str = r"\s*", after_key: str = '">') -
 def _gemma(quote: str) -> ListedFormat:
     """Return Gemma's format. Only its quotes have changed."""
     return ListedFormat(
-        head=re.compile(rf"\s*call:{_NAME}\s*\{{"),
-        key=re.compile(r"\s*,?\s*(?P<key>[^\s:{}\[\],<>]+)\s*:\s*"),
-        tail=re.compile(r"\s*\}"),
+        head=re.compile(rf"\s*+call:{_NAME}\s*+\{{"),
+        key=re.compile(r"\s*+,?\s*+(?P<key>[^\s:{}\[\],<>]+)\s*+:\s*+"),
+        tail=re.compile(r"\s*+\}"),
         quotes=(quote,),
         before="call:",
         after_name="{",
@@ -189,8 +189,8 @@ def _gemma(quote: str) -> ListedFormat:
 
 FORMATS: dict[str, CallFormat] = {
     "json_tools": JsonFormat(
-        head=_json_head(r'\s*\{\s*"name"\s*:\s*'),
-        tail=re.compile(r"\s*\}"),
+        head=_json_head(r'\s*+\{\s*+"name"\s*+:\s*+'),
+        tail=re.compile(r"\s*+\}"),
         before='\n{"name": "',
         between='", "arguments": ',
         after="}\n",
@@ -198,8 +198,8 @@ FORMATS: dict[str, CallFormat] = {
         other_forms=("object", "list"),
     ),
     "llama3": JsonFormat(
-        head=_json_head(r'(?:\s*;?\s*\{\s*"name"\s*:\s*)?', "parameters|arguments"),
-        tail=re.compile(r"\s*\}"),
+        head=_json_head(r'(?:\s*+;?\s*+\{\s*+"name"\s*+:\s*+)?', "parameters|arguments"),
+        tail=re.compile(r"\s*+\}"),
         before='"',
         between='", "parameters": ',
         after="}",
@@ -208,7 +208,7 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "mistral": JsonFormat(
         head=re.compile(
-            rf"\s*(?:\[TOOL_CALLS\])?\s*{_NAME}\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]\s*(?=\{{)"
+            rf"\s*+(?:\[TOOL_CALLS\])?\s*+{_NAME}\s*+(?:\[CALL_ID\]\s*+(?P<id>\w+)\s*+)?\[ARGS\]\s*+(?=\{{)"
         ),
         tail=re.compile(""),
         before="",
@@ -218,8 +218,8 @@ FORMATS: dict[str, CallFormat] = {
         other_forms=("list",),
     ),
     "mistral_list": JsonFormat(
-        head=_json_head(r'\s*[\[,]\s*\{\s*"name"\s*:\s*'),
-        tail=re.compile(r'\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\}'),
+        head=_json_head(r'\s*+[\[,]\s*+\{\s*+"name"\s*+:\s*+'),
+        tail=re.compile(r'\s*+(?:,\s*+"id"\s*+:\s*+"[^"]*"\s*+)?\}'),
         before='{"name": "',
         between='", "arguments": ',
         after="}",
@@ -230,10 +230,10 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "deepseek_v3": JsonFormat(
         head=re.compile(
-            rf"\s*<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?{_NAME}"
-            r"(?:<｜tool▁sep｜>|\s*```json)\s*(?=\{)"
+            rf"\s*+<｜tool▁call▁begin｜>\s*+(?:function<｜tool▁sep｜>)?{_NAME}"
+            r"(?:<｜tool▁sep｜>|\s*+```json)\s*+(?=\{)"
         ),
-        tail=re.compile(r"\s*(?:```)?\s*<｜tool▁call▁end｜>"),
+        tail=re.compile(r"\s*+(?:```)?\s*+<｜tool▁call▁end｜>"),
         before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
         between="\n```json\n",
         after="\n```<｜tool▁call▁end｜>",
@@ -242,18 +242,19 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "kimi_k2": JsonFormat(
         head=re.compile(
-            rf"\s*<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?{_NAME}:\d+)\s*"
-            r"<\|tool_call_argument_begin\|>\s*(?=\{)"
+            rf"\s*+(?:<\|tool_call_begin\|>\s*+)?(?P<id>(?:functions\.)?{_NAME}:\d+)\s*+"
+            r"<\|tool_call_argument_begin\|>\s*+(?=\{)"
         ),
-        tail=re.compile(r"\s*<\|tool_call_end\|>"),
+        # A call alone may lack its own tags.
+        tail=re.compile(r"\s*+(?:<\|tool_call_end\|>|(?=<\|tool_calls_section_end\|>))"),
         before="<|tool_call_begin|>functions.",
         between=f":{DIGITS}<|tool_call_argument_begin|>",
         after="<|tool_call_end|>",
     ),
     "qwen3_coder": TaggedFormat(
-        head=re.compile(r"\s*<function=(?P<name>[^<>\s]+)\s*>"),
-        key=re.compile(r"\s*<parameter=(?P<key>[^<>\n]+?)\s*>"),
-        tail=re.compile(r"\s*</function>"),
+        head=re.compile(r"\s*+<function=(?P<name>[^<>\s]+)\s*+>"),
+        key=re.compile(r"\s*+<parameter=(?P<key>[^<>\n]++)\s*+>"),
+        tail=re.compile(r"\s*+</function>"),
         before="\n<function=",
         after_name=">\n",
         before_key="<parameter=",
@@ -266,17 +267,17 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "minimax_m2": replace(
         _invocations(""),
-        head=re.compile(r"\s*<invoke name=([\"']?)(?P<name>[^\"'<>]+)\1\s*>"),
-        key=re.compile(r"\s*<parameter name=([\"']?)(?P<key>[^\"'<>\n]+)\1\s*>"),
+        head=re.compile(r"\s*+<invoke name=([\"']?)(?P<name>[^\"'<>]++)\1\s*+>"),
+        key=re.compile(r"\s*+<parameter name=([\"']?)(?P<key>[^\"'<>\n]++)\1\s*+>"),
     ),
     "deepseek_v32": replace(
-        _invocations("｜DSML｜", r"\s+string=\"(?P<is_text>true|false)\"\s*", f'" string="{IS_TEXT}">'),
+        _invocations("｜DSML｜", r"\s+string=\"(?P<is_text>true|false)\"\s*+", f'" string="{IS_TEXT}">'),
         needs_known_name=True,
     ),
     "minicpm5": TaggedFormat(
-        head=re.compile(r"\s*([\"']?)(?P<name>[^\s\"'<>]+)\1\s*>"),
-        key=re.compile(r"\s*<param\s+name\s*=\s*([\"']?)(?P<key>[^\"'<>\n]+)\1\s*>"),
-        tail=re.compile(r"\s*</function>"),
+        head=re.compile(r"\s*+([\"']?)(?P<name>[^\s\"'<>]++)\1\s*+>"),
+        key=re.compile(r"\s*+<param\s+name\s*+=\s*+([\"']?)(?P<key>[^\"'<>\n]++)\1\s*+>"),
+        tail=re.compile(r"\s*+</function>"),
         before='"',
         after_name='">',
         before_key='<param name="',
@@ -290,18 +291,18 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "muse_spark": replace(
         _invocations("atem:"),
-        head=re.compile(r'\s*<atem:invoke\b[^<>]*?\bname="(?P<name>[^"<>]+)"\s*>'),
-        key=re.compile(r'\s*<atem:parameter\b[^<>]*?\bname="(?P<key>[^"<>\n]+)"[^<>]*>'),
+        head=re.compile(r'\s*+<atem:invoke\b[^<>]*?\bname="(?P<name>[^"<>]+)"\s*+>'),
+        key=re.compile(r'\s*+<atem:parameter\b[^<>]*?\bname="(?P<key>[^"<>\n]+)"[^<>]*>'),
         guesses_json=True,
     ),
     "kimi_k3": TaggedFormat(
         head=re.compile(
-            rf"\s*<\|open\|>call{_ATTRIBUTES}\s+tool=\"(?P<name>[^\"]+)\"{_ATTRIBUTES}\s*<\|sep\|>"
+            rf"\s*+<\|open\|>call{_ATTRIBUTES}\s+tool=\"(?P<name>[^\"]+)\"{_ATTRIBUTES}\s*+<\|sep\|>"
         ),
         key=re.compile(
-            r"\s*<\|open\|>argument\s+key=\"(?P<key>[^\"]+)\"(?:\s+type=\"(?P<is_text>\w+)\")?\s*<\|sep\|>"
+            r"\s*+<\|open\|>argument\s+key=\"(?P<key>[^\"]+)\"(?:\s+type=\"(?P<is_text>\w+)\")?\s*+<\|sep\|>"
         ),
-        tail=re.compile(r"\s*<\|close\|>call<\|sep\|>"),
+        tail=re.compile(r"\s*+<\|close\|>call<\|sep\|>"),
         before='<|open|>call tool="',
         after_name=f'" index="{DIGITS}"<|sep|>',
         before_key='<|open|>argument key="',
@@ -310,15 +311,15 @@ FORMATS: dict[str, CallFormat] = {
         after_value="",
         after="<|close|>call<|sep|>",
         has_entities=True,
-        object_head=re.compile(rf"\s*<\|open\|>json{_ATTRIBUTES}\s*<\|sep\|>"),
+        object_head=re.compile(rf"\s*+<\|open\|>json{_ATTRIBUTES}\s*+<\|sep\|>"),
         object_end="<|close|>json<|sep|>",
     ),
     "gemma4": _gemma('<|"|>'),
     "function_gemma": _gemma("<escape>"),
     "pythonic": ListedFormat(
-        head=re.compile(r"\s*[\[,]\s*(?P<name>[\w.-]+)\s*\("),
-        key=re.compile(r"\s*,?\s*(?P<key>\w+)\s*=\s*"),
-        tail=re.compile(r"\s*\)"),
+        head=re.compile(r"\s*+[\[,]\s*+(?P<name>[\w.-]++)\s*+\("),
+        key=re.compile(r"\s*+,?\s*+(?P<key>\w+)\s*+=\s*+"),
+        tail=re.compile(r"\s*+\)"),
         quotes=('"', "'"),
         before="",
         after_name="(",

@@ -5,18 +5,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from reprise.engine.text.markers import Markers
 from reprise.server.tools.formats import CallFormat, JsonFormat, ListedFormat, TaggedFormat
 from reprise.server.tools.values import (
     GUESSED,
+    MAX_SIGNS,
     NOT_STRING,
     STRING,
     STRING_OR_NULL,
     convert_words,
     find_types,
     guessed_to_json,
+    is_json,
     to_json_value,
     unescape,
     unescape_entities,
@@ -63,6 +65,9 @@ class JsonStringTracker:
         quotes = _QUOTE_OR_ESCAPE.findall(text).count('"')
         self.is_open ^= quotes % 2 == 1
 
+
+MAX_PARTS = 4 * MAX_SIGNS
+"""Limit for the parts of a literal, which are its words, signs and bits of strings."""
 
 MAX_PENDING_CHARACTERS = 1024
 """Limit for text that is neither a name nor a value; beyond it the text is not a call."""
@@ -180,15 +185,6 @@ class Reader:
 def is_object(text: str) -> bool:
     """Return whether a text is a JSON object."""
     return text.lstrip().startswith("{") and is_json(text)
-
-
-def is_json(text: str) -> bool:
-    """Return whether a text is JSON."""
-    try:
-        from_json(text, allow_inf_nan=False)
-    except ValueError:
-        return False
-    return True
 
 
 def escaped(text: str) -> str:
@@ -325,8 +321,8 @@ class ListedReader(_ArgumentReader):
             self._depth += 1 if sign in "[{(" else -1 if sign in "]})" else 0
             written = sign
         converted = convert_words(words, self._format)
-        self.is_broken = converted is None
-        value += [converted or "", written]
+        self.is_broken = converted is None or len(value) > MAX_PARTS
+        value += [converted, written] if converted else [written]
         return True
 
     def _end_value(self, value: list[str], words: str) -> None:
@@ -459,7 +455,7 @@ class TaggedReader(_ArgumentReader):
         return True
 
     def _key(self, match: re.Match[str]) -> str:
-        return unescape_entities(match["key"]) if self._format.has_entities else match["key"]
+        return unescape_entities(match["key"]) if self._format.has_entities else match["key"].strip()
 
     def _start_value(self, match: re.Match[str]) -> None:
         super()._start_value(match)

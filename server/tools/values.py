@@ -17,8 +17,13 @@ NOT_STRING = frozenset({"number", "integer", "boolean", "null", "object", "array
 STRING_OR_NULL = frozenset({"string", "null"})
 _NESTED = frozenset({"object", "array"})
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+MAX_SIGNS = 2**16
+"""Limit for the commas and opening brackets of JSON that is parsed at once, on the loop, in about 10 ms.
+
+Long strings take hardly any time.
+"""
 MAX_LITERAL_CHARACTERS = 2**14
-"""Limit for a value that may be written as in Python: the worst of that length takes about 10 ms."""
+"""Limit for text that only Python's code reads, at once: the worst of that length takes about 10 ms."""
 
 _MAX_DEPTH = 16
 _JSON_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
@@ -53,7 +58,7 @@ def to_json_value(text: str, types: frozenset[str]) -> str:
     """Convert a value's text to JSON of one of the types, or to a JSON string if it has none of them."""
     if types != STRING:
         try:
-            value = from_json(text.strip(), allow_inf_nan=False)
+            value = parse_json(text.strip())
         except ValueError:
             value = _read_word(text.strip().lower(), types)
             if types & _NESTED and (written := _nested_literal(text)) is not None:
@@ -71,11 +76,28 @@ def guessed_to_json(text: str) -> str:
     constant = _CONSTANTS.get(text)
     if constant is not None:
         return constant
+    return text if is_json(text) else _nested_literal(text) or to_json(text).decode()
+
+
+def check_signs(text: str) -> None:
+    """Raise ValueError if a text has more than MAX_SIGNS."""
+    if len(text) > MAX_SIGNS and sum(map(text.count, ",[{")) > MAX_SIGNS:
+        raise ValueError("too many values")
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON. Raises ValueError if it is none, or has more than MAX_SIGNS."""
+    check_signs(text)
+    return from_json(text, allow_inf_nan=False)
+
+
+def is_json(text: str) -> bool:
+    """Return whether parse_json() can parse a text."""
     try:
-        from_json(text, allow_inf_nan=False)
+        parse_json(text)
     except ValueError:
-        return _nested_literal(text) or to_json(text).decode()
-    return text
+        return False
+    return True
 
 
 def _nested_literal(text: str) -> str | None:
@@ -184,11 +206,7 @@ def _literals(layout: ListedFormat) -> re.Pattern[str]:
 def literal_to_json(text: str, layout: ListedFormat) -> str | None:
     """Convert a literal to JSON; return None if the text is not a literal of the layout."""
     written = convert_words(text, layout)
-    try:
-        from_json(written or "", allow_inf_nan=False)
-    except ValueError:
-        return None
-    return written
+    return written if written is not None and is_json(written) else None
 
 
 def convert_words(text: str, layout: ListedFormat) -> str | None:

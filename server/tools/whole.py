@@ -1,6 +1,6 @@
 """Read whole sections in which models write calls in another form than their format's own.
 
-A section is read at once, on the event loop, so it may have at most MAX_WHOLE_CHARACTERS.
+A section is read at once, on the event loop, so it must not have more values than MAX_SIGNS allows.
 """
 
 import json
@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from reprise.server.tools.formats import OtherForm
-from reprise.server.tools.values import find_types, guessed_to_json, to_json_value
-
-MAX_WHOLE_CHARACTERS = 2**18
-"""Limit for a section that is read at once: the worst JSON of that length takes about 10 ms."""
+from reprise.server.tools.values import (
+    MAX_LITERAL_CHARACTERS,
+    check_signs,
+    find_types,
+    guessed_to_json,
+    to_json_value,
+)
 
 _NAMED = re.compile(r"\s*(?P<name>[\w.-]+)\s+(?P<arguments>\S.*)", re.DOTALL)
 _PAIR = re.compile(
@@ -37,8 +40,6 @@ def read_other_forms(
 
     schemas: the schemas of the arguments, by the names of the tools.
     """
-    if len(text) > MAX_WHOLE_CHARACTERS:
-        return []
     is_plain = "plain" in forms
     try:
         parsed = _loads(text)
@@ -54,9 +55,7 @@ def read_other_forms(
 
 
 def normalized(arguments: str) -> str:
-    """Return a JSON object with the spaces that json.dumps() writes, unless it is too long."""
-    if len(arguments) > MAX_WHOLE_CHARACTERS:
-        return arguments
+    """Return a JSON object with the spaces that json.dumps() writes, unless it has too many values."""
     try:
         return _dumps(_loads(arguments))
     except ValueError:
@@ -64,7 +63,8 @@ def normalized(arguments: str) -> str:
 
 
 def _loads(text: str) -> Any:
-    """Parse JSON. Raises ValueError, also if it is nested too deep."""
+    """Parse JSON. Raises ValueError, also if it is nested too deep or has more than MAX_SIGNS."""
+    check_signs(text)
     try:
         return json.loads(text)
     except RecursionError:
@@ -108,7 +108,7 @@ def _unwrapped(call: Any) -> Any:
 
 def _read_plain(text: str, schemas: Mapping[str, dict[str, Any]]) -> list[WrittenCall]:
     """Return the call that is a name and an object, or a name and words like key=value; empty if none."""
-    match = _NAMED.fullmatch(text)
+    match = _NAMED.fullmatch(text) if len(text) <= MAX_LITERAL_CHARACTERS else None
     if match is None:
         return []
     name, rest = match["name"], match["arguments"]

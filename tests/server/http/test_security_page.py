@@ -18,7 +18,7 @@ from reprise.server.http.connection import (
 from reprise.server.llama_server_api.tokens import TOKENS_AT_ONCE
 from reprise.server.openai_api.responses.previous import MAX_NAMED
 from reprise.server.openai_api.responses.schemas import MAX_ITEMS
-from reprise.server.tools.whole import MAX_WHOLE_CHARACTERS
+from reprise.server.tools.values import MAX_SIGNS
 from reprise.server.validation.body import (
     FRAGMENT_BYTES,
     FRAGMENT_VALUES,
@@ -53,5 +53,5 @@ def test_the_page_s_limits_are_those_of_the_code():
     assert f"fragments of {FRAGMENT_BYTES >> 10} KiB and {FRAGMENT_VALUES:,} values" in text
     assert f"more than {LARGE_BYTES >> 20} MiB have a thread" in text
     assert f"{TIME_LIMIT_S:g} seconds and {MEMORY_LIMIT_BYTES >> 30} GiB" in text
-    assert f"more than {MAX_WHOLE_CHARACTERS:,} characters" in text
+    assert f"more than {MAX_SIGNS:,} commas and opening brackets" in text
     assert Settings().host == "127.0.0.1"
