@@ -95,10 +95,6 @@ class FairThreads:
         self._start_next()
         return await done
 
-    def num_waiting(self, client: str) -> int:
-        """Return how many jobs of a client have not begun."""
-        return sum(not done.done() for done, _ in self._waiting.get(client, ()))
-
     def close(self) -> None:
         """Stop the threads and cancel the jobs that have not begun."""
         for done, _ in chain.from_iterable(self._waiting.values()):

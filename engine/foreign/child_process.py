@@ -1,7 +1,7 @@
-"""Run foreign code in a process that can be killed: chat templates and mlx-lm's parsers of tool calls.
+"""Run foreign code in a process that can be killed: chat templates, and libraries for schemas and images.
 
-Both may take forever on a text made to exploit them, and neither a regular expression nor a template can be
-stopped within a thread. The process runs child_script.py.
+It may take forever on input made to exploit it, and cannot be stopped within a thread. The process runs
+child_script.py.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 
 START_LIMIT_S = 60.0
 MAX_REPLY_BYTES = 64 * 2**20
-Job = Literal["templates", "tool_calls", "schemas", "grammars", "images"]
+Job = Literal["templates", "schemas", "grammars", "images"]
 _SCRIPT = Path(__file__).with_name("child_script.py")
 _PASSED_VARIABLES = ("PATH", "TZ", "LANG", "LC_ALL")
 """Environment variables that the process inherits. All others stay out, since they may hold keys."""

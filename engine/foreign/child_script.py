@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import json
 import os
-import pkgutil
 import re
 import resource
 import signal
@@ -21,17 +20,12 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 Render = Callable[..., tuple[list[str], list[Any]]]
-Parse = Callable[[str, list[dict[str, Any]]], Any]
-"""One of mlx-lm's parsers: takes the text between the markers and the tools; returns one call or a list.
-
-A call is a dict with name and arguments, sometimes with id. Unparsable text raises almost any exception.
-"""
 Reply = dict[str, Any]
 Handle = Callable[[dict[str, Any]], Reply]
 
 MAX_COMPLAINT_CHARACTERS = 2000
-PARSER_NICENESS = 10
-"""How far parsers give way to the engine's threads. A valid call takes milliseconds even so."""
+NICENESS = 10
+"""How far a process gives way to the engine's threads."""
 _NAMED_TOKEN = re.compile(r"<\[\^?[0-9][0-9, -]*\]>")
 """A token of the model's vocabulary by its id, in a grammar."""
 _LATER_IMPORTS = "{{ strftime_now('%d %B %Y') }}{{ messages | tojson(indent=2) }}{{ raise_exception('a') }}"
@@ -56,20 +50,9 @@ def handle_templates(transformers: Path) -> Handle:
     return handle
 
 
-def handle_tool_calls(mlx_lm: Path) -> Handle:
-    """Return a function that parses tool calls. A call has format (a parser's name), text and tools."""
-    os.nice(PARSER_NICENESS)
-    parsers = _load_parsers(mlx_lm)
-
-    def handle(call: dict[str, Any]) -> Reply:
-        return {"calls": read_calls(parsers[call["format"]], call["text"], call["tools"])}
-
-    return handle
-
-
 def handle_schemas(_: Path) -> Handle:
     """Return a function that checks JSON by a schema. A call has text and schema, both as JSON."""
-    os.nice(PARSER_NICENESS)
+    os.nice(NICENESS)
     validators: Any = importlib.import_module("jsonschema.validators")
     registry = importlib.import_module("referencing").Registry()
 
@@ -93,7 +76,7 @@ def handle_schemas(_: Path) -> Handle:
 
 def handle_grammars(_: Path) -> Handle:
     """Return a function that compiles grammars. A call has text, in llguidance's format, and limits."""
-    os.nice(PARSER_NICENESS)
+    os.nice(NICENESS)
     library: Any = importlib.import_module("llguidance")
     # A vocabulary matters little to what compiling takes, and this one is made in no time.
     vocabulary = library.LLTokenizer("byte")
@@ -108,7 +91,7 @@ def handle_grammars(_: Path) -> Handle:
 
 def handle_images(folder: Path) -> Handle:
     """Return a function that decodes images; for its calls see image_job.decode(). folder: image_job.py's."""
-    os.nice(PARSER_NICENESS)
+    os.nice(NICENESS)
     _pretend("reprise", folder.parents[1])
     _pretend("reprise.engine", folder.parent)
     _pretend("reprise.engine.foreign", folder)
@@ -129,25 +112,10 @@ def _load(text: str) -> Any:
 
 JOBS: dict[str, Callable[[Path], Handle]] = {
     "templates": handle_templates,
-    "tool_calls": handle_tool_calls,
     "schemas": handle_schemas,
     "grammars": handle_grammars,
     "images": handle_images,
 }
-
-
-def read_calls(parse: Parse, text: str, tools: list[dict[str, Any]]) -> list[dict[str, str | None]]:
-    """Parse all calls in a text, in order; empty if any of it cannot be parsed.
-
-    tools: the tools of the request in OpenAI's form; some parsers look up the types of parameters.
-    Returns the fields of a WrittenCall for each call.
-    """
-    try:
-        parsed = parse(text, tools)
-        return [_fields(call) for call in (parsed if isinstance(parsed, list) else [parsed])]
-    # Parsers evaluate what the model wrote, and fail in many ways.
-    except Exception:
-        return []
 
 
 def serve(handle: Handle, cpu_limit_s: float, calls: BinaryIO, replies: BinaryIO) -> None:
@@ -194,13 +162,6 @@ def _load_render(transformers: Path) -> Render:
     return render
 
 
-def _load_parsers(mlx_lm: Path) -> dict[str, Parse]:
-    """Import all of mlx-lm's parsers, without the rest of mlx-lm."""
-    _pretend("mlx_lm", mlx_lm)
-    names = [module.name for module in pkgutil.iter_modules([str(mlx_lm / "tool_parsers")])]
-    return {name: importlib.import_module(f"mlx_lm.tool_parsers.{name}").parse_tool_call for name in names}
-
-
 def _pretend(package: str, folder: Path) -> None:
     """Let modules of a package be imported without running the package itself."""
     sys.modules[package] = ModuleType(package)
@@ -218,33 +179,6 @@ def _limit_resources(memory_bytes: int) -> None:
         # Not every system supports every limit.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(kind, (maximum, maximum))
-
-
-def _fields(call: dict[str, Any]) -> dict[str, str | None]:
-    """Convert a parser's call. Raises almost any exception if it is not a valid call."""
-    name = call["name"]
-    arguments = call.get("arguments", {})
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments)
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        raise ValueError("not a tool call")
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    if _has_lone_surrogates(text):
-        text = json.dumps(arguments, allow_nan=False)
-    own_id = call.get("id")
-    own_id = own_id if isinstance(own_id, str) and own_id and not _has_lone_surrogates(own_id) else None
-    if _has_lone_surrogates(name):
-        raise ValueError("not a valid name")
-    return {"name": name, "arguments": text, "id": own_id}
-
-
-def _has_lone_surrogates(text: str) -> bool:
-    """Return whether text has half of a UTF-16 pair (from a JSON escape), which UTF-8 cannot encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ They are recognized by the chat template and the vocabulary, as mlx-lm recognize
 
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,11 +77,6 @@ def _recognize_named(tokenizer: Any) -> FoundFormat | None:
         return None
     parser = import_module(f"mlx_lm.tool_parsers.{name}")
     return FoundFormat(name, parser.tool_call_start, parser.tool_call_end or "")
-
-
-def has_parser(call_format: str) -> bool:
-    """Return whether mlx-lm has a parser for a format."""
-    return bool(call_format) and find_spec(f"mlx_lm.tool_parsers.{call_format}") is not None
 
 
 def inner_tokens(tokenizer: Any, call_format: str) -> list[str]:

@@ -11,10 +11,9 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from reprise.engine.foreign.chat_templates import isolate_templates
-from reprise.engine.foreign.tool_calls import PARSERS, WrittenCall
 from reprise.engine.interface.images import ImageProcessor
 from reprise.engine.interface.request import PromptEnd
-from reprise.engine.text.call_formats import has_parser, inner_tokens, recognize
+from reprise.engine.text.call_formats import inner_tokens, recognize
 from reprise.engine.text.end_tokens import find_end_tokens
 from reprise.engine.text.fim import FimTokens, find_fim
 from reprise.engine.text.markers import HARMONY, Marker, Markers, ends_with
@@ -240,16 +239,6 @@ class Tokenizer:
             if self.decode(prompt[end - 1 : end]).strip():
                 break
         return False
-
-    def parse_calls(self, text: str, tools: bytes) -> list[WrittenCall]:
-        """Parse the tool calls in the text between the markers; empty if it cannot be parsed.
-
-        On any thread. Blocks until a process has parsed it.
-        tools: the tools of the request in OpenAI's form, as a JSON array.
-        Raises ParseLimitError if it takes too much time or memory.
-        """
-        call_format = self.markers.call_format
-        return PARSERS.parse(call_format, text, tools) if has_parser(call_format) else []
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of plain text, with the beginning-of-sequence token if the model wants one."""

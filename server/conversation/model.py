@@ -110,7 +110,7 @@ class Tool:
     namespace: str | None = None
 
     def for_template(self) -> Json:
-        """Return the tool as chat templates and tool call parsers expect it."""
+        """Return the tool as chat templates expect it."""
         function: Json = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description

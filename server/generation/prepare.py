@@ -16,7 +16,6 @@ from reprise.engine.interface.models import ModelInfo
 from reprise.engine.interface.request import DraftType, GenerationRequest
 from reprise.engine.interface.wanted import check_wanted
 from reprise.server.errors import BadRequestError, bad_field
-from reprise.server.executor import client_of
 from reprise.server.generation.choices import Prompts, make_engine_requests
 from reprise.server.generation.service import Service
 from reprise.server.http.access import key_digest, tenant_of
@@ -77,7 +76,7 @@ def prepare_chat(
     if body.is_scoring:
         make_parser = echo_parsers([""], body.n, is_alone=True)
     else:
-        rules = _call_rules(request, service, body, is_streamed=body.stream and streams_calls)
+        rules = _call_rules(service, body, is_streamed=body.stream and streams_calls)
         make_parser = parser_factory(engine.tokenizer.markers, prompt.is_thinking, rules)
         content = to_json(modern(body.relaxable_schema)).decode() if constraint.is_relaxed else None
         calls = {tool.name: to_json(modern(tool.parameters)).decode() for tool in constraint.relaxed_tools}
@@ -108,24 +107,19 @@ def check_tools(service: Service, body: ChatRequest) -> None:
         )
 
 
-def _call_rules(
-    request: Request, service: Service, body: ChatRequest, *, is_streamed: bool
-) -> ToolCallRules | None:
+def _call_rules(service: Service, body: ChatRequest, *, is_streamed: bool) -> ToolCallRules | None:
     if not body.shown_tools:
         return None
-    # One by one: other threads run in between.
-    tools = b"[%b]" % b",".join(to_json(tool.for_template()) for tool in body.shown_tools)
-    client, request_id, markers = client_of(request), record_of(request).id, service.engine.tokenizer.markers
+    markers = service.engine.tokenizer.markers
     call_format = find_format(markers)
     schemas = {tool.name: tool.parameters for tool in body.shown_tools}
     # What must be enforced is only where a call has its marker.
     names = {tool.name for tool in body.callable_tools if not tool.strict and tool.lark is None}
     return ToolCallRules(
-        lambda text: service.tool_calls.parse(client, request_id, text, tools),
         body.parallel_tool_calls,
         None if call_format is None else partial(make_reader, call_format, schemas),
         is_streamed=is_streamed,
-        note_read=partial(service.metrics.count_parse, "parsed"),
+        note=service.metrics.count_parse,
         bare_calls=bare_calls(markers, names),
     )
 

@@ -29,7 +29,6 @@ from reprise.server.executor import Executor, client_of
 from reprise.server.generation.event_queue import EventBridge
 from reprise.server.generation.grammars import GrammarCompiler
 from reprise.server.generation.recorder import Recorder
-from reprise.server.generation.tool_calls import ToolCallParsing
 from reprise.server.http.disconnects import wait_unless_gone
 from reprise.server.logs import LOGGER
 from reprise.server.metrics.loop_lag import NOT_HELD, Hold, LoopLag
@@ -92,7 +91,6 @@ class Service:
         self.grammars = GrammarCompiler(engine)
         self.images = ImageReader(self.settings)
         self.views = PromptViews(engine, self.executor, self.settings.capacity, self.settings.draft_type)
-        self.tool_calls = ToolCallParsing(engine, self.metrics, self.settings.capacity)
 
     async def prepare(self, request: Request, job: Callable[[], ResultT], more_bytes: int = 0) -> ResultT:
         """Run a job that makes something of a request on a thread, when its client is next.
@@ -159,7 +157,6 @@ class Service:
         self._stations.stop()
         self.executor.close()
         self.views.close()
-        self.tool_calls.close()
 
     @cached_property
     def model_names(self) -> tuple[str, ...]:

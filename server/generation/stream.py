@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
-from reprise.engine.foreign.tool_calls import WrittenCall
 from reprise.engine.interface.events import Delta, Finished
 from reprise.engine.interface.stations import station
 from reprise.server.errors import (
@@ -32,6 +31,7 @@ from reprise.server.output.openai_objects import PromptProgress, Timings, UsageB
 from reprise.server.output.parts import (
     ChoiceOutput,
     ChoiceTokens,
+    EndPart,
     MakeParser,
     Part,
     ReasoningPart,
@@ -95,7 +95,7 @@ class RequestOutput:
         self._record = record
         self._parsers = [make_parser() for _ in submission.engine_requests]
         self._events: deque[tuple[int, Delta | Finished]] = deque()
-        self._parsing: tuple[int, asyncio.Future[Sequence[WrittenCall]]] | None = None
+        self._ending: tuple[int, asyncio.Future[EndPart]] | None = None
         most = max(request.max_tokens for request in submission.engine_requests)
         self._log = LongAnswerLog(most) if body.requested_max_tokens is None else None
 
@@ -108,8 +108,8 @@ class RequestOutput:
         """Wait for a part and return all that have arrived, as (index of the choice, part).
 
         Returns an empty list after keep_alive_s without a part, even while a long tool call is generated or
-        parsed. Raises ApiError if a sequence failed, once all earlier events have been returned, and
-        ClientGoneError if the client has disconnected.
+        the answer is checked. Raises ApiError if a sequence failed, once all earlier events have been
+        returned, and ClientGoneError if the client has disconnected.
         """
         parts: list[tuple[int, Part]] = []
         if self._events:
@@ -152,34 +152,34 @@ class RequestOutput:
 
     @property
     def _is_everything_read(self) -> bool:
-        return not self._events and self._parsing is None
+        return not self._events and self._ending is None
 
     async def _read_events(self, deadline: float | None = None) -> list[tuple[int, Part]]:
-        """Return the parts of the next events, up to the first tool call that must be parsed.
+        """Return the parts of the next events, up to the end of a choice that must be checked.
 
-        If that tool call is first, wait for it until the deadline, a time.monotonic(). Raises ClientGoneError
-        if the client has left.
+        If that end is first, wait for it until the deadline, a time.monotonic(). Raises ClientGoneError if
+        the client has left.
         """
         parts: list[tuple[int, Part]] = []
-        if self._parsing is not None:
-            index, task = self._parsing
+        if self._ending is not None:
+            index, task = self._ending
             if not await self.submission.client.wait_for(task, deadline):
                 return []
-            self._parsing = None
-            parts += self._note_parts(index, self._parsers[index].resume(task.result()))
+            self._ending = None
+            parts.append((index, task.result()))
         num_read = 0
         with station("output"):
-            while num_read < MAX_DELTAS_AT_ONCE and self._events and self._parsing is None:
+            while num_read < MAX_DELTAS_AT_ONCE and self._events and self._ending is None:
                 index, event = self._events.popleft()
                 num_read += max(1, len(event.logprobs)) if isinstance(event, Delta) else 1
                 parts += self._note_parts(index, self._read(index, event))
         return parts
 
     def _note_parts(self, index: int, parts: list[Part]) -> list[tuple[int, Part]]:
-        """Return a choice's new parts with its index; start to parse its tool calls if it waits for them."""
-        pending = self._parsers[index].parse_pending
-        if pending is not None:
-            self._parsing = (index, asyncio.ensure_future(pending()))
+        """Return a choice's new parts with its index; start to make its end if that takes long."""
+        make_end = self._parsers[index].make_end
+        if make_end is not None:
+            self._ending = (index, asyncio.ensure_future(make_end()))
         shown = (
             parts if self._body.shows_reasoning else (p for p in parts if not isinstance(p, ReasoningPart))
         )
@@ -240,8 +240,8 @@ class RequestOutput:
     async def close(self) -> None:
         """Cancel the sequences that still run, and complete the log record."""
         submission, record = self.submission, self._record
-        if self._parsing is not None:
-            self._parsing[1].cancel()
+        if self._ending is not None:
+            self._ending[1].cancel()
         for index, deltas in enumerate(submission.deltas if is_logging_prompts() else ()):
             answered = "".join(delta.text for delta in deltas)
             await PROMPT_LOG.run(copy_context().run, log_prompt, f"answered [{index}]", answered)

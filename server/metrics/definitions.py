@@ -89,8 +89,7 @@ GROUPS = (
         "Requests",
         "`endpoint` is the path of an endpoint that `GET /` lists, or `other`. `status` is 499 if the client "
         "disconnected. `code` is the error object's `code`, or its `type` if it has no code. `outcome` is "
-        "`parsed`; or the text is sent as it is, because it is `malformed`, hit the `limit` of time or "
-        "memory, or found the client's queue full (`queue_full`).",
+        "`parsed`, or `malformed`: the text is sent as it is.",
         (
             Metric(
                 "reprise_requests_total",

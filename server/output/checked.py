@@ -1,10 +1,9 @@
 """Check a finished answer against the whole schemas that a grammar enforces only in part."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from reprise.engine.foreign.schema_checks import CHECKER
-from reprise.engine.foreign.tool_calls import WrittenCall
 from reprise.engine.interface.events import Delta, Finished
 from reprise.server.executor import SCHEMA_CHECKS
 from reprise.server.output.parts import (
@@ -12,7 +11,6 @@ from reprise.server.output.parts import (
     EndPart,
     MakeParser,
     OutputParser,
-    ParseCalls,
     Part,
 )
 
@@ -60,9 +58,9 @@ class CheckedParser:
         return self._inner.num_reasoning_tokens
 
     @property
-    def parse_pending(self) -> ParseCalls | None:
+    def make_end(self) -> Callable[[], Awaitable[EndPart]] | None:
         """See OutputParser."""
-        return self._inner.parse_pending if self._end is None else self._check
+        return None if self._end is None else self._check
 
     def read(self, delta: Delta) -> list[Part]:
         """See OutputParser."""
@@ -72,13 +70,6 @@ class CheckedParser:
         """See OutputParser."""
         return self._note(self._inner.end(finished))
 
-    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
-        """See OutputParser."""
-        if self._end is None:
-            return self._note(self._inner.resume(calls))
-        end, self._end = self._end, None
-        return [end]
-
     def _note(self, parts: list[Part]) -> list[Part]:
         """Keep the parts for the check; hold the end back until it is made."""
         self._parts += parts
@@ -87,12 +78,11 @@ class CheckedParser:
             return parts[:-1]
         return parts
 
-    async def _check(self) -> Sequence[WrittenCall]:
+    async def _check(self) -> EndPart:
         output = ChoiceOutput.of(self._parts)
         result = await SCHEMA_CHECKS.run(self._schemas.check, output, self._is_valid)
         assert self._end is not None
-        self._end = replace(self._end, schema_valid="unknown" if result is None else result)
-        return ()
+        return replace(self._end, schema_valid="unknown" if result is None else result)
 
 
 def checked(make_parser: MakeParser, schemas: WholeSchemas, is_valid: Check = CHECKER.is_valid) -> MakeParser:

@@ -2,11 +2,9 @@
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from secrets import token_hex
 from typing import Literal
 
-from reprise.engine.foreign.tool_calls import WrittenCall
 from reprise.engine.interface.events import Finished
 from reprise.engine.text.markers import Marker, Markers
 from reprise.server.output.parts import (
@@ -21,6 +19,7 @@ from reprise.server.output.parts import (
 )
 from reprise.server.output.text_parser import MarkedText, PlainParser
 from reprise.server.tools.readers import CallFragment, JsonStringTracker, OpenedCall, Reader, is_object
+from reprise.server.tools.whole import WrittenCall
 
 MAX_HEADER_CHARACTERS = 256
 """Text without a channel that is longer than this is content."""
@@ -61,10 +60,6 @@ class HarmonyParser(MarkedText):
             self._end_body(is_whole=finished.reason == "stop")
         is_open = self._kind != "done"
         return self._finish(finished, starts_in_reasoning=False, ends_in_content=is_open)
-
-    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
-        """See OutputParser. Never called: arguments need no parser."""
-        raise NotImplementedError
 
     def _advance(self) -> bool:
         """See MarkedText."""
@@ -143,7 +138,7 @@ class HarmonyParser(MarkedText):
                 self._parts.append(CallArgumentsPart(text, self._num_calls))
             self._num_calls += 1
             self._kind = "header" if rules.is_parallel else "done"
-            rules.note_read()
+            rules.note("parsed")
         else:
             self._kind = "header"
             self._emit_text(text)
@@ -183,7 +178,7 @@ class MarkerParser(MarkedText):
     """Parser that finds reasoning and tool calls by the model's markers.
 
     Reasoning may come before the content or after a tool call; a reasoning marker within content is text.
-    A tool call is emitted once its end marker has arrived and it can be parsed; otherwise its text, markers
+    A tool call is emitted once its end marker has arrived and it can be read; otherwise its text, markers
     included, stays in the content or the reasoning. In a stream, a call of a known tool begins with its name,
     and its arguments follow as they are written. Whitespace between markers is dropped, and so is whitespace
     before a call that the chat template will write there when the answer is sent back.
@@ -210,24 +205,13 @@ class MarkerParser(MarkedText):
         self._held_whitespace: list[str] = []
         self._call: list[str] = []
         self._call_opening = ""
-        self._call_ending = ""
-        self._finished: Finished | None = None
         self._json_strings = JsonStringTracker()
         self._reader: Reader | None = None
         self._read_parts: list[Part] = []
-        self._num_read = 0
+        self._num_read = self._num_sent = 0
         self._call_within: Literal["content", "reasoning"] = "content"
         self._bare_calls = None if self._rules is None else self._rules.bare_calls
         self._is_bare = False
-
-    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
-        """See OutputParser."""
-        self.parse_pending = None
-        if calls:
-            self._emit_calls(calls)
-        else:
-            self._emit_call_as_text(self._call_ending)
-        return self._read_on() if self._finished is None else self._end(self._finished)
 
     def end(self, finished: Finished) -> list[Part]:
         """See OutputParser."""
@@ -245,15 +229,10 @@ class MarkerParser(MarkedText):
                 is_whole = self._markers.call_end is None or (
                     finished.reason == "stop" and self._markers.call_format in SELF_CONTAINED_FORMATS
                 )
-                if not self._emit_read_calls("", can_be_whole=is_whole):
-                    if is_whole:
-                        self._finished = finished
-                        self._request_parse("")
-                        return self._take_parts()
-                    self._emit_call_as_text("")
-        return self._end(finished)
-
-    def _end(self, finished: Finished) -> list[Part]:
+                if is_whole:
+                    self._end_call("")
+                else:
+                    self._cut_call()
         return self._finish(
             finished,
             starts_in_reasoning=self._starts_in_reasoning,
@@ -262,8 +241,6 @@ class MarkerParser(MarkedText):
 
     def _advance(self) -> bool:
         """See MarkedText."""
-        if self.parse_pending is not None:
-            return False
         markers = self._markers
         match self._state:
             case "content" if not self._has_content:
@@ -390,7 +367,7 @@ class MarkerParser(MarkedText):
     def _start_call(self, opening: str, is_bare: bool = False) -> None:
         self._state, self._call, self._json_strings = "call", [], JsonStringTracker()
         self._call_opening, self._is_bare = opening, is_bare
-        self._read_parts, self._num_read = [], 0
+        self._read_parts, self._num_read, self._num_sent = [], 0, 0
         make_reader = None if self._rules is None else self._rules.make_reader
         self._reader = None if make_reader is None else make_reader()
 
@@ -408,20 +385,16 @@ class MarkerParser(MarkedText):
             self._append_to_call(text)
         elif self._is_bare and self._bare_calls and text == self._bare_calls.end:
             self._append_to_call(text)
-            if not self._emit_read_calls(""):
-                self._request_parse("")
+            self._end_call("")
         elif end and text == end.text:
             self._read(text)
-            if not self._emit_read_calls(end.text):
-                self._request_parse(end.text)
+            self._end_call(text)
         elif start and text == start.text:
             # The earlier start marker was only mentioned in the text.
-            if not self._emit_read_calls("", can_be_whole=False):
-                self._emit_call_as_text("")
+            self._cut_call()
             self._start_call(text)
         else:
-            if not self._emit_read_calls("", can_be_whole=False):
-                self._emit_call_as_text("")
+            self._cut_call()
             self._handle_marker(text)
 
     def _read(self, text: str) -> None:
@@ -431,18 +404,41 @@ class MarkerParser(MarkedText):
                 self._take_fragment(fragment, self._rules)
 
     def _take_fragment(self, fragment: CallFragment, rules: ToolCallRules) -> None:
-        is_opening = isinstance(fragment, OpenedCall)
+        is_opening = not isinstance(fragment, str)
         self._num_read += is_opening
         if self._num_read > 1 and not rules.is_parallel:
             return
         index = self._num_calls + self._num_read - 1
-        parts = self._parts if rules.is_streamed else self._read_parts
-        if isinstance(fragment, OpenedCall):
-            parts.append(CallStartPart(fragment.id or f"call_{token_hex(12)}", fragment.name, index))
-        else:
-            parts.append(CallArgumentsPart(fragment, index))
+        # What follows a call that waits for the section's end waits too.
+        is_sent = rules.is_streamed and not self._read_parts and not isinstance(fragment, WrittenCall)
+        self._num_sent += is_sent and is_opening
+        parts = self._parts if is_sent else self._read_parts
+        match fragment:
+            case OpenedCall():
+                parts.append(CallStartPart(fragment.id or f"call_{token_hex(12)}", fragment.name, index))
+            case WrittenCall():
+                parts.append(_whole_part(fragment, index))
+            case _:
+                parts.append(CallArgumentsPart(fragment, index))
 
-    def _emit_read_calls(self, ending: str, can_be_whole: bool = True) -> bool:
+    def _end_call(self, ending: str) -> None:
+        """End a section, as a marker did: emit its calls, or its text if it cannot be read."""
+        if self._emit_read_calls(ending, can_be_whole=True):
+            return
+        calls = [] if self._reader is None else self._reader.read_other_forms("".join(self._call))
+        if calls:
+            self._emit_calls(calls, ending)
+        else:
+            self._emit_call_as_text(ending)
+        if self._rules is not None:
+            self._rules.note("parsed" if calls else "malformed")
+
+    def _cut_call(self) -> None:
+        """End a section that was cut short: what has been sent stays a call, and all else is text."""
+        if not self._emit_read_calls("", can_be_whole=False):
+            self._emit_call_as_text("")
+
+    def _emit_read_calls(self, ending: str, can_be_whole: bool) -> bool:
         """Emit the section's calls as the reader has read them; return whether it could read all.
 
         In a stream, what has been sent stays a call even if the rest of the section is malformed.
@@ -456,12 +452,14 @@ class MarkerParser(MarkedText):
         has_end = self._markers.call_end is not None
         is_whole = bool(reader.num_closed) and not reader.is_open and not reader.is_broken
         is_whole = can_be_whole and is_whole and (not has_end or rest.strip(" \n]") == "")
-        if not is_whole and not (rules.is_streamed and self._num_read):
+        if not is_whole and not self._num_sent:
             return False
+        num_calls = self._num_sent
         if is_whole:
-            rules.note_read()
-        self._parts += self._read_parts
-        self._num_calls += self._num_read if rules.is_parallel else min(1, self._num_read)
+            rules.note("parsed")
+            self._parts += self._read_parts
+            num_calls = self._num_read
+        self._num_calls += num_calls if rules.is_parallel else min(1, num_calls)
         self._alignment.skip(self._call_text(ending))
         self._state = "content" if rules.is_parallel else "done"
         self._has_content = self._drops_whitespace = False
@@ -469,19 +467,12 @@ class MarkerParser(MarkedText):
             self._emit_text(rest)
         return True
 
-    def _request_parse(self, ending: str) -> None:
-        """Wait for the calls in the collected text, which its end marker, if any, has ended."""
-        if self._rules is not None:
-            self._call_ending = ending
-            self.parse_pending = partial(self._rules.parse, "".join(self._call))
-
-    def _emit_calls(self, calls: Sequence[WrittenCall]) -> None:
+    def _emit_calls(self, calls: Sequence[WrittenCall], ending: str) -> None:
         """Emit the collected text as tool calls."""
         is_parallel = self._rules is None or self._rules.is_parallel
-        self._alignment.skip(self._call_text(self._call_ending))
+        self._alignment.skip(self._call_text(ending))
         for call in calls if is_parallel else calls[:1]:
-            call_id = call.id or f"call_{token_hex(12)}"
-            self._parts.append(ToolCallPart(call_id, call.name, call.arguments, self._num_calls))
+            self._parts.append(_whole_part(call, self._num_calls))
             self._num_calls += 1
         self._state = "content" if is_parallel else "done"
         self._has_content = self._drops_whitespace = False
@@ -517,3 +508,7 @@ class MarkerParser(MarkedText):
             self._parts.append(ReasoningPart(held + stripped))
         if len(stripped) < len(text):
             self._held_whitespace.append(text[len(stripped) :])
+
+
+def _whole_part(call: WrittenCall, index: int) -> ToolCallPart:
+    return ToolCallPart(call.id or f"call_{token_hex(12)}", call.name, call.arguments, index)

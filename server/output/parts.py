@@ -7,7 +7,6 @@ from typing import Literal, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from reprise.engine.foreign.tool_calls import WrittenCall
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob
 from reprise.server.tools.readers import BareCalls, Reader
 
@@ -111,16 +110,11 @@ MergeableT = TypeVar("MergeableT", bound=Mergeable)
 Part = Mergeable | ToolCallPart | CallStartPart | ReportPart | EndPart
 
 
-ParseCalls = Callable[[], Awaitable[Sequence[WrittenCall]]]
-"""Parses the text of tool calls; returns no calls if it is malformed. It may take long."""
-
-
 class OutputParser(Protocol):
     """Splits the text of one choice into parts.
 
     num_reasoning_tokens: how many of the choice's tokens are reasoning; set with the EndPart.
-    parse_pending: set if tool calls must be parsed before the parser can continue. The caller awaits it and
-        calls resume() with the result before it calls another method.
+    make_end: set after end() if it did not return the EndPart, which takes long: the caller awaits it.
     """
 
     @property
@@ -128,17 +122,14 @@ class OutputParser(Protocol):
         """See OutputParser."""
 
     @property
-    def parse_pending(self) -> ParseCalls | None:
+    def make_end(self) -> Callable[[], Awaitable[EndPart]] | None:
         """See OutputParser."""
 
     def read(self, delta: Delta) -> list[Part]:
         """Return the parts that are certain after this delta; possibly none."""
 
     def end(self, finished: Finished) -> list[Part]:
-        """Return the remaining parts; the last is an EndPart, or resume() returns it."""
-
-    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
-        """Continue with the tool calls that parse_pending found; return the parts that are then certain."""
+        """Return the remaining parts; the last is an EndPart, unless make_end is set."""
 
 
 MakeParser = Callable[[], OutputParser]
@@ -148,20 +139,18 @@ MakeParser = Callable[[], OutputParser]
 class ToolCallRules:
     """How to parse tool calls.
 
-    parse: returns the tool calls in a text, none if the text is not a tool call.
     is_parallel: whether a choice may have several tool calls; if not, it ends with the first.
-    make_reader: returns a reader for the calls of one section; None if only parse knows the format.
+    make_reader: returns a reader for the calls of one section; None if the format is not known, or harmony.
     is_streamed: whether arguments are emitted while the reader reads them. Otherwise a section's text is
         emitted once it is complete: as calls, or as text if it has none.
-    note_read: called for each section that the reader has read.
+    note: called with the outcome of each complete section.
     bare_calls: the form of calls without the marker before them; None if it cannot be told from text.
     """
 
-    parse: Callable[[str], Awaitable[Sequence[WrittenCall]]]
     is_parallel: bool = True
     make_reader: Callable[[], Reader] | None = None
     is_streamed: bool = False
-    note_read: Callable[[], None] = lambda: None
+    note: Callable[[Literal["parsed", "malformed"]], None] = lambda _: None
     bare_calls: BareCalls | None = None
 
 

@@ -4,13 +4,11 @@ from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Sequence
 
-from reprise.engine.foreign.tool_calls import WrittenCall
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob
 from reprise.engine.text.markers import Markers
 from reprise.server.output.parts import (
     EndPart,
     MakeParser,
-    ParseCalls,
     Part,
     PromptPart,
     TextPart,
@@ -108,9 +106,10 @@ class MarkedText:
     rules: how to parse tool calls; None if the request has no tools.
     """
 
+    make_end = None
+
     def __init__(self, markers: Markers, rules: ToolCallRules | None) -> None:
         self.num_reasoning_tokens = 0
-        self.parse_pending: ParseCalls | None = None
         self._markers = markers
         self._rules = rules
         self._text = ""
@@ -123,9 +122,6 @@ class MarkedText:
         """See OutputParser."""
         self._alignment.add(delta.logprobs)
         self._text += delta.text
-        return self._read_on()
-
-    def _read_on(self) -> list[Part]:
         while self._advance():
             pass
         return self._take_parts()
@@ -164,7 +160,7 @@ class PlainParser:
     """Parser that treats all text as content."""
 
     num_reasoning_tokens = 0
-    parse_pending: ParseCalls | None = None
+    make_end = None
 
     def read(self, delta: Delta) -> list[Part]:
         """See OutputParser."""
@@ -173,10 +169,6 @@ class PlainParser:
     def end(self, finished: Finished) -> list[Part]:
         """See OutputParser."""
         return [EndPart(finished.reason, finished.stop)]
-
-    def resume(self, calls: Sequence[WrittenCall]) -> list[Part]:
-        """See OutputParser. Never called."""
-        raise NotImplementedError
 
 
 class EchoParser(PlainParser):

@@ -5,20 +5,25 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from reprise.engine.text.markers import Markers
 from reprise.server.tools.formats import CallFormat, JsonFormat, ListedFormat, TaggedFormat
 from reprise.server.tools.values import (
     GUESSED,
+    MAX_SIGNS,
     NOT_STRING,
     STRING,
+    STRING_OR_NULL,
+    convert_words,
     find_types,
-    literal_to_json,
+    guessed_to_json,
+    is_json,
     to_json_value,
     unescape,
     unescape_entities,
 )
+from reprise.server.tools.whole import WrittenCall, normalized, read_other_forms
 
 _QUOTE_OR_ESCAPE = re.compile(r'\\.|"', re.DOTALL)
 
@@ -61,6 +66,9 @@ class JsonStringTracker:
         self.is_open ^= quotes % 2 == 1
 
 
+MAX_PARTS = 4 * MAX_SIGNS
+"""Limit for the parts of a literal, which are its words, signs and bits of strings."""
+
 MAX_PENDING_CHARACTERS = 1024
 """Limit for text that is neither a name nor a value; beyond it the text is not a call."""
 
@@ -73,36 +81,42 @@ class OpenedCall:
     id: str | None = None
 
 
-CallFragment = OpenedCall | str
-"""The beginning of a call, or the next bit of its arguments, as JSON."""
+CallFragment = OpenedCall | str | WrittenCall
+"""The beginning of a call, the next bit of its arguments, as JSON, or a whole call."""
 
 Schemas = Mapping[str, dict[str, Any]]
 """The schemas of the arguments, by the names of the tools."""
 
 
 class Reader:
-    """Reads the calls of one section, unless they name a tool that is not in the request.
+    """Reads the calls of one section.
+
+    A call of a tool that is not in the request comes whole at its end: the text may be no call after all.
 
     num_closed: complete calls so far. is_open: whether a call has begun and not ended.
     is_broken: whether the section has text that the reader cannot read.
-    closing: what the format writes after all calls of a section.
     """
 
-    def __init__(self, schemas: Schemas, closing: str) -> None:
+    def __init__(self, call_format: CallFormat, schemas: Schemas) -> None:
         self.num_closed = 0
         self.is_broken = False
         self.is_open = False
+        self._layout = call_format
         self._schemas = schemas
-        self._closing = closing
         self._pending = ""
+        self._trailing: list[str] = []
+        self._unknown: OpenedCall | None = None
+        self._held: list[str] = []
         self._fragments: list[CallFragment] = []
 
     @property
     def rest(self) -> str:
         """The text that the reader has not consumed yet, without what closes the section."""
-        if self._closing and self.num_closed and not self.is_open:
-            return self._pending.lstrip().removeprefix(self._closing)
-        return self._pending
+        rest = "".join((self._pending, *self._trailing))
+        closing = self._layout.closing
+        return (
+            rest.lstrip().removeprefix(closing) if closing and self.num_closed and not self.is_open else rest
+        )
 
     @property
     def is_quoting(self) -> bool:
@@ -111,29 +125,46 @@ class Reader:
 
     def feed(self, text: str) -> list[CallFragment]:
         """Read the next text of the section; return the fragments that are certain now."""
+        if self._trailing:
+            self._trailing.append(text)
+            return []
         self._pending += text
         while not self.is_broken and self._pending and self._advance():
             pass
         fragments, self._fragments = self._fragments, []
         return fragments
 
+    def read_other_forms(self, text: str) -> list[WrittenCall]:
+        """Return the calls of a whole section that feed() cannot read; empty if its text is no call."""
+        return read_other_forms(text, self._layout.other_forms, self._schemas)
+
     def _advance(self) -> bool:
         raise NotImplementedError
+
+    def _add(self, arguments: str) -> None:
+        """Add the next bit of the arguments, as JSON."""
+        (self._fragments if self._unknown is None else self._held).append(arguments)
 
     def _open(self, pattern: re.Pattern[str]) -> str:
         """Read the beginning of a call; return its name, "" if there is more to come."""
         match = self._match(pattern)
         if match is None:
             return ""
-        name = match["name"]
-        if name not in self._schemas:
+        call = OpenedCall(match["name"], match.groupdict().get("id"))
+        if call.name in self._schemas:
+            self._fragments.append(call)
+        elif self._layout.needs_known_name:
             self.is_broken = True
             return ""
+        else:
+            self._unknown, self._held = call, []
         self.is_open = True
-        self._fragments.append(OpenedCall(name, match.groupdict().get("id")))
-        return name
+        return call.name
 
     def _close(self) -> None:
+        if (call := self._unknown) is not None:
+            self._unknown = None
+            self._fragments.append(WrittenCall(call.name, normalized("".join(self._held)), call.id))
         self.is_open = False
         self.num_closed += 1
 
@@ -143,16 +174,17 @@ class Reader:
         if match is not None:
             self._pending = self._pending[match.end() :]
         elif len(self._pending) > MAX_PENDING_CHARACTERS:
-            self.is_broken = True
+            if self.num_closed and not self.is_open:
+                # No call follows.
+                self._trailing, self._pending = [self._pending], ""
+            else:
+                self.is_broken = True
         return match
 
 
 def is_object(text: str) -> bool:
     """Return whether a text is a JSON object."""
-    try:
-        return isinstance(from_json(text, allow_inf_nan=False), dict)
-    except ValueError:
-        return False
+    return text.lstrip().startswith("{") and is_json(text)
 
 
 def escaped(text: str) -> str:
@@ -178,23 +210,23 @@ class _ArgumentReader(Reader):
     """The base of readers of formats in which each argument has a name and a value."""
 
     def __init__(self, call_format: TaggedFormat | ListedFormat, schemas: Schemas) -> None:
-        super().__init__(schemas, call_format.closing)
-        self._layout = call_format
+        super().__init__(call_format, schemas)
+        self._format = call_format
         self._schema: dict[str, Any] = {}
         self._keys: set[str] = set()
 
     def _advance(self) -> bool:
         if not self.is_open:
-            if name := self._open(self._layout.head):
-                self._schema, self._keys = self._schemas[name], set()
-                self._fragments.append("{")
+            if name := self._open(self._format.head):
+                self._schema, self._keys = self._schemas.get(name, {}), set()
+                self._add("{")
             return self.is_open
-        if (match := self._layout.key.match(self._pending)) is not None:
+        if (match := self._format.key.match(self._pending)) is not None:
             self._pending = self._pending[match.end() :]
             self._start_value(match)
             return True
-        if self._match(self._layout.tail) is not None:
-            self._fragments.append("}")
+        if self._match(self._format.tail) is not None:
+            self._add("}")
             self._close()
             return True
         return False
@@ -205,7 +237,7 @@ class _ArgumentReader(Reader):
         if key in self._keys:
             self.is_broken = True
             return
-        self._fragments.append(f"{', ' if self._keys else ''}{to_json(key).decode()}: ")
+        self._add(f"{', ' if self._keys else ''}{to_json(key).decode()}: ")
         self._keys.add(key)
 
     def _key(self, match: re.Match[str]) -> str:
@@ -219,15 +251,15 @@ class ListedReader(_ArgumentReader):
     Strings are emitted as they arrive, other values once they are complete.
     """
 
+    _format: ListedFormat
+
     def __init__(self, call_format: ListedFormat, schemas: Schemas) -> None:
         super().__init__(call_format, schemas)
-        self._format = call_format
         self._quote = ""
         self._value: list[str] | None = None
         self._depth = 0
-        escape = r"\\.|\\$|" if call_format.has_escapes else ""
         quotes = "|".join(map(re.escape, call_format.quotes))
-        self._marks = re.compile(rf"{escape}{quotes}|[\[\](){{}},]", re.DOTALL)
+        self._marks = re.compile(rf"{quotes}|[\[\](){{}},]")
 
     @property
     def is_quoting(self) -> bool:
@@ -235,79 +267,83 @@ class ListedReader(_ArgumentReader):
         return bool(self._quote)
 
     def _advance(self) -> bool:
-        if self._value is None:
-            return self._read_string() if self._quote else super()._advance()
-        return self._read_value(self._value)
+        if self._quote:
+            return self._read_string()
+        return super()._advance() if self._value is None else self._read_value(self._value)
 
     def _start_value(self, match: re.Match[str]) -> None:
         super()._start_value(match)
         self._value, self._depth = [], 0
 
     def _read_string(self) -> bool:
-        """Read a string that is a value of its own."""
+        """Read a string: a value of its own, or a part of one."""
+        add = self._add if self._value is None else self._value.append
         marks = (self._quote, "\\") if self._format.has_escapes else (self._quote,)
         found = find_first_marker(self._pending, marks)
         end = len(self._pending) - count_partial_marker(self._pending, marks) if found is None else found[0]
         if end:
-            self._fragments.append(escaped(self._pending[:end]))
+            add(escaped(self._pending[:end]))
             self._pending = self._pending[end:]
         if found is None:
             return False
         if found[1] == self._quote:
             self._pending, self._quote = self._pending[len(self._quote) :], ""
-            self._fragments.append('"')
+            add('"')
             return True
         text, length = unescape(self._pending)
-        self._fragments += [escaped(text)] if text else []
+        if text:
+            add(escaped(text))
         self._pending = self._pending[length:]
         return length > 0
 
     def _read_value(self, value: list[str]) -> bool:
-        """Read a value that is not a string, or find that it is one."""
-        if not value and not self._quote:
+        """Read a value up to its next mark, or find that it is a string."""
+        if not value:
             self._pending = self._pending.lstrip()
-            for quote in self._format.quotes:
-                if self._pending.startswith(quote):
-                    self._pending = self._pending[len(quote) :]
-                    self._value, self._quote = None, quote
-                    self._fragments.append('"')
-                    return True
-                if quote.startswith(self._pending):
-                    return False
-        end, is_whole = self._find_end()
-        value.append(self._pending[:end])
-        self._pending = self._pending[end:]
-        if is_whole:
-            self._value = None
-            written = literal_to_json("".join(value), self._format)
-            self.is_broken = written is None
-            self._fragments += [] if written is None else [written]
-        return is_whole
+        mark = self._marks.search(self._pending)
+        if mark is None:
+            # Words are read once it is certain where they end.
+            self.is_broken = len(self._pending) > MAX_PENDING_CHARACTERS
+            return False
+        words, sign = self._pending[: mark.start()], mark[0]
+        if not self._depth and sign in ",)}]":
+            self._pending = self._pending[mark.start() :]
+            self._end_value(value, words)
+            return True
+        self._pending = self._pending[mark.end() :]
+        if sign in self._format.quotes:
+            self._quote, written = sign, '"'
+            if not value and not words:
+                self._value = None
+                self._add(written)
+                return True
+        else:
+            self._depth += 1 if sign in "[{(" else -1 if sign in "]})" else 0
+            written = sign
+        converted = convert_words(words, self._format)
+        self.is_broken = converted is None or len(value) > MAX_PARTS
+        value += [converted, written] if converted else [written]
+        return True
 
-    def _find_end(self) -> tuple[int, bool]:
-        """Return how much of the pending text is part of the value, and whether it ends there."""
-        for mark in self._marks.finditer(self._pending):
-            text = mark[0]
-            if text == "\\":
-                return mark.start(), False
-            if self._quote:
-                self._quote = "" if text == self._quote else self._quote
-            elif text in self._format.quotes:
-                self._quote = text
-            elif not self._depth and text in ",)}]":
-                return mark.start(), True
-            elif text in "[{(":
-                self._depth += 1
-            elif text in "]})":
-                self._depth -= 1
-        return len(self._pending) - count_partial_marker(self._pending, self._format.quotes), False
+    def _end_value(self, value: list[str], words: str) -> None:
+        """Add a value that is not a string. words: what it ends with, or all of it."""
+        self._value = None
+        converted = convert_words(words, self._format)
+        written = None if converted is None else "".join((*value, converted))
+        if written is not None and is_json(written):
+            self._add(written)
+        elif not value and words.strip():
+            # Text that should have quotes.
+            self._add(to_json(words.strip()).decode())
+        else:
+            self.is_broken = True
 
 
 class JsonReader(Reader):
     """Reads calls whose arguments are a JSON object. See Reader."""
 
     def __init__(self, call_format: JsonFormat, schemas: Schemas) -> None:
-        super().__init__(schemas, call_format.closing)
+        super().__init__(call_format, schemas)
         self._format = call_format
         self._arguments: list[str] | None = None
         self._depth = 0
@@ -361,7 +397,7 @@ class JsonReader(Reader):
         text, self._pending = self._pending[:end], self._pending[end:]
         if text:
             arguments.append(text)
-            self._fragments.append(text)
+            self._add(text)
 
 
 class TaggedReader(_ArgumentReader):
@@ -370,35 +406,72 @@ class TaggedReader(_ArgumentReader):
     Strings are emitted as they arrive. A value that may have another type is converted once it is complete.
     """
 
+    _format: TaggedFormat
+
     def __init__(self, call_format: TaggedFormat, schemas: Schemas) -> None:
         super().__init__(call_format, schemas)
-        self._format = call_format
         self._types: frozenset[str] | None = None
         self._value: list[str] = []
         self._has_started_value = False
         self._is_quoted = False
+        self._is_in_object = False
+        self._has_object = False
 
     @property
     def is_quoting(self) -> bool:
         """See Reader."""
-        return self._types is not None
+        return self._types is not None or self._is_in_object
 
     def _advance(self) -> bool:
-        return super()._advance() if self._types is None else self._read_value(self._types)
+        if self._is_in_object:
+            return self._read_object()
+        if self._types is not None:
+            return self._read_value(self._types)
+        head = self._format.object_head
+        if head is not None and self.is_open and (match := head.match(self._pending)) is not None:
+            self._pending = self._pending[match.end() :]
+            self._value, self._is_in_object = [], True
+            return True
+        was_open = self.is_open
+        has_advanced = super()._advance()
+        self._has_object = self._has_object and was_open and self.is_open
+        return has_advanced
+
+    def _read_object(self) -> bool:
+        """Read all arguments as one JSON object, whose braces are already there."""
+        end = self._format.object_end
+        before, found, after = self._pending.partition(end)
+        if not found:
+            certain = len(before) - count_partial_marker(before, (end,))
+            before, after = before[:certain], before[certain:]
+        self._value.append(before)
+        self._pending = after
+        if not found:
+            return False
+        written = "".join(self._value).strip()
+        self.is_broken = bool(self._keys) or self._has_object or not is_object(written)
+        self._is_in_object, self._has_object = False, True
+        self._add(written[1:-1])
+        return True
 
     def _key(self, match: re.Match[str]) -> str:
-        return unescape_entities(match["key"]) if self._format.has_entities else match["key"]
+        return unescape_entities(match["key"]) if self._format.has_entities else match["key"].strip()
 
     def _start_value(self, match: re.Match[str]) -> None:
         super()._start_value(match)
-        is_text = match.groupdict().get("is_text")
-        if is_text is None:
-            properties = self._schema.get("properties")
-            known = properties.get(self._key(match)) if isinstance(properties, dict) else None
-            self._types = find_types(known, self._schema) or GUESSED
-        else:
-            self._types = STRING if is_text in ("true", "string") else NOT_STRING
+        self.is_broken |= self._has_object
+        self._types = self._find_types(match)
         self._value, self._has_started_value, self._is_quoted = [], False, False
+
+    def _find_types(self, match: re.Match[str]) -> frozenset[str]:
+        """Return the types that a value may have: as its tag says, or as the tool's schema does."""
+        if "is_text" in match.re.groupindex:
+            return STRING if match["is_text"] in ("true", "string", None) else NOT_STRING
+        if self._unknown is not None:
+            return GUESSED if self._format.guesses_json else STRING_OR_NULL
+        properties = self._schema.get("properties")
+        known = properties.get(self._key(match)) if isinstance(properties, dict) else None
+        return find_types(known, self._schema) or GUESSED
 
     def _read_value(self, types: frozenset[str]) -> bool:
         layout = self._format
@@ -419,11 +492,19 @@ class TaggedReader(_ArgumentReader):
         text = text.removesuffix("\n") if layout.has_breaks else text
         text = text.rstrip() if is_stripped else text
         if types == STRING:
-            self._fragments.append(f'{escaped(text)}"')
+            self._add(f'{escaped(text)}"')
         else:
-            self._fragments.append(to_json_value("".join([*self._value, text]), types))
+            self._add(self._converted("".join([*self._value, text]), types))
         self._types = None
         return True
+
+    def _converted(self, text: str, types: frozenset[str]) -> str:
+        """Return a value as JSON of one of the types."""
+        if types == GUESSED and self._format.guesses_json:
+            is_string = text.strip().startswith('"') and is_json(text.strip())
+            if self._unknown is not None or is_string:
+                return guessed_to_json(text)
+        return to_json_value(text, types)
 
     def _start_text(self, types: frozenset[str]) -> bool:
         """Drop the space before a value; return whether the value has begun."""
@@ -437,13 +518,14 @@ class TaggedReader(_ArgumentReader):
                 return False
             self._pending = self._pending.removeprefix(opening)
         self._has_started_value = True
-        self._fragments += ['"'] if types == STRING else []
+        if types == STRING:
+            self._add('"')
         return True
 
     def _take_value(self, types: frozenset[str], end: int) -> None:
         text, self._pending = self._pending[:end], self._pending[end:]
         if text and types == STRING:
-            self._fragments.append(escaped(text))
+            self._add(escaped(text))
         elif text:
             self._value.append(text)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from reprise.server.tools.formats import ListedFormat
+from reprise.server.tools.formats import FORMATS, ListedFormat
 from reprise.server.validation.json_schema import list_of, target_of
 
 STRING = frozenset({"string"})
@@ -14,7 +14,17 @@ GUESSED = frozenset({"string", "object", "array"})
 """The types of a value without a known type: JSON objects and arrays are recognized, all else is a string."""
 
 NOT_STRING = frozenset({"number", "integer", "boolean", "null", "object", "array"})
+STRING_OR_NULL = frozenset({"string", "null"})
+_NESTED = frozenset({"object", "array"})
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+MAX_SIGNS = 2**16
+"""Limit for the commas and opening brackets of JSON that is parsed at once, on the loop, in about 10 ms.
+
+Long strings take hardly any time.
+"""
+MAX_LITERAL_CHARACTERS = 2**14
+"""Limit for text that only Python's code reads, at once: the worst of that length takes about 10 ms."""
+
 _MAX_DEPTH = 16
 _JSON_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
@@ -48,14 +58,55 @@ def to_json_value(text: str, types: frozenset[str]) -> str:
     """Convert a value's text to JSON of one of the types, or to a JSON string if it has none of them."""
     if types != STRING:
         try:
-            value = from_json(text.strip(), allow_inf_nan=False)
+            value = parse_json(text.strip())
         except ValueError:
             value = _read_word(text.strip().lower(), types)
+            if types & _NESTED and (written := _nested_literal(text)) is not None:
+                value = from_json(written)
         for kind in _kinds_of(value):
             if kind in types:
                 whole = int(value) if kind == "integer" and isinstance(value, float) else value
                 return to_json(whole).decode()
     return to_json(text).decode()
+
+
+def guessed_to_json(text: str) -> str:
+    """Convert a value's text to JSON: JSON and Python's literals as what they mean, else as a string."""
+    text = text.strip()
+    constant = _CONSTANTS.get(text)
+    if constant is not None:
+        return constant
+    return text if is_json(text) else _nested_literal(text) or to_json(text).decode()
+
+
+def check_signs(text: str) -> None:
+    """Raise ValueError if a text has more than MAX_SIGNS."""
+    if len(text) > MAX_SIGNS and sum(map(text.count, ",[{")) > MAX_SIGNS:
+        raise ValueError("too many values")
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON. Raises ValueError if it is none, or has more than MAX_SIGNS."""
+    check_signs(text)
+    return from_json(text, allow_inf_nan=False)
+
+
+def is_json(text: str) -> bool:
+    """Return whether parse_json() can parse a text."""
+    try:
+        parse_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _nested_literal(text: str) -> str | None:
+    """Return an object or a list in Python's notation as JSON; None if the text is none."""
+    text = text.strip()
+    if not text.startswith(("{", "[")) or len(text) > MAX_LITERAL_CHARACTERS:
+        return None
+    layout = FORMATS["pythonic"]
+    return literal_to_json(text, layout) if isinstance(layout, ListedFormat) else None
 
 
 def escape_entities(name: str) -> str:
@@ -154,6 +205,15 @@ def _literals(layout: ListedFormat) -> re.Pattern[str]:
 
 def literal_to_json(text: str, layout: ListedFormat) -> str | None:
     """Convert a literal to JSON; return None if the text is not a literal of the layout."""
+    written = convert_words(text, layout)
+    return written if written is not None and is_json(written) else None
+
+
+def convert_words(text: str, layout: ListedFormat) -> str | None:
+    """Write the words and strings of a literal as JSON has them; None if one has no meaning.
+
+    The text may be a part of a literal that ends before or after one of the characters `,()[]{}`.
+    """
     parts = []
     for match in _literals(layout).finditer(text):
         kind, found = match.lastgroup or "", match[match.lastgroup or 0]
@@ -167,12 +227,7 @@ def literal_to_json(text: str, layout: ListedFormat) -> str | None:
             parts.append(_CONSTANTS.get(found) or to_json(found).decode())
         else:
             parts.append(found)
-    written = "".join(parts).strip()
-    try:
-        from_json(written, allow_inf_nan=False)
-    except ValueError:
-        return None
-    return written
+    return "".join(parts).strip()
 
 
 def _unescape_all(text: str) -> str:

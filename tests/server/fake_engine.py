@@ -3,7 +3,6 @@
 Token ids are the bytes of UTF-8 text. The chat template joins lines of "role: content".
 """
 
-import json
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -11,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from reprise.engine.foreign.child_script import read_calls
-from reprise.engine.foreign.tool_calls import WrittenCall
 from reprise.engine.interface.errors import RETRY_AFTER_S, EngineError, GrammarError, SharedTableError
 from reprise.engine.interface.events import (
     Delta,
@@ -54,11 +51,6 @@ CALLING = Markers(
 PROCESSOR = ImageProcessor("qwen", 16, 2, 4096, 1 << 20, 3, "\x03", "\x03", "[\x03]")
 SEEING = VisionInfo("qwen", 3, 16, 2, 4, 1024, 768, PROCESSOR)
 THINKING = replace(CALLING, think_start=marker("<think>"), think_end=marker("</think>"))
-
-
-def parse_json(text: str, _: list[dict[str, Any]]) -> Any:
-    """Parse like mlx-lm's json_tools."""
-    return json.loads(text)
 
 
 class FakeTokenizer:
@@ -123,9 +115,6 @@ class FakeTokenizer:
 
     def find_head_end(self, prompt: Sequence[int], text: str) -> int:
         return max(0, bytes(prompt).find(text.encode()))
-
-    def parse_calls(self, text: str, tools: bytes) -> list[WrittenCall]:
-        return [WrittenCall(**call) for call in read_calls(parse_json, text, json.loads(tools))]
 
 
 @dataclass

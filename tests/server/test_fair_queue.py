@@ -72,10 +72,7 @@ async def test_several_threads_run_one_job_of_each_client():
 
     jobs = [asyncio.ensure_future(lane.run(client, partial(work, client))) for client in "aabbc"]
     assert {await asyncio.to_thread(begun.get) for _ in range(2)} == {"a", "b"}  # noqa: TID251
-    assert [lane.num_waiting(client) for client in "abc"] == [1, 1, 1]
     jobs[1].cancel()
-    await asyncio.sleep(0)
-    assert lane.num_waiting("a") == 0
     may_end.set()
     await asyncio.gather(*jobs[:1], *jobs[2:])
     assert {begun.get_nowait() for _ in range(2)} == {"b", "c"}

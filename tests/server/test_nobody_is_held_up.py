@@ -17,6 +17,7 @@ from reprise.server.metrics.loop_lag import NOT_HELD
 from reprise.server.validation.fields import MAX_FIELDS
 from tests.holds import MOST_S
 from tests.machine import allowed_s
+from tests.server.fake_engine import says
 from tests.server.openai_shapes import assert_error
 from tests.server.served import served
 
@@ -150,6 +151,17 @@ def test_long_parts_of_a_request_are_translated_and_repeated_beside_the_event_lo
     answer = httpx.post(url + path, json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     assert len(answer.content) < 10_000
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("unit", ['{"a": ', "[0,0],", " ", '"\\\\', "</tool_call>", '{"arguments": {}}, '])
+def test_an_answer_that_is_one_long_tool_call_is_read_as_it_arrives(url, engine, unit, is_streamed):
+    for head in ("<tool_call>", '<tool_call>{"name": "f", "arguments": {"a": [', "<tool_call>["):
+        text = head + unit * (300_000 // len(unit)) + "</tool_call>"
+        engine.script = says(*(text[at : at + 8] for at in range(0, len(text), 8)))
+        asked = {"messages": [{"role": "user", "content": "a"}], "stream": is_streamed}
+        asked["tools"] = [{"type": "function", "function": {"name": "f"}}]
+        assert httpx.post(url + CHAT, json=asked, timeout=120).status_code == 200
 
 
 def test_a_long_text_with_pieces_is_written_while_it_is_read(url, engine):

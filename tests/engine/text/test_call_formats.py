@@ -56,10 +56,6 @@ def test_gpt_oss_has_channels_and_its_own_ends():
     )
 
 
-def test_what_no_parser_knows_is_no_call():
-    assert make(DEEPSEEK, "<｜tool▁calls▁begin｜>").parse_calls("x", b"[]") == []
-
-
 def test_mlx_lm_s_template_of_deepseek_v3_2_is_rendered():
     inner = load_tokenizer(BUNDLED_MODEL)._tokenizer
     inner.add_tokens([AddedToken("｜DSML｜", special=True, normalized=False)])

@@ -1,7 +1,5 @@
 """The markers of a model, and prompts that open the reasoning."""
 
-import json
-
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import gemma4, json_tools
@@ -68,14 +66,12 @@ def test_only_a_prompt_that_ends_with_the_marker_opens_reasoning(
     assert not make_tokenizer().opens_thinking(make_tokenizer().encode(prompt))
 
 
-def test_tool_calls_that_quote_with_special_tokens_are_parsed() -> None:
+def test_the_special_tokens_that_tool_calls_quote_with_are_text() -> None:
     tokenizer = make_thinker(gemma4, ["<|tool_call>", "<tool_call|>", '<|"|>'])
     answer = 'Look<|"|>: <|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>.'
     detokenizer = Detokenizer(tokenizer, [])
     text = "".join(detokenizer.add(token) for token in tokenizer.encode(answer))
     assert text == answer.replace('<|"|>', "", 1)
-    (call,) = tokenizer.parse_calls(text.partition("<|tool_call>")[2].partition("<tool_call|>")[0], b"[]")
-    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Rome"})
 
 
 def test_reasoning_tokens_are_counted_with_their_markers(thinker: Tokenizer) -> None:

@@ -37,7 +37,6 @@ def written(request, engine):
         inner=inner,
         call_format=request.param.removesuffix("_list"),
     )
-    engine.tokenizer.parse_calls = lambda _text, _tools: []
     return write("get_weather", VALUES)
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from reprise.config.settings import Settings
 from reprise.engine.foreign.chat_templates import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
-from reprise.engine.foreign.tool_calls import PARSE_LIMITS
 from reprise.server.conversation.model import MAX_MESSAGES, MAX_PARTS
 from reprise.server.executor import LARGE_BYTES
 from reprise.server.http.body import MAX_HEADERS
@@ -19,6 +18,7 @@ from reprise.server.http.connection import (
 from reprise.server.llama_server_api.tokens import TOKENS_AT_ONCE
 from reprise.server.openai_api.responses.routes import MAX_NAMED
 from reprise.server.openai_api.responses.schemas import MAX_ITEMS
+from reprise.server.tools.values import MAX_SIGNS
 from reprise.server.validation.body import (
     FRAGMENT_BYTES,
     FRAGMENT_VALUES,
@@ -53,5 +53,5 @@ def test_the_page_s_limits_are_those_of_the_code():
     assert f"fragments of {FRAGMENT_BYTES >> 10} KiB and {FRAGMENT_VALUES:,} values" in text
     assert f"more than {LARGE_BYTES >> 20} MiB have a thread" in text
     assert f"{TIME_LIMIT_S:g} seconds and {MEMORY_LIMIT_BYTES >> 30} GiB" in text
-    assert f"{PARSE_LIMITS.cpu_s:g} seconds of CPU time and {PARSE_LIMITS.memory_bytes >> 20} MiB" in text
+    assert f"more than {MAX_SIGNS:,} commas and opening brackets" in text
     assert Settings().host == "127.0.0.1"

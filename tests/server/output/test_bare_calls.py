@@ -20,14 +20,10 @@ OTHER = "<function=g>\n</function>"
 F, G = ("f", '{"a": "1"}'), ("g", "{}")
 
 
-async def parse_nothing(_):
-    return []
-
-
 def rules_of(names=("f", "g"), *, is_streamed=True, is_parallel=True):
     reader = partial(make_reader, find_format(QWEN), SCHEMAS)
     bare = bare_calls(QWEN, names)
-    return ToolCallRules(parse_nothing, is_parallel, reader, is_streamed, bare_calls=bare)
+    return ToolCallRules(is_parallel, reader, is_streamed, bare_calls=bare)
 
 
 CASES = {

@@ -54,10 +54,6 @@ def read(pieces, rules, reason="stop"):
     return parser, parts + parser.end(Finished(reason, Usage(), tokens))
 
 
-async def parse(_):
-    raise AssertionError("nothing is parsed apart")
-
-
 def shown(parts):
     output = ChoiceOutput.of(parts)
     return output.reasoning, output.text, [(call.name, call.arguments) for call in output.tool_calls]
@@ -66,7 +62,7 @@ def shown(parts):
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("text", "reasoning", "content", "calls"), CASES, ids=[repr(r[0]) for r in CASES])
 def test_channels_are_told_apart_wherever_the_text_is_split(text, reasoning, content, calls, is_streamed):
-    rules = ToolCallRules(parse, is_streamed=is_streamed)
+    rules = ToolCallRules(is_streamed=is_streamed)
     wanted = (reasoning, content, calls)
     if is_streamed and content == "{":
         wanted = ("", "", [("get_weather", "{")])
@@ -77,13 +73,13 @@ def test_channels_are_told_apart_wherever_the_text_is_split(text, reasoning, con
 
 
 def test_a_streamed_call_s_arguments_come_as_they_are_written():
-    _, parts = read(list(CALL), ToolCallRules(parse, is_streamed=True))
+    _, parts = read(list(CALL), ToolCallRules(is_streamed=True))
     assert isinstance(parts[0], CallStartPart)
     assert sum(isinstance(part, CallArgumentsPart) for part in parts) == len(CITY)
 
 
 def test_without_parallel_calls_the_answer_ends_with_the_first():
-    _, parts = read([CALL, "<|call|>", NEXT, FINAL], ToolCallRules(parse, is_parallel=False))
+    _, parts = read([CALL, "<|call|>", NEXT, FINAL], ToolCallRules(is_parallel=False))
     assert shown(parts) == ("", "", WEATHER)
 
 
@@ -98,7 +94,7 @@ def test_reasoning_tokens_are_those_of_the_analysis_channel():
 
 
 def test_reading_takes_time_in_proportion_to_the_text():
-    parser = parser_factory(MARKERS, False, ToolCallRules(parse))()
+    parser = parser_factory(MARKERS, False, ToolCallRules())()
     CountedText.num_characters = 0
     for _ in range(500):
         parser.read(Delta(CountedText("a <b> ")))

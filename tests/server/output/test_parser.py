@@ -7,8 +7,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reprise.engine.foreign.child_script import read_calls
-from reprise.engine.foreign.tool_calls import WrittenCall
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from reprise.engine.text.markers import Markers
 from reprise.server.output.parser import MarkerParser, parser_factory
@@ -24,32 +22,29 @@ from reprise.server.output.text_parser import PlainParser
 from reprise.server.tools.formats import find_format
 from reprise.server.tools.readers import JsonStringTracker, make_reader
 from tests.server.counted_text import CountedText
-from tests.server.fake_engine import CALLING, THINKING, marker, parse_json
+from tests.server.fake_engine import CALLING, THINKING, marker
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
 F, G = ("f", '{"a": 1}'), ("g", "{}")
 
 
-async def parse(text):
-    return [WrittenCall(**call) for call in read_calls(parse_json, text, [])]
+def known(call_format, names="fg", *, is_streamed=False, is_parallel=True):
+    layout = find_format(replace(CALLING, call_format=call_format))
+    reader = partial(make_reader, layout, {name: {} for name in names})
+    return ToolCallRules(is_parallel, reader, is_streamed)
 
 
-def resumed(parser, parts):
-    """Return the parts, and those that follow once the tool calls have been parsed."""
-    while parser.parse_pending is not None:
-        with pytest.raises(StopIteration) as ended:
-            parser.parse_pending().send(None)
-        parts = parts + parser.resume(ended.value.value)
-    return parts
+UNKNOWN = known("json_tools", names="")
+"""No tool of the request has the name that the model writes."""
 
 
 def read_all(parser, deltas, end):
-    parts = [part for delta in deltas for part in resumed(parser, parser.read(delta))]
-    return ChoiceOutput.of(parts + resumed(parser, parser.end(end)))
+    parts = [part for delta in deltas for part in parser.read(delta)]
+    return ChoiceOutput.of(parts + parser.end(end))
 
 
-def read(pieces, markers=THINKING, is_thinking=False, rules=ToolCallRules(parse), reason="stop"):  # noqa: B008
+def read(pieces, markers=THINKING, is_thinking=False, rules=UNKNOWN, reason="stop"):
     parser = MarkerParser(markers, is_thinking, rules)
     return read_all(parser, map(Delta, pieces), Finished(reason, Usage()))
 
@@ -192,14 +187,10 @@ def test_a_tool_call_that_was_cut_short_is_text_with_finish_reason_length():
 
 
 def test_without_parallel_tool_calls_the_output_ends_with_the_first_one():
-    one = ToolCallRules(parse, is_parallel=False)
+    one = known("json_tools", names="", is_parallel=False)
     assert parsed(read([CALL, "\nmore ", OTHER], rules=one)) == ("", "", [F], "tool_calls")
-
-    async def parse_twice(_):
-        return await parse('{"name": "g"}') * 2
-
-    several = ToolCallRules(parse_twice, is_parallel=False)
-    assert parsed(read([CALL], rules=several)) == ("", "", [G], "tool_calls")
+    several = '<tool_call>[{"name": "g"}, {"name": "f"}]</tool_call>'
+    assert parsed(read([several], rules=one)) == ("", "", [G], "tool_calls")
 
 
 def test_without_tools_tool_calls_are_text():
@@ -208,8 +199,12 @@ def test_without_tools_tool_calls_are_text():
 
 def test_a_tool_call_format_without_an_end_marker_lasts_to_the_end():
     markers = replace(CALLING, call_start=marker("[CALLS]"), call_end=None, call_format="mistral")
-    assert parsed(read(['hm [CALLS]{"name": ', '"g"}'], markers)) == ("", "hm ", [G], "tool_calls")
-    assert parsed(read(['hm [CALLS]{"name": '], markers)) == ("", 'hm [CALLS]{"name": ', [], "stop")
+    rules = known("mistral")
+    assert parsed(read(['hm [CALLS][{"name": ', '"g"}]'], markers, rules=rules)) == (
+        "", "hm ", [G], "tool_calls"
+    )  # fmt: skip
+    text = 'hm [CALLS][{"name": '
+    assert parsed(read([text], markers, rules=rules)) == ("", text, [], "stop")
 
 
 def test_separators_are_not_content():
@@ -225,7 +220,7 @@ def test_each_tool_call_has_an_index_and_a_unique_id():
 
 
 def test_text_is_emitted_at_once_except_for_a_possible_marker():
-    parser = MarkerParser(THINKING, False, ToolCallRules(parse))
+    parser = MarkerParser(THINKING, False, UNKNOWN)
     assert parser.read(Delta("<thi")) == []
     assert parser.read(Delta("s is")) == [TextPart("<this is")]
     assert parser.read(Delta(" good <to")) == [TextPart(" good ")]
@@ -233,16 +228,16 @@ def test_text_is_emitted_at_once_except_for_a_possible_marker():
 
 
 def test_a_tool_call_is_emitted_as_soon_as_it_is_complete():
-    parser = MarkerParser(THINKING, True, ToolCallRules(parse))
+    parser = MarkerParser(THINKING, True, UNKNOWN)
     assert parser.read(Delta("hm ")) == [ReasoningPart("hm")]
     assert parser.read(Delta("so</think>" + CALL[:-1])) == [ReasoningPart(" so")]
-    (call,) = resumed(parser, parser.read(Delta(CALL[-1])))
+    (call,) = parser.read(Delta(CALL[-1]))
     assert isinstance(call, ToolCallPart)
 
 
 def test_models_without_markers_get_the_plain_parser():
     assert parser_factory(CALLING, False, None) is PlainParser
-    assert isinstance(parser_factory(CALLING, False, ToolCallRules(parse))(), MarkerParser)
+    assert isinstance(parser_factory(CALLING, False, UNKNOWN)(), MarkerParser)
     assert isinstance(parser_factory(THINKING, False, None)(), MarkerParser)
 
 
@@ -260,7 +255,7 @@ def test_models_without_markers_get_the_plain_parser():
     ],
 )
 def test_reasoning_tokens_are_counted(text, is_open, count):
-    parser = MarkerParser(THINKING, is_open, ToolCallRules(parse))
+    parser = MarkerParser(THINKING, is_open, UNKNOWN)
     read_all(parser, [Delta(text)], Finished("stop", Usage(), tuple(text.encode())))
     assert parser.num_reasoning_tokens == count
 
@@ -272,7 +267,7 @@ def _entries(text):
 @given(st.data())
 def test_content_has_the_logprobs_of_its_own_tokens_only(data):
     text = f"<think>hm</think>\nżółw 😀{CALL} ok"
-    parser = MarkerParser(THINKING, False, ToolCallRules(parse))
+    parser = MarkerParser(THINKING, False, UNKNOWN)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     deltas = [Delta(piece, _entries(piece)) for piece in pieces]
@@ -293,11 +288,6 @@ def test_open_strings_are_tracked_however_the_json_is_split(text, at):
     assert strings.is_open == is_open
 
 
-def known(call_format, *, is_streamed, is_parallel=True):
-    reader = partial(make_reader, find_format(replace(CALLING, call_format=call_format)), {"f": {}, "g": {}})
-    return ToolCallRules(parse, is_parallel, reader, is_streamed)
-
-
 READ = {
     "one call": (CALL, "", [F]),
     "two calls": (f"a{CALL}\n{OTHER}", "a", [F, G]),
@@ -311,7 +301,7 @@ READ = {
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("text", "content", "calls"), READ.values(), ids=READ)
-def test_calls_that_are_read_bit_by_bit_are_those_that_are_parsed_whole(text, content, calls, is_streamed):
+def test_calls_of_known_tools_are_the_same_as_others_and_in_streams(text, content, calls, is_streamed):
     rules = known("json_tools", is_streamed=is_streamed)
     for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(1, len(text)))):
         assert parsed(read(pieces, rules=rules)) == ("", content, calls, "tool_calls")
@@ -410,7 +400,7 @@ ATEM = (
 def test_messages_of_muse_spark_go_where_their_headers_say(text, reasoning, content, calls):
     layout = find_format(MUSE)
     schemas = {"f": {"properties": {"a": {"type": "integer"}}}}
-    rules = ToolCallRules(parse, make_reader=partial(make_reader, layout, schemas))
+    rules = ToolCallRules(make_reader=partial(make_reader, layout, schemas))
     for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(1, len(text)))):
         output = read(pieces, MUSE, rules=rules)
         finish = "tool_calls" if calls else "stop"
