@@ -15,13 +15,13 @@ from reprise.drafters.base import Drafter
 from reprise.drafters.repetition import score_in_slices
 from reprise.engine.distributed import follow
 from reprise.engine.distributed.rank_0 import Ranks
-from reprise.engine.distributed.ranks.place import Place, read_place
+from reprise.engine.distributed.ranks import Place, read_place
 from reprise.engine.engine import Engine
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.events import Event, Failed, Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from reprise.engine.model.loading import StartProgress
-from reprise.engine.models.making import Makers
+from reprise.engine.models.loads import Makers
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.proposers import DraftSources
 from reprise.server.prompt.views import ViewMaker

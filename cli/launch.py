@@ -45,7 +45,7 @@ def launch(hosts: str, arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
     """
     reprise = str(Path(sys.executable).parent / "reprise")
     # -P: a folder here could have the name of a package of ours.
-    launcher = [sys.executable, "-P", "-m", "reprise.engine.distributed.launcher"]
+    launcher = [sys.executable, "-P", "-m", "reprise.engine.distributed.rank_0"]
     with host_file(hosts) as file:
         return _run([*launcher, "--hostfile", file, "--", reprise, *arguments])
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from reprise.config.settings import Settings
 from reprise.drafters.base import Drafter
-from reprise.drafters.copies.history_file import HistoryFile
+from reprise.drafters.copies.history import HistoryFile
 from reprise.drafters.ngram_mod.drafter import NgramModDrafter
-from reprise.drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.ngram_mod.table import NgramModTables
 from reprise.drafters.prediction import PredictionDrafter
 from reprise.drafters.suffix import SuffixDrafter
 

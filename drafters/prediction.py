@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
-from reprise.drafters.copies.copying import CopyCursor
-from reprise.drafters.copies.growing_text import GrowingText
+from reprise.drafters.copies.copying import CopyCursor, GrowingText
 from reprise.drafters.copies.occurrences import MAX_MATCH_TOKENS, Ids, Occurrences, TailHashes
 
 RUN_STARTS = (2, 4, 8, 16, 32)

@@ -24,14 +24,10 @@ from reprise.drafters.base import (
     finish,
 )
 from reprise.drafters.checked_file import owner_of
-from reprise.drafters.copies.copying import CopyCursor
-from reprise.drafters.copies.forms import NUM_KINDS, Forms
-from reprise.drafters.copies.growing_text import GrowingText
-from reprise.drafters.copies.history import DEFAULT_TOKENS, History
-from reprise.drafters.copies.history_file import HistoryFile
-from reprise.drafters.copies.hunks import Hunks
+from reprise.drafters.copies.copying import CopyCursor, GrowingText
+from reprise.drafters.copies.forms import NUM_KINDS, Forms, Hunks
+from reprise.drafters.copies.history import DEFAULT_TOKENS, History, HistoryFile, Shelf
 from reprise.drafters.copies.occurrences import Ids, Match
-from reprise.drafters.copies.shelf import Shelf
 
 CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 """Match lengths at which the next class starts: <3, 3, 4-5, 6-8, 9-15, 16-31, 32 and more tokens."""

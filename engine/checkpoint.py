@@ -18,8 +18,7 @@ from reprise.config.model_settings import display_name
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
 from reprise.engine.model import wedlm
-from reprise.engine.model.files.context_length import find_context_tokens
-from reprise.engine.model.files.folder_reader import check_files
+from reprise.engine.model.files.folder_reader import SafetensorsFile, check_files, read_header
 from reprise.engine.model.files.model_folder import (
     MAX_LAYERS,
     excess,
@@ -29,10 +28,14 @@ from reprise.engine.model.files.model_folder import (
     missing_tokenizer,
     unknown_architecture,
 )
-from reprise.engine.model.files.purpose import find_purpose
-from reprise.engine.model.files.recipe import find_longest, find_vectors, read_recipe
-from reprise.engine.model.files.safetensors_file import SafetensorsFile, read_header
-from reprise.engine.model.weights_here import describe_weights
+from reprise.engine.model.files.recipe import (
+    find_context_tokens,
+    find_longest,
+    find_purpose,
+    find_vectors,
+    read_recipe,
+)
+from reprise.engine.model.loading import describe_weights
 from reprise.engine.speculative.heads.formats import (
     NAMES,
     SIDE_FILES,

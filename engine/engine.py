@@ -18,21 +18,17 @@ from reprise.engine.generating.engine import GeneratingEngine, TableOfModel
 from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.errors import EngineError, ModelLoadError, SharedTableError
 from reprise.engine.interface.events import Sink
-from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse
-from reprise.engine.interface.one_model import OneModel
+from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse, OneModel
 from reprise.engine.interface.request import GenerationRequest, Grammar
 from reprise.engine.interface.status import EngineCounts, EngineStatus, sum_counts
 from reprise.engine.loop import Loading, Loop
 from reprise.engine.model.files.model_folder import ModelFolder
-from reprise.engine.model.hub.hub_download import ReportBytes
+from reprise.engine.model.hub import ReportBytes
 from reprise.engine.model.loading import Progress, StartProgress, check_adapter, find_folder
 from reprise.engine.models.catalogue import Catalogue, FoundModel, choose_first
-from reprise.engine.models.kept_sources import MakeSourcesFor
-from reprise.engine.models.known import KnownModels
-from reprise.engine.models.loads import GivenModel, Loads
-from reprise.engine.models.making import EngineMaker, MakeEngine, Makers
-from reprise.engine.models.messages import Inbox
-from reprise.engine.models.served import ServedModel
+from reprise.engine.models.known import KnownModels, ServedModel
+from reprise.engine.models.loads import EngineMaker, GivenModel, Loads, MakeEngine, Makers, MakeSourcesFor
+from reprise.engine.models.model_engine import Inbox
 from reprise.engine.speculative.costs.exact_widths import Exactness, Shape, Tried, find_exact_shapes
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.text.tokenizer import Tokenizer

@@ -16,11 +16,9 @@ import mlx.core as mx
 
 from reprise.engine.interface.stations import EngineStation, StationClock, station
 from reprise.engine.model.loading import StartProgress
-from reprise.engine.models.known import KnownModels
-from reprise.engine.models.messages import STOPPING
-from reprise.engine.models.served import ServedModel
-from reprise.engine.models.time_shares import SLICE_S, TimeShares
-from reprise.engine.models.watchdog import Watchdog
+from reprise.engine.models.known import KnownModels, ServedModel
+from reprise.engine.models.model_engine import STOPPING
+from reprise.engine.models.watchdog import SLICE_S, TimeShares, Watchdog
 
 log = logging.getLogger("reprise.engine")
 

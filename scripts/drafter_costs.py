@@ -18,7 +18,7 @@ from random import Random
 
 from reprise.drafters.base import Drafter, DraftQuery, IndexesViews, SequenceStart
 from reprise.drafters.ngram_mod.drafter import NgramModDrafter
-from reprise.drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.ngram_mod.table import NgramModTables
 from reprise.drafters.prediction import PredictionDrafter
 from reprise.drafters.repetition import score_in_slices
 from reprise.drafters.suffix import SuffixDrafter

@@ -50,7 +50,7 @@ from reprise.server.logs import LOGGER, LoadingLog, configure_logs
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
     from reprise.engine.model.loading import StartProgress
-    from reprise.engine.models.kept_sources import MakeSourcesFor
+    from reprise.engine.models.loads import MakeSourcesFor
     from reprise.engine.speculative.proposers import MakeSources
 
 Prepare = Callable[[Settings, "StartProgress"], Settings]
@@ -228,10 +228,10 @@ def _serve_with_ranks(settings: Settings, make_sources: "MakeSources | None", bo
 
     Raises ModelError.
     """
-    from reprise.engine.distributed.ranks.place import read_place
+    from reprise.engine.distributed.ranks import read_place
     from reprise.engine.engine import Engine
     from reprise.engine.interface.errors import ModelError
-    from reprise.engine.models.making import Makers
+    from reprise.engine.models.loads import Makers
 
     place = read_place()
     if place is None:
@@ -254,7 +254,7 @@ def follow(settings: Settings) -> int | None:
     Return None on rank 0, or if there are no ranks, and an exit status if the rank cannot be read.
     """
     from reprise.engine.distributed.follow import run as run_follower
-    from reprise.engine.distributed.ranks.place import read_place
+    from reprise.engine.distributed.ranks import read_place
     from reprise.engine.interface.errors import ModelError
 
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)

@@ -22,13 +22,13 @@ from reprise.bench.tables import Column
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
 from reprise.engine.model.loading import load_tokenizer
-from reprise.engine.speculative.translation.translation import Strategy
+from reprise.engine.speculative.translation import Strategy
 
 BUNDLED_DRAFTS = tuple(BUNDLED_MODEL / name for name in ("draft_polish", "draft"))
 STRATEGIES: tuple[Strategy, ...] = ("context", "shared", "none")
 
 COUNTS = ("translated", "absorbed", "resynchronised", "skipped")
-"""Outcomes of translated drafts; see reprise.engine.speculative.translation.translator.TranslationCounts."""
+"""Outcomes of translated drafts; see reprise.engine.speculative.translation.TranslationCounts."""
 
 COLUMNS = [
     Column("draft_model", "draft model", is_key=True), Column("strategy", "strategy", is_key=True),

@@ -23,7 +23,7 @@ from reprise.bench.workloads import Chat
 from reprise.config.settings import Settings
 from reprise.drafters.assembly import make_drafters
 from reprise.drafters.ngram_mod.drafter import NgramModDrafter
-from reprise.drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.ngram_mod.table import NgramModTables
 from reprise.engine.interface.request import DraftType
 
 DRAFT_TYPES: tuple[DraftType, ...] = ("auto", "suffix", "ngram-mod", "ngram-simple")

@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the downloaded models; return 0."""
     # Imported here so that other commands do not load the engine.
     from reprise.engine.model.convert.kept import list_packaged
-    from reprise.engine.model.hub.hub_cache import HubCache
+    from reprise.engine.model.hub import HubCache
 
     cache = HubCache()
     models = sorted([*cache.list_models(), *list_packaged()], key=lambda model: model.name.lower())

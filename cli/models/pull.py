@@ -7,7 +7,7 @@ from reprise.cli.arguments import FailedError, failing
 from reprise.cli.models.convert import progress_bar
 from reprise.config.settings import Settings
 from reprise.engine.model.convert.sources import find_packaged
-from reprise.engine.models.converted import with_converted
+from reprise.engine.models.catalogue import with_converted
 
 HELP = "Download a model from the hub, or continue where a download broke off."
 
@@ -29,8 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from reprise.engine.model.hub.hub_cache import HubError
-    from reprise.engine.model.hub.hub_download import pull
+    from reprise.engine.model.hub import HubError, pull
 
     if find_packaged(arguments.name):
         print(with_converted(Settings(model=arguments.name), progress_bar).model)

@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Delete the model; return 0. Raises FailedError if it is missing or cannot be deleted."""
     # Imported here so that other commands do not load the engine.
     from reprise.engine.model.convert.sources import is_converted_first
-    from reprise.engine.model.hub.hub_cache import HubCache, HubError
+    from reprise.engine.model.hub import HubCache, HubError
 
     if is_converted_first(arguments.name):
         from reprise.engine.model.convert import kept

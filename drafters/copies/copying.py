@@ -13,9 +13,247 @@ the new position is confirmed, and searches from there again if it is not.
 """
 
 from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from reprise.drafters.copies.changes import Change, Changes
-from reprise.drafters.copies.occurrences import Ids
+from reprise.drafters.base import SLICE_TOKENS, Slices, finish
+from reprise.drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Ids, Match, Occurrences, TailHashes
+
+_MIN_CAPACITY = 4096
+_MIN_RECALL_TOKENS = 4
+_GROW_EVERY = 16  # tokens between two slices of growing, which are done long before there is no room
+
+
+class GrowingText:
+    """A text whose prompt is taken in and indexed in slices, while tokens are appended already.
+
+    prompt: the first tokens; the work of index_tokens() takes them in.
+    tokens: all tokens taken in so far; grows in place. index: of these tokens; may lag behind.
+    tail: hashes of the text's end.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.tokens: Ids = array("I")
+        self.index = Occurrences(self.tokens, _capacity_for(len(prompt)))
+        self._growing: Slices | None = None
+        self.tail = TailHashes(prompt)
+        self._prompt: Sequence[int] = prompt
+        # The text's end, and the tokens after the prompt, until all of that is taken in.
+        self._end: Ids = array("I", prompt[-MAX_MATCH_TOKENS:])
+        self._later: list[int] = []
+        self._is_taken = False
+
+    @property
+    def end(self) -> Ids:
+        """At least the last MAX_MATCH_TOKENS tokens of the text, or all there are."""
+        return self.tokens if self._is_taken else self._end
+
+    def take_tokens(self) -> Slices:
+        """Return the work of taking in the rest of the prompt, without adding it to the index."""
+        while not self._is_taken:
+            yield self._take_slice()
+
+    def _take_slice(self) -> int:
+        """Take in the next tokens of the prompt; return how many."""
+        part = self._prompt[len(self.tokens) : len(self.tokens) + SLICE_TOKENS]
+        self.tokens += array("I", part)
+        if len(self.tokens) == len(self._prompt):
+            self._is_taken, self._prompt = True, ()
+            self.tokens.extend(self._later)
+            self._later = []
+            if (capacity := _capacity_for(len(self.tokens))) > self.index.capacity:
+                # The answer is long already, so this begins anew.
+                self.index = Occurrences(self.tokens, capacity)
+        return len(part)
+
+    def index_tokens(self) -> Slices:
+        """Return the work of taking in the rest of the prompt, and of adding all tokens to the index."""
+        yield from self.index.touch()
+        while True:
+            if not self._is_taken:
+                self._take_slice()
+            if not (num_tokens := self._index_slice(self.index)):
+                return
+            yield num_tokens
+
+    def _index_slice(self, index: Occurrences) -> int:
+        """Add the next tokens to an index that is behind; return how many."""
+        start, tokens = index.end, self.tokens
+        num_tokens = min(len(tokens) - start, SLICE_TOKENS)
+        index.extend(tokens[start : start + num_tokens], tokens[max(0, start - LONGEST) : start])
+        return num_tokens
+
+    def _grow(self) -> Slices:
+        """Return the work of building an index with twice the room, which then takes this one's place."""
+        larger = Occurrences(self.tokens, 2 * self.index.capacity)
+        yield from larger.touch()
+        while num_tokens := self._index_slice(larger):
+            yield num_tokens
+        self.index, self._growing = larger, None
+
+    def append(self, token: int) -> None:
+        """Append a token."""
+        hashes = self.tail.append(token)
+        if not self._is_taken:
+            self._later.append(token)
+            self._end.append(token)
+            del self._end[:-MAX_MATCH_TOKENS]
+            return
+        index, tokens = self.index, self.tokens
+        tokens.append(token)
+        # An index that is behind gets to this token later.
+        if index.end == len(tokens) - 1:
+            index.append(hashes)
+        if len(tokens) >= index.capacity - index.capacity // 8:
+            self._growing = self._growing or self._grow()
+            if len(tokens) + 2 >= index.capacity:
+                finish(self._growing)
+            elif len(tokens) % _GROW_EVERY == 0:
+                next(self._growing, None)
+
+    def find_earlier(self) -> Match | None:
+        """Return the longest earlier occurrence of the text's end, in the indexed part of the text."""
+        if self.index.end == len(self.tokens) and self._is_taken:
+            return self.index.find_earlier(self.tokens)
+        return self.index.find(self.tail.hashes, self.end)
+
+    def recall(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the tokens that last followed the text's end with these tokens behind it; () if none did."""
+        end = (self.end[-MAX_MATCH_TOKENS:] + array("I", tokens))[-MAX_MATCH_TOKENS:]
+        match = self.index.find(TailHashes(end).hashes, end)
+        if match is None or match.length < _MIN_RECALL_TOKENS:
+            return ()
+        return self.tokens[match.position : match.position + MAX_MATCH_TOKENS]
+
+
+def _capacity_for(num_tokens: int) -> int:
+    """Return the capacity of an index of a text that may grow by at least a quarter."""
+    return max(_MIN_CAPACITY, 1 << (num_tokens + num_tokens // 4).bit_length())
+
+
+MAX_CHANGE_TOKENS = 8
+"""Maximum length of either side of a change that is learned, in tokens."""
+
+MAX_CHANGES = 256
+"""Maximum number of changes kept for one text; the oldest is dropped first."""
+
+_MAX_NET_FAILURES = 2
+"""If changes seen once failed this many times more often than they succeeded, two sightings are needed."""
+
+
+@dataclass(slots=True)
+class Change:
+    """Source tokens and the tokens that the answer has in their place.
+
+    source, replacement: token ids, 1 to MAX_CHANGE_TOKENS each.
+    num_needed: how often the change must have been seen before it is expected.
+    num_seen: how often it was seen.
+    is_strict: whether the change failed before, so that it is expected only between known neighbors.
+    neighbours: (token before, token after) in the source, wherever the change was seen.
+    """
+
+    source: tuple[int, ...]
+    replacement: tuple[int, ...]
+    num_needed: int
+    num_seen: int = 0
+    is_strict: bool = False
+    neighbours: set[tuple[int, int]] = field(default_factory=set)
+
+
+class Changes:
+    """The changes learned for one text, found by the source tokens that they replace."""
+
+    def __init__(self) -> None:
+        self._by_first: dict[int, list[Change]] = {}
+        self._order: dict[tuple[int, ...], None] = {}
+        # Successes minus failures of changes that had been seen once.
+        self._net_successes = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def expected_at(self, source: Ids, position: int) -> Change | None:
+        """Return the change to expect at a position of the source: the longest, if several fit."""
+        known = self._by_first.get(source[position])
+        if known is None:
+            return None
+        min_seen = 2 if self._net_successes <= -_MAX_NET_FAILURES else 1
+        for change in known:
+            stop = position + len(change.source)
+            if (
+                change.num_seen >= min_seen
+                and change.num_seen >= change.num_needed
+                and tuple(source[position:stop]) == change.source
+                and (not change.is_strict or _neighbours(source, position, stop) in change.neighbours)
+            ):
+                return change
+        return None
+
+    def learn(self, source: Ids, start: int, stop: int, replacement: list[int]) -> None:
+        """Learn that the answer replaced source[start:stop].
+
+        Either side may be empty. A change with a side longer than MAX_CHANGE_TOKENS is ignored.
+        """
+        while stop > start and replacement and replacement[-1] == source[stop - 1]:
+            stop -= 1
+            replacement = replacement[:-1]
+        if start >= 0 and stop - start == len(replacement):
+            # Equally long: compare token by token, so that two adjacent names become two changes.
+            first = 0
+            for at in range(len(replacement) + 1):
+                if at == len(replacement) or source[start + at] == replacement[at]:
+                    self._add(source, start + first, start + at, replacement[first:at], num_needed=1)
+                    first = at + 1
+        elif replacement and stop > start:
+            self._add(source, start, stop, replacement, num_needed=1)
+        elif start > 0:
+            # One side is empty, so the token before is added to both sides to mark the position.
+            self._add(source, start - 1, stop, [source[start - 1], *replacement], num_needed=2)
+
+    def succeed(self, change: Change, source: Ids, position: int) -> None:
+        """Note that a change was expected at a position and the answer made it."""
+        change.neighbours.add(_neighbours(source, position, position + len(change.source)))
+        self._net_successes += change.num_seen == 1
+        change.num_seen += 1
+
+    def fail(self, change: Change, source: Ids, position: int) -> None:
+        """Note that a change was expected at a position and the answer copied the source unchanged."""
+        change.neighbours.discard(_neighbours(source, position, position + len(change.source)))
+        change.is_strict = True
+        self._net_successes -= change.num_seen == 1
+        if not change.neighbours:
+            self._forget(change.source)
+
+    def _add(self, source: Ids, start: int, stop: int, replacement: list[int], num_needed: int) -> None:
+        if not (0 < stop - start <= MAX_CHANGE_TOKENS and 0 < len(replacement) <= MAX_CHANGE_TOKENS):
+            return
+        key, new = tuple(source[start:stop]), tuple(replacement)
+        known = self._by_first.setdefault(key[0], [])
+        change = next((change for change in known if change.source == key), None)
+        if change is None:
+            change = Change(key, new, num_needed)
+            known.append(change)
+            known.sort(key=lambda one: -len(one.source))
+            self._order[key] = None
+        elif change.replacement != new:
+            change.replacement, change.num_needed, change.num_seen = new, num_needed, 0
+            change.neighbours.clear()
+        change.num_seen += 1
+        change.neighbours.add(_neighbours(source, start, stop))
+        if len(self._order) > MAX_CHANGES:
+            self._forget(next(iter(self._order)))
+
+    def _forget(self, key: tuple[int, ...]) -> None:
+        del self._order[key]
+        known = [change for change in self._by_first.pop(key[0]) if change.source != key]
+        if known:
+            self._by_first[key[0]] = known
+
+
+def _neighbours(source: Ids, start: int, stop: int) -> tuple[int, int]:
+    """Return the tokens before and after source[start:stop]; -1 at an end of the source."""
+    return source[start - 1] if start else -1, source[stop] if stop < len(source) else -1
+
 
 # All of these were chosen with `reprise bench replay`.
 _CONFIRM_TOKENS = 4  # matching tokens that confirm a position found near where the cursor was lost

@@ -9,13 +9,72 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 
-from reprise.drafters.base import SLICE_TOKENS, Slices, finish
-from reprise.drafters.copies.growing_text import GrowingText
+from reprise.drafters import checked_file
+from reprise.drafters.base import SLICE_TOKENS, Slices, TableFileError, finish
+from reprise.drafters.copies.copying import GrowingText
 from reprise.drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Hashes, Ids, Match, Occurrences
+
+MAX_TOKENS = 1 << 17
+"""Maximum number of tokens of one sequence's views."""
+
+_MIN_CAPACITY = 4096
+_MIN_SHELF_NGRAM = 2
+
+
+class Shelf:
+    """Texts that are added one after the other, as far as there is room.
+
+    num_tokens: how many tokens to have room for, at most MAX_TOKENS.
+    tokens: those of all texts; grows in place.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self.tokens: Ids = array("I")
+        self.capacity = min(max(_MIN_CAPACITY, 1 << num_tokens.bit_length()), MAX_TOKENS)
+        self._index = Occurrences(self.tokens, self.capacity)
+        self._starts: list[int] = []
+
+    @property
+    def room(self) -> int:
+        """The number of tokens that there is still room for."""
+        return self.capacity - 1 - len(self.tokens)
+
+    def add(self, text: Sequence[int], num_tokens: int = MAX_TOKENS) -> Slices:
+        """Return the work of adding a text's first tokens. Texts are added one after the other."""
+        index, tokens = self._index, self.tokens
+        if not tokens:
+            yield from index.touch()
+        first, num_tokens = len(tokens), min(len(text), num_tokens, self.room)
+        if num_tokens > 0:
+            self._starts.append(first)
+        for at in range(0, num_tokens, SLICE_TOKENS):
+            part = array("I", text[at : min(at + SLICE_TOKENS, num_tokens)])
+            before = tokens[max(first, first + at - LONGEST) :]
+            tokens += part
+            index.extend(part, before)
+            yield len(part)
+
+    def find(self, hashes: Hashes, end: Ids) -> Match | None:
+        """Return the longest occurrence of a text's end. For the parameters see Occurrences.find."""
+        return self._index.find(hashes, end, self._is_followed, _MIN_SHELF_NGRAM)
+
+    def _is_followed(self, position: int) -> bool:
+        """Return whether a text goes on at a position."""
+        starts = self._starts
+        return position < len(self.tokens) and starts[bisect_right(starts, position) - 1] != position
+
+    def end_of(self, position: int) -> int:
+        """Return the position behind the text that the token at a position belongs to."""
+        at = bisect_right(self._starts, position)
+        return self._starts[at] if at < len(self._starts) else len(self.tokens)
+
 
 DEFAULT_TOKENS = 1 << 18
 """Default number of tokens kept; each takes 68 bytes."""
@@ -248,3 +307,65 @@ def _salted(hashes: Hashes, salt: int) -> Hashes:
     # Owners share the tables but not their slots, so that one owner's texts do not hide another's.
     one, two, four, eight, sixteen = hashes
     return one ^ salt, two ^ salt, four ^ salt, eight ^ salt, sixteen ^ salt
+
+
+MAGIC = b"reprise history\n"
+VERSION = 1
+
+_TOKEN_BYTES = 4
+_MAX_TEXTS = 1024  # so that the header stays below its limit: an entry takes up to 48 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFile:
+    """The file in which the finished texts of one vocabulary are kept.
+
+    vocabulary: its fingerprint. scope: "process" or "api-key". A file with other ones is not loaded.
+    """
+
+    path: Path
+    vocabulary: str
+    scope: str
+
+    def write(self, texts: Sequence[tuple[str, Ids]]) -> int:
+        """Write texts, each with its owner; return the size of the file in bytes. Raises TableFileError.
+
+        If the header would be too long, the first texts are left out.
+        """
+        kept = texts[-_MAX_TEXTS:]
+        header = {**self._wanted(), "texts": [[owner, len(tokens)] for owner, tokens in kept]}
+        return checked_file.write(
+            self.path, MAGIC, header, (np.asarray(tokens).astype("<u4").tobytes() for _, tokens in kept)
+        )
+
+    def read(self, max_tokens: int) -> list[tuple[str, Ids]]:
+        """Return the texts, each with its owner; a file with more than max_tokens is refused.
+
+        Returns [] if there is no file. Raises TableFileError, also if it is of another vocabulary or scope.
+        """
+        path = self.path
+        if not path.exists():
+            return []
+        header, arrays = checked_file.read(
+            path, MAGIC, "a file of finished requests", max_tokens * _TOKEN_BYTES
+        )
+        try:
+            checked_file.check_header(path, header, self._wanted())
+            sizes = [(str(owner), int(size)) for owner, size in header["texts"]]
+            if min((size for _, size in sizes), default=0) < 0:
+                raise ValueError("a text has a negative length")
+            if sum(size for _, size in sizes) * _TOKEN_BYTES != len(arrays):
+                raise ValueError("its length does not agree with its header")
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableFileError(f"cannot load {path}: its contents are invalid ({error})") from error
+        tokens = array("I", np.frombuffer(arrays, "<u4").astype(np.uint32).tobytes())
+        ends = accumulate(size for _, size in sizes)
+        return [(owner, tokens[end - size : end]) for (owner, size), end in zip(sizes, ends, strict=True)]
+
+    def delete(self) -> None:
+        """Delete the file, if it exists and can be deleted."""
+        with suppress(OSError):
+            self.path.unlink()
+
+    def _wanted(self) -> dict[str, object]:
+        return {"version": VERSION, "vocabulary": self.vocabulary, "scope": self.scope}

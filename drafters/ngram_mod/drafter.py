@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reprise.drafters.base import NO_DRAFT, SLICE_TOKENS, Draft, DraftQuery, SequenceStart, Slices, finish
-from reprise.drafters.ngram_mod.table import NgramModTable
-from reprise.drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.ngram_mod.table import NgramModTable, NgramModTables
 
 NAME = "ngram-mod"
 

@@ -9,13 +9,19 @@ multiplication instead of a remainder. That is why even the newest token is mult
 """
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from reprise.drafters.base import Slices
+from reprise.drafters import checked_file
+from reprise.drafters.base import Slices, TableFileError
+from reprise.drafters.checked_file import owner_of
 
 DEFAULT_SIZE = 4 * 1024 * 1024
 DEFAULT_N = 16
@@ -225,3 +231,195 @@ def _free(cells: npt.NDArray[np.int32]) -> Slices:
     for size in range(len(cells) - _TOUCHED_SLOTS, 0, -_TOUCHED_SLOTS):
         cells.resize(size, refcheck=False)
         yield 0
+
+
+MAGIC = b"reprise ngram-mod\n"
+VERSION = 1
+
+_PAIR_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """The properties in which a file and the tables that load it must agree.
+
+    vocabulary: fingerprint. scope: "process" or "api-key".
+    """
+
+    vocabulary: str
+    n: int
+    size: int
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTable:
+    """The contents of one table.
+
+    owner: digest of the tenant, or "" for a table of all tenants.
+    slots, tokens: (m,) each; slots in ascending order.
+    """
+
+    owner: str
+    slots: Slots
+    tokens: Tokens
+
+
+def write_tables(path: Path, spec: TableSpec, tables: list[SavedTable]) -> int:
+    """Write the file atomically and return its size in bytes.
+
+    Raises TableFileError; the old file is then unchanged.
+    """
+    entries = [{"owner": table.owner, "occupied": len(table.slots)} for table in tables]
+    header = {**_wanted(spec), "tables": entries}
+    arrays = chain.from_iterable(
+        (table.slots.astype("<u4").tobytes(), table.tokens.astype("<i4").tobytes()) for table in tables
+    )
+    return checked_file.write(path, MAGIC, header, arrays)
+
+
+def read_tables(path: Path, spec: TableSpec, max_tables: int) -> list[SavedTable]:
+    """Read a file of tables.
+
+    max_tables: a file with more tables is refused.
+    Raises TableFileError if the file is missing, damaged, too large or does not agree with spec.
+    """
+    header, arrays = checked_file.read(
+        path, MAGIC, "an ngram-mod file", max_tables * (128 + spec.size * _PAIR_BYTES)
+    )
+    try:
+        checked_file.check_header(path, header, _wanted(spec))
+        return _parse_tables(header["tables"], arrays, spec.size, max_tables)
+    except (ValueError, KeyError, TypeError) as error:
+        raise TableFileError(f"cannot load {path}: its contents are invalid ({error})") from error
+
+
+def _wanted(spec: TableSpec) -> dict[str, Any]:
+    return {"version": VERSION, **asdict(spec)}
+
+
+def _parse_tables(
+    entries: list[dict[str, Any]], arrays: bytes, size: int, max_tables: int
+) -> list[SavedTable]:
+    """Split the binary part of a file into its tables. Raises ValueError if it does not fit the header."""
+    if len(entries) > max_tables:
+        raise ValueError(f"it has {len(entries)} tables, the maximum is {max_tables}")
+    counts = [int(entry["occupied"]) for entry in entries]
+    if min(counts, default=0) < 0 or sum(counts) * _PAIR_BYTES != len(arrays):
+        raise ValueError("its length does not agree with its header")
+    tables, at = [], 0
+    for entry, count in zip(entries, counts, strict=True):
+        slots = np.frombuffer(arrays, "<u4", count, at).astype(np.int64)
+        tokens = np.frombuffer(arrays, "<i4", count, at + 4 * count).astype(np.int32)
+        at += count * _PAIR_BYTES
+        if count and (slots[-1] >= size or np.any(np.diff(slots) <= 0) or tokens.min() < 0):
+            raise ValueError("slots or tokens out of range")
+        tables.append(SavedTable(str(entry["owner"]), slots, tokens))
+    return tables
+
+
+SCOPES = ("process", "api-key")
+MAX_TENANTS = 16
+"""Maximum number of tables with scope "api-key"; the least recently used is dropped first."""
+
+
+class NgramModTables:
+    """The n-gram tables of one vocabulary, which requests share.
+
+    vocabulary: its fingerprint. n, size: of every table.
+    scope: "process" for one table, "api-key" for one table per tenant, which no other tenant reads.
+    file: path for save and load, or None.
+    Raises ValueError for n < 1, a size not in [1, 2**32], or an unknown scope.
+    """
+
+    def __init__(
+        self,
+        vocabulary: str,
+        n: int = DEFAULT_N,
+        size: int = DEFAULT_SIZE,
+        scope: str = "process",
+        file: Path | None = None,
+    ) -> None:
+        if n < 1:
+            raise ValueError(f"n must be at least 1; got {n}")
+        if not 1 <= size <= 1 << 32:
+            raise ValueError(f"an ngram-mod table has 1 to 4294967296 entries; got {size}")
+        if scope not in SCOPES:
+            raise ValueError(f"ngram scope must be one of {', '.join(SCOPES)}; got {scope!r}")
+        self.spec = TableSpec(vocabulary, n, size, scope)
+        self.file = file
+        self.max_tables = MAX_TENANTS if scope == "api-key" else 1
+        self.counts = NgramModCounts()
+        self._tables: OrderedDict[str, NgramModTable] = OrderedDict()
+
+    def table(self, tenant: str) -> NgramModTable:
+        """Return the tenant's table, creating it if needed. May drop another tenant's table."""
+        return self._table(self._owner(tenant))
+
+    def status(self) -> dict[str, Any]:
+        """Return counts for people and metrics.
+
+        entries and occupied are totals over all tables. occupancy is occupied / entries, 0 without a table.
+        """
+        occupied = sum(table.occupied for table in list(self._tables.values()))
+        entries = self.spec.size * max(1, len(self._tables))
+        return {
+            "entries": entries,
+            "occupied": occupied,
+            "occupancy": occupied / entries,
+            "inserts": self.counts.inserts,
+            "overwrites": self.counts.overwrites,
+            "hits": self.counts.hits,
+            "misses": self.counts.misses,
+            "tables": len(self._tables),
+            "bytes": sum(table.num_bytes for table in list(self._tables.values())),
+            "n": self.spec.n,
+            "scope": self.spec.scope,
+            "file": None if self.file is None else str(self.file),
+            "vocabulary": self.spec.vocabulary,
+        }
+
+    def reset(self) -> Slices:
+        """Forget everything, and return the work of freeing memory. Open requests keep their empty tables."""
+        return chain.from_iterable([table.clear() for table in self._tables.values()])
+
+    def save(self) -> str:
+        """Write all tables to the file and return a summary. Tenants appear in the file as digests.
+
+        Raises TableFileError.
+        """
+        tables = [SavedTable(owner, *table.contents()) for owner, table in self._tables.items()]
+        path = self._path()
+        num_bytes = write_tables(path, self.spec, tables)
+        return f"wrote {sum(len(table.slots) for table in tables)} entries ({num_bytes} bytes) to {path}"
+
+    def load(self) -> str:
+        """Replace all tables by those in the file and return a summary.
+
+        Raises TableFileError; the tables are then unchanged.
+        """
+        path = self._path()
+        tables = read_tables(path, self.spec, self.max_tables)
+        self.reset()
+        for table in tables:
+            self._table(table.owner).replace(table.slots, table.tokens)
+        return f"read {sum(len(table.slots) for table in tables)} entries from {path}"
+
+    def _path(self) -> Path:
+        if self.file is None:
+            raise TableFileError("no file is set for the ngram-mod table; start with --ngram-table-file PATH")
+        return self.file
+
+    def _owner(self, tenant: str) -> str:
+        if self.spec.scope == "process":
+            return ""
+        return owner_of(tenant)
+
+    def _table(self, owner: str) -> NgramModTable:
+        table = self._tables.get(owner)
+        if table is None:
+            table = self._tables[owner] = NgramModTable(self.spec.n, self.spec.size, self.counts)
+        self._tables.move_to_end(owner)
+        while len(self._tables) > self.max_tables:
+            self._tables.popitem(last=False)
+        return table

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,8 +11,6 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.drafters.base import NO_DRAFT, Draft
-from reprise.engine.batch.loop_guard import ends_in_loop
-from reprise.engine.batch.stages import Prefill, PrefixSearch, Timing
 from reprise.engine.interface.errors import GrammarCostError
 from reprise.engine.interface.events import (
     Delta,
@@ -27,22 +26,140 @@ from reprise.engine.interface.events import (
 )
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.per_row import Caches
-from reprise.engine.kv_cache.prefix_cache.block_hashes import BlockHashes
-from reprise.engine.kv_cache.prefix_cache.text_key import Pictures, TextKey
+from reprise.engine.kv_cache.prefix_cache.disk import Loading
+from reprise.engine.kv_cache.prefix_cache.trie import BlockHashes, Pictures, TextKey
+from reprise.engine.sampling.filters import Likelihood, Penalties
 from reprise.engine.sampling.grammar import Grammars, Matcher
-from reprise.engine.sampling.logprobs import Likelihood
-from reprise.engine.sampling.penalties import Penalties
 from reprise.engine.sampling.sampler import Ends, RowSampling
 from reprise.engine.sampling.thinking_budget import make_matcher
 from reprise.engine.speculative.acceptance import count_accepted
-from reprise.engine.speculative.costs.conditions import GREEDY, sampling_class
+from reprise.engine.speculative.costs.cost_table import GREEDY, sampling_class
 from reprise.engine.speculative.draft_model.draft_prefill import UndraftableTextError
 from reprise.engine.speculative.draft_stats import PLAIN
+from reprise.engine.speculative.heads.head import States
 from reprise.engine.speculative.sequence_drafts import SequenceDrafts
 from reprise.engine.speculative.window import Window
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
-from reprise.engine.vision.keys import prompt_keys
+from reprise.engine.vision.sight import Looking, prompt_keys
+
+TIMES = 8
+"""How often a text must be repeated to count as a loop."""
+LEAST_TOKENS = 64
+"""The fewest tokens of a loop, whatever a request says: less is an ordinary line."""
+
+
+def ends_in_loop(tokens: SequenceOf[int], num_answered: int, loop_tokens: int) -> bool:
+    """Return whether an answer ends with one text repeated TIMES times or more, over loop_tokens or more.
+
+    tokens: (n,) ids that end with the answer. num_answered: how many of them the answer has.
+    loop_tokens: 0 for never; fewer than LEAST_TOKENS count as so many.
+
+    A window of loop_tokens finds repeated texts of up to an eighth of its length; windows of 2, 4, ... times
+    that length find longer texts. Each window is checked when the answer's length is a multiple of an eighth
+    of the window. So tokens alone decide, not the steps in which they came.
+    """
+    if not loop_tokens:
+        return False
+    window = max(loop_tokens, LEAST_TOKENS)
+    while window <= num_answered:
+        longest = window // TIMES
+        if num_answered % longest == 0 and _repeats(tokens[-window:], longest):
+            return True
+        window *= 2
+    return False
+
+
+def _repeats(tail: SequenceOf[int], longest: int) -> bool:
+    """Return whether some text of at most longest tokens, again and again, is the whole tail."""
+    # A text of that length would hold all ids of the tail. Nearly every other tail has more.
+    return len(set(tail)) == len(set(tail[-longest:])) and _period(tail) <= longest
+
+
+def _period(tokens: SequenceOf[int]) -> int:
+    """Return the least p with tokens[i] == tokens[i + p] everywhere. Source: Knuth, Morris and Pratt 1977."""
+    borders, length = [0] * len(tokens), 0
+    for at in range(1, len(tokens)):
+        while length and tokens[at] != tokens[length]:
+            length = borders[length - 1]
+        length += tokens[at] == tokens[length]
+        borders[at] = length
+    return len(tokens) - borders[-1]
+
+
+@dataclass
+class Timing:
+    """When a sequence reached each stage, by time.perf_counter() in seconds; 0 before it has.
+
+    prompt_logged_s: seconds of prefill after which the log last reported its progress.
+    """
+
+    submitted_at: float = field(default_factory=time.perf_counter)
+    admitted_at: float = 0.0
+    joined_at: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    prompt_logged_s: float = 0.0
+
+
+@dataclass
+class PrefixSearch:
+    """The search for an already computed prefix of a waiting sequence's prompt.
+
+    num_cached: prompt tokens found when the sequence was first admitted.
+    awaited: a prefilling sequence whose prefix it waits for, and the number of leading tokens they share.
+    compared: the sequences that were prefilling when one to wait for was last looked for.
+    num_shared: leading tokens shared with each compared sequence, by that sequence and its number of tokens.
+    num_held: leading tokens that the prefix cache held at the last lookup, and the cache's evictions by then.
+    key: the waiting sequence's text; None until it is needed.
+    loading: the prefix files being read. is_disk_searched: whether files were looked for.
+    unsaved: lengths at which state was kept in memory only, to be saved when its answer has ended.
+    """
+
+    num_cached: int = 0
+    awaited: "tuple[Sequence, int] | None" = None
+    compared: "SequenceOf[Sequence]" = ()
+    num_shared: "dict[tuple[Sequence, int], int]" = field(default_factory=dict)
+    num_held: tuple[int, int] = (0, 0)
+    key: TextKey | None = None
+    loading: Loading | None = None
+    is_disk_searched: bool = False
+    unsaved: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Prefill:
+    """A sequence's keys, values and states before it joins the rows.
+
+    caches, num_computed: its own caches, and how many of its tokens they hold.
+    key: all of its text, if state is to be kept at some lengths; else None.
+    states: the target's states of the tokens that were not found in the prefix cache, if a head reads them.
+    num_found: how many tokens were in the prefix cache, with state if the model has any.
+    keep_at: lengths at which the caches are to be kept in the prefix cache.
+    rungs: further lengths to keep, for later prompts that part from this one before its end -> how likely one
+        parts there, relative to the other rungs.
+    opening: the length at which the answer opens; 0 if state is not kept there.
+    looking: the images of the prompt; None if it has none.
+    max_chunk_tokens: how many tokens the next step may feed. widest_chunk: the most that a step has fed.
+    """
+
+    caches: Caches = field(default_factory=list)
+    num_computed: int = 0
+    key: TextKey | None = None
+    states: States = field(default_factory=States)
+    num_found: int = 0
+    keep_at: set[int] = field(default_factory=set)
+    rungs: dict[int, float] = field(default_factory=dict)
+    opening: int = 0
+    looking: Looking | None = None
+    max_chunk_tokens: int = 0
+    widest_chunk: int = 0
+
+    @property
+    def kept_lengths(self) -> set[int]:
+        """All lengths at which the caches are to be kept: keep_at and rungs."""
+        return {*self.keep_at, *self.rungs}
+
 
 log = logging.getLogger("reprise.engine")
 
@@ -354,3 +471,16 @@ def _runs(texts: SequenceOf[str], source: str, num_accepted: int) -> tuple[tuple
     """Return the texts of tokens that were drafted and accepted, and of the others after them."""
     parts = ("".join(texts[:num_accepted]), source), ("".join(texts[num_accepted:]), PLAIN)
     return tuple((text, source) for text, source in parts if text)
+
+
+class StepError(Exception):
+    """A step failed, and the caches of all rows in the batch are lost with it.
+
+    suspects: the sequences among which one may be at fault; empty if no sequence is.
+    fault: the exception that made the step fail.
+    """
+
+    def __init__(self, suspects: Iterable[Sequence], fault: Exception) -> None:
+        super().__init__(str(fault))
+        self.suspects = list(suspects)
+        self.fault = fault

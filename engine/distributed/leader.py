@@ -9,13 +9,84 @@ rank 0 no longer needs the object, the other ranks drop their parts with the nex
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import mlx.core as mx
 
-from reprise.engine.distributed.ranks.channel import Channel, encode
-from reprise.engine.distributed.ranks.errors import RanksLostError
+from reprise.engine.distributed.parts import ReadParts, Shard, share_tokens
+from reprise.engine.distributed.ranks import Channel, RanksLostError, encode
+from reprise.engine.kv_cache.buffers import cut_slice, leading, rebuild, split_slice, take_state
+from reprise.engine.kv_cache.per_row import Caches, make_caches
+from reprise.engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
+
+
+def _make_rows(shard: Shard, sharing: int) -> Rows:
+    return make_rows(shard, Sharing(sharing))
+
+
+def _feed(shard: Shard, tokens: mx.array, caches: Caches | None) -> None:
+    shard(share_tokens(tokens), cache=caches)
+
+
+def _forward(rows: Rows, tokens: mx.array, keeps_state: bool) -> None:
+    rows.forward(share_tokens(tokens), keeps_state)
+
+
+def _ragged(rows: Rows, fed: Sequence[Sequence[int]]) -> None:
+    rows.forward_ragged(fed)
+
+
+def _call(name: str) -> Callable[..., Any]:
+    return lambda rows, *given: getattr(rows, name)(*given)
+
+
+def _files(name: str) -> Callable[..., Any]:
+    def call(shard: Shard, *given: Any) -> Any:
+        if shard.files is None:
+            raise ValueError("no prefixes are kept in files here")
+        return getattr(shard.files, name)(*given)
+
+    return call
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "make_caches": make_caches,
+        "make_rows": _make_rows,
+        "make_batched_rows": make_batched_rows,
+        "feed": _feed,
+        "forward": _forward,
+        "forward_ragged": _ragged,
+        **{
+            name: _call(name)
+            for name in (
+                "add",
+                "fill",
+                "remove",
+                "roll_back",
+                "kv_slice",
+                "state",
+                "limit_growth",
+                "start_copies",
+            )
+        },
+        "cut_slice": cut_slice,
+        "leading": leading,
+        "split_slice": split_slice,
+        "take_state": take_state,
+        "rebuild": rebuild,
+        "keep_parts": _files("keep"),
+        "save_part": _files("save"),
+        "drop_part": _files("drop"),
+        "begin_parts": _files("begin_read"),
+        "join_parts": ReadParts,
+        "cut_parts": _call("cut"),
+        "state_of_parts": _call("state"),
+    }
+)
+"""The operations that a rank may be asked for. A follower does nothing else, whatever it is sent."""
 
 
 class Handle:

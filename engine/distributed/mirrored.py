@@ -11,13 +11,9 @@ from typing import Any
 import mlx.core as mx
 
 from reprise.engine.distributed.leader import Handle, Leader
-from reprise.engine.distributed.parts.shard import Shard, share_tokens
+from reprise.engine.distributed.parts import Shard, share_tokens
 from reprise.engine.kv_cache.batched_rows import BatchedRows
-from reprise.engine.kv_cache.columns import Ranks
-from reprise.engine.kv_cache.per_row import Caches, make_caches
-from reprise.engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
-from reprise.engine.kv_cache.separate_rows import SeparateRows
-from reprise.engine.kv_cache.slices import (
+from reprise.engine.kv_cache.buffers import (
     KVSlice,
     State,
     cut_slice,
@@ -26,6 +22,9 @@ from reprise.engine.kv_cache.slices import (
     split_slice,
     take_state,
 )
+from reprise.engine.kv_cache.columns import Ranks
+from reprise.engine.kv_cache.per_row import Caches, make_caches
+from reprise.engine.kv_cache.rows import Rows, SeparateRows, Sharing, make_batched_rows, make_rows
 from reprise.engine.speculative.heads.head import owner_of_body
 
 

@@ -8,31 +8,75 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from select import POLLHUP, poll, select
 from typing import NoReturn
+from unittest.mock import patch
 
 import mlx.core as mx
+from mlx._distributed_utils import launch
 
 from reprise.config.settings import Settings
 from reprise.engine.distributed.leader import Leader
 from reprise.engine.distributed.mirrored import SharedModel
-from reprise.engine.distributed.parts.part import PartFacts, find_room, load_part
-from reprise.engine.distributed.ranks.errors import RanksLostError
-from reprise.engine.distributed.ranks.facts import find_facts, refuse_settings
-from reprise.engine.distributed.ranks.joining import (
+from reprise.engine.distributed.parts import PartFacts, find_room, load_part
+from reprise.engine.distributed.ranks import (
+    Peers,
+    Place,
+    RanksLostError,
     await_ranks,
     begin_group,
     check_token,
+    find_facts,
     make_token,
     refuse_all,
+    refuse_settings,
     share_token,
 )
-from reprise.engine.distributed.ranks.peers import Peers
-from reprise.engine.distributed.ranks.place import Place
 from reprise.engine.distributed.shared_files import SharedPrefixStore as SharedPrefixStore
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model.loading import LoadedModel, Progress
+
+CTRL_C = b"\x03"
+MAX_WAIT_S = 0.1
+"""How late what is typed reaches the processes at most."""
+
+
+def select_readable(
+    readers: Sequence[int], writers: Sequence[int], others: Sequence[int], timeout_s: float
+) -> tuple[list[int], list[int], list[int]]:
+    """Wait until a file is readable, in place of select.select(), which would return for writable ones too.
+
+    Calls stop_processes() if standard input has ended, as the command that wrote to it is then gone.
+    """
+    if (stdin := sys.stdin.fileno()) in readers and has_ended(stdin):
+        stop_processes()
+    readable, _, other = select(readers, [], others, min(timeout_s, MAX_WAIT_S))
+    return readable, select([], writers, [], 0)[1], other
+
+
+def has_ended(pipe: int) -> bool:
+    """Return whether nobody can write to a pipe any more."""
+    poller = poll()
+    poller.register(pipe, 0)
+    return any(event & POLLHUP for _, event in poller.poll(0))
+
+
+def stop_processes() -> None:
+    """Stop the processes here and on other machines, in place of reprise.cli.launch, which has ended."""
+    # A standard input that does not end takes the place of the one that has ended.
+    reader, writer = os.pipe()
+    os.write(writer, CTRL_C)
+    os.dup2(reader, sys.stdin.fileno())
+    os.killpg(0, signal.SIGINT)
+
+
+if __name__ == "__main__":
+    sys.argv[0] = "mlx.launch"
+    with patch.object(launch, "select", select_readable):
+        launch.main()
+
 
 log = logging.getLogger("reprise.engine")
 

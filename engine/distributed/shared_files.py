@@ -8,17 +8,16 @@ from pathlib import Path
 
 from reprise.engine.distributed.leader import Handle, Leader
 from reprise.engine.distributed.mirrored import SharedModel, as_operation, make_shared
+from reprise.engine.kv_cache.buffers import KVSlice, State
 from reprise.engine.kv_cache.prefix_cache.disk import (
+    Contents,
     Loading,
     PrefixFile,
     PrefixStore,
     join_contents,
     make_store,
 )
-from reprise.engine.kv_cache.prefix_cache.disk_file import Contents
-from reprise.engine.kv_cache.prefix_cache.text_key import Tokens
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
-from reprise.engine.kv_cache.slices import KVSlice, State
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, Tokens
 
 log = logging.getLogger("reprise.engine")
 

@@ -4,6 +4,8 @@ token, type and position embeddings -> norm -> layers: attention, feed forward -
 """
 
 import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -12,8 +14,228 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from reprise.engine.embedding.design import ACTIVATIONS, Config, Design, find_design
-from reprise.engine.embedding.masks import Masks, attend_less_with_distance, attend_near, attend_to_all
+from reprise.engine.embedding.design import (
+    ACTIVATIONS,
+    Config,
+    Design,
+    Mask,
+    Masks,
+    attend_before,
+    attend_less_with_distance,
+    attend_near,
+    attend_to_all,
+    find_design,
+)
+from reprise.engine.interface.embeddings import EmbeddingInfo, Recipe
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.kv_cache.per_row import Caches, make_caches
+from reprise.engine.model.files.recipe import GEMMA
+from reprise.engine.text.tokenizer import Tokenizer
+
+
+class _Stand:
+    """Takes the place of a layer's cache. offset: tokens before those that are fed.
+
+    whole: the keys and values that the layer attends to; None for those that it is given.
+    made: the keys and values that it was given.
+    """
+
+    def __init__(self, offset: int, whole: Sequence[mx.array] | None = None) -> None:
+        self.offset = offset
+        self.made: Sequence[mx.array] = ()
+        self._whole = whole
+
+    def update_and_fetch(self, *added: mx.array) -> Sequence[mx.array]:
+        self.made = added
+        return self._whole or added
+
+
+class CutLayer:
+    """A layer under way. Its states are the same to the last bit, however many tokens are computed at a time.
+
+    hidden: the states before it, (texts, tokens, size). mask: of the pass. before: what stands before the
+    tokens in this layer; None if nothing does. grows: whether `before` keeps what it is fed, as a cache does.
+    """
+
+    def __init__(
+        self, layer: Callable[..., mx.array], hidden: mx.array, mask: Masks, before: Any, *, grows: bool
+    ) -> None:
+        self._layer, self._hidden, self._mask, self._before = layer, hidden, mask, before
+        self._grows = grows
+        self._num_before = before.offset if before is not None else 0
+        self._made: list[Sequence[mx.array]] = []
+        self._whole: Sequence[mx.array] | None = None
+        self._fed: list[mx.array] = []
+        self._num_keyed = self._num_fed = 0
+
+    @property
+    def states(self) -> mx.array | None:
+        """The states after the layer; None before all are computed."""
+        return mx.concatenate(self._fed, axis=1) if self._num_fed == self._hidden.shape[1] else None
+
+    def advance(self, most: int) -> tuple[Sequence[mx.array], int]:
+        """Return arrays to evaluate next, for up to `most` tokens of each text, and how many these are.
+
+        The number is 0 if they are keys and values only.
+        """
+        width = self._hidden.shape[1]
+        if self._whole is None and not self._grows:
+            start, self._num_keyed = self._num_keyed, min(width, self._num_keyed + most)
+            stand = _Stand(self._num_before + start)
+            self._layer(self._hidden[:, start : self._num_keyed], Masks(None, None), stand)
+            self._made.append(stand.made)
+            if self._num_keyed == width:
+                whole = [mx.concatenate(list(one), axis=2) for one in zip(*self._made, strict=True)]
+                self._whole = self._before.update_and_fetch(*whole) if self._before is not None else whole
+                self._made = []
+                return self._whole, 0
+            return stand.made, 0
+        start, end = self._num_fed, min(width, self._num_fed + most)
+        self._num_fed = end
+        cache = self._before
+        is_causal = isinstance(self._mask.whole, str)
+        seen = self._num_before + end if is_causal else self._num_before + width
+        if self._whole is not None:
+            cache = _Stand(self._num_before + start, [one[:, :, :seen] for one in self._whole])
+        masks = Masks(*(_of_rows(one, start, end, seen) for one in self._mask))
+        self._fed.append(self._layer(self._hidden[:, start:end], masks, cache))
+        return (self._fed[-1],), end - start
+
+
+def _of_rows(mask: Mask | None, start: int, end: int, seen: int) -> Mask | None:
+    """Return a mask's part for some tokens. seen: leading tokens that they may attend to."""
+    if mask is None or isinstance(mask, str):
+        return mask
+    rows = mask if mask.shape[-2] == 1 else mask[..., start:end, :]
+    return rows[..., :seen]
+
+
+DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral", GEMMA})
+"""Model types whose layers are called alike: with states and a mask."""
+
+Answers = tuple[int, int]
+"""The tokens of yes and no."""
+
+
+class Decoder:
+    """The body of a model that decodes, as a model that embeds or ranks.
+
+    layers: functions of the states and the masks, one per layer.
+    max_tokens: the longest text; None if nothing limits it.
+    answers: the ids of the tokens yes and no, for a model that ranks; else None.
+    """
+
+    def __init__(
+        self, model: Any, config: dict[str, Any], max_tokens: int | None, answers: Answers | None = None
+    ) -> None:
+        body, is_gemma = model.model, config.get("model_type") == GEMMA
+        is_local, window = find_local(config), int(config.get("sliding_window") or 0)
+        self.layers = [_masked(*pair) for pair in zip(body.layers, is_local, strict=True)]
+        self._embed, self._norm = body.embed_tokens, body.norm
+        self._scale = config["hidden_size"] ** 0.5 if is_gemma else 1
+        sees_all = config.get("use_bidirectional_attention", is_gemma)
+        self._is_causal = config.get("is_causal", not sees_all)
+        # e5-mistral has a window as long as its longest text.
+        holds_all = self._is_causal and max_tokens is not None and max_tokens <= window
+        self._window = window if any(is_local) and not holds_all else 0
+        self._make_caches = partial(make_caches, model)
+        self._yes_not_no = _difference(model, answers) if answers else None
+
+    def make_caches(self) -> Caches | None:
+        """Return empty caches for heads of texts; None if tokens see later tokens, or only a window."""
+        return self._make_caches() if self._is_causal and not self._window else None
+
+    def begin(self, tokens: mx.array, _: mx.array, num_tokens: mx.array) -> tuple[mx.array, Masks]:
+        """Return the states before the first layer, and the masks. See Encoder.begin()."""
+        hidden, width = self._embed(tokens), tokens.shape[1]
+        hidden = hidden * mx.array(self._scale, hidden.dtype)
+        whole: Mask = "causal" if self._is_causal else attend_to_all(num_tokens, width)
+        if not self._window:
+            return hidden, Masks(whole, whole)
+        if self._is_causal:
+            return hidden, Masks(whole, attend_before(width, self._window))
+        # What is called a window of both directions has half of it on either side.
+        return hidden, Masks(whole, attend_near(num_tokens, width, self._window // 2))
+
+    def end(self, hidden: mx.array) -> mx.array:
+        """Return the states after the last layer and the norm."""
+        states: mx.array = self._norm(hidden)
+        return states
+
+    def rate(self, states: mx.array) -> mx.array:
+        """Return the score of a pair, (1,): the logit of yes as the next token, less that of no.
+
+        states: (tokens, size) after the last layer.
+        """
+        assert self._yes_not_no is not None
+        return states[-1:].astype(mx.float32) @ self._yes_not_no
+
+
+def find_local(config: dict[str, Any]) -> list[bool]:
+    """Return, for each layer, whether its tokens attend to a window only."""
+    num_layers, kind = config["num_hidden_layers"], config.get("model_type")
+    if kinds := config.get("layer_types"):
+        return [one == "sliding_attention" for one in kinds]
+    if kind == GEMMA:
+        every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+        return [(index + 1) % every > 0 for index in range(num_layers)]
+    if kind == "mistral":
+        return [bool(config.get("sliding_window"))] * num_layers
+    first = config.get("max_window_layers", 0) if config.get("use_sliding_window") else num_layers
+    return [index >= first for index in range(num_layers)]
+
+
+def _masked(layer: Any, kind: int) -> Callable[..., mx.array]:
+    """Return what calls a layer with its mask. kind: index of Masks."""
+    return lambda hidden, masks, *before: layer(hidden, masks[kind], *before)
+
+
+def _difference(model: Any, answers: Answers) -> mx.array:
+    """Return (size, 1) the rows of the output head for yes, less those for no."""
+    head = model.lm_head if "lm_head" in model else model.model.embed_tokens
+    ids = mx.array(answers)
+    rows = head.weight[ids]
+    if "scales" in head:
+        biases = head.biases[ids] if "biases" in head else None
+        rows = mx.dequantize(
+            rows, head.scales[ids], biases, group_size=head.group_size, bits=head.bits, mode=head.mode
+        )
+    rows = rows.astype(mx.float32)
+    difference: mx.array = rows[0] - rows[1]
+    return difference[:, None]
+
+
+BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+    'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+PAIR = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>:"
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+JUDGE = "qwen3"
+"""Model type of Qwen3-Reranker."""
+
+
+def describe_judge(tokenizer: Tokenizer) -> EmbeddingInfo:
+    """Describe how the model rates pairs: the template's tokens stand around the text of a pair."""
+    before, after = (tuple(tokenizer.encode_answer(text)) for text in (BEFORE, AFTER))
+    return EmbeddingInfo(1, Recipe("last"), before=before, after=after, pair=PAIR, instruction=INSTRUCTION)
+
+
+def find_answers(tokenizer: Tokenizer, told: tuple[int | None, int | None] | None) -> Answers:
+    """Return the ids of the tokens yes and no. told: the ids that the model's folder names, if any.
+
+    Raises ModelError if yes or no takes several tokens, or the folder names other ids.
+    """
+    yes, no = (tokenizer.encode_answer(word) for word in ("yes", "no"))
+    if len(yes) != 1 or len(no) != 1:
+        raise ModelError("it has no single tokens for yes and no, by which models that decode rank")
+    if told not in (None, (yes[0], no[0])):
+        raise ModelError(f"it ranks by the tokens {told}, not by yes and no after Qwen3-Reranker's template")
+    return yes[0], no[0]
+
 
 _NAMES = {
     "embeddings.norm": r"embeddings\.LayerNorm|emb_ln",

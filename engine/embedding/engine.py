@@ -9,14 +9,13 @@ import mlx.core as mx
 from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
 from reprise.engine.embedding.loading import load_embedding_model
-from reprise.engine.embedding.memory import PassMemory
+from reprise.engine.embedding.passes import PassMemory
 from reprise.engine.embedding.worker import EmbeddingWorker
 from reprise.engine.interface.embeddings import EmbeddingRequest
 from reprise.engine.interface.events import EmbeddingSink, Failed
 from reprise.engine.interface.status import EngineCounts
 from reprise.engine.model.loading import StartProgress
-from reprise.engine.models.messages import Cancel, Embed, Inbox, Message
-from reprise.engine.models.model_engine import ModelEngine
+from reprise.engine.models.model_engine import Cancel, Embed, Inbox, Message, ModelEngine
 
 
 class EmbeddingEngine(ModelEngine):

@@ -12,19 +12,24 @@ from mlx.utils import tree_flatten
 
 from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
-from reprise.engine.embedding.decoder import DECODERS, Decoder
 from reprise.engine.embedding.design import Config, complete
-from reprise.engine.embedding.encoder import Encoder, rename
-from reprise.engine.embedding.judging import JUDGE, describe_judge, find_answers
-from reprise.engine.embedding.vectors import VectorMaker, load_dense, read_weights
+from reprise.engine.embedding.encoder import (
+    DECODERS,
+    JUDGE,
+    Decoder,
+    Encoder,
+    describe_judge,
+    find_answers,
+    rename,
+)
+from reprise.engine.embedding.passes import VectorMaker, load_dense, read_weights
 from reprise.engine.interface.embeddings import EmbeddingInfo, Recipe
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import ModelInfo
-from reprise.engine.memory.machine import wire_weights
+from reprise.engine.memory.footprint import wire_weights
 from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.model.files.model_folder import check_loadable
-from reprise.engine.model.files.purpose import ENCODERS, GEMMA, find_purpose
-from reprise.engine.model.files.recipe import find_longest, read_recipe
+from reprise.engine.model.files.recipe import ENCODERS, GEMMA, find_longest, find_purpose, read_recipe
 from reprise.engine.model.loading import LoadedModel, describe, load_model, load_tokenizer
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.text.tokens.encoding import copy_backend

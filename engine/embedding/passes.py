@@ -1,11 +1,271 @@
 """Choose texts of about the same length for a pass, such that no short request waits for long ones."""
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from reprise.engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest, TokenIds
+import mlx.core as mx
+from mlx.nn.layers.activations import gelu, relu, silu
+
+from reprise.engine.embedding.design import Config
+from reprise.engine.interface.embeddings import (
+    Dense,
+    Embedded,
+    EmbeddingInput,
+    EmbeddingRequest,
+    Recipe,
+    TokenIds,
+    count_common,
+)
+from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.events import EmbeddingSink, Failed
+from reprise.engine.kv_cache.buffers import cut_slice
+from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
+from reprise.engine.memory.budget import SharedMemory
+
+NUMBER_BYTES = 4
+NUM_HIDDEN, NUM_INNER, NUM_SCORES, NUM_COPIES = 16, 4, 4, 4
+"""Arrays of a layer that exist at once at most: of the size of its states, of its inner states, of what
+each token attends to, and of the keys and values of a head in each text."""
+
+HEAD_GROWTH_TOKENS = 256
+"""mlx-lm's caches grow by so many tokens."""
+
+PREFIX_BYTES = 256 * 2**20
+"""For heads of texts, unless --prefix-cache-bytes says otherwise. They give way to whatever needs memory."""
+
+
+def bytes_of(config: Config, num_texts: int, num_tokens: int, num_before: int = 0) -> int:
+    """Return an upper estimate of the bytes of a pass over num_texts texts, each padded to num_tokens.
+
+    num_before: tokens of the texts' head, which is computed before them, or kept.
+    """
+    heads = config["num_attention_heads"]
+    # All heads together may be wider than the states, as in Qwen3.
+    size = max(config["hidden_size"], heads * (config.get("head_dim") or 0))
+    each = NUM_HIDDEN * size + NUM_INNER * config["intermediate_size"]
+
+    def of(texts: int, tokens: int, seen: int) -> int:
+        return int(NUMBER_BYTES * texts * tokens * (each + NUM_SCORES * heads * seen))
+
+    whole = of(num_texts, num_tokens, num_before + num_tokens)
+    if not num_before:
+        return whole
+    num_kept = config["num_hidden_layers"] + NUM_COPIES * num_texts
+    held_bytes = 2 * NUMBER_BYTES * size * (num_before + HEAD_GROWTH_TOKENS) * num_kept
+    return int(held_bytes) + max(whole, of(1, num_before, num_before))
+
+
+class PassMemory:
+    """The memory that a model that embeds or ranks holds.
+
+    prefixes: the heads of texts that it keeps; None if it keeps none.
+    shared: the memory of all models, set once this one is loaded; None if it is alone.
+    """
+
+    def __init__(self, weight_bytes: int, config: Config, prefixes: PrefixCache | None = None) -> None:
+        self.weight_bytes = weight_bytes
+        self.shared: SharedMemory | None = None
+        self._config, self._prefixes = config, prefixes
+        self._pass_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the weights, the kept heads and the running pass."""
+        return self.weight_bytes + self._pass_bytes + self._kept_bytes
+
+    def give_up(self, num_bytes: int) -> bool:
+        """Drop kept heads of num_bytes or more, or all; return whether any were dropped."""
+        before = self._kept_bytes
+        if self._prefixes:
+            self._prefixes.shrink_to(max(0, before - num_bytes))
+        return self._kept_bytes < before
+
+    def take(self, num_texts: int, num_tokens: int, num_before: int = 0) -> bool:
+        """Reserve the memory of a pass, until release(); return False if too little is free now.
+
+        Arguments: see bytes_of().
+        """
+        needed = bytes_of(self._config, num_texts, num_tokens, num_before)
+        while self.shared and not self.shared.make_room(needed + self._kept_bytes, self):
+            if not self.give_up(needed):
+                return False
+        self._pass_bytes = needed
+        return True
+
+    def release(self) -> None:
+        """End the reservation that take() made for a pass."""
+        self._pass_bytes = 0
+
+    @property
+    def _kept_bytes(self) -> int:
+        return self._prefixes.num_bytes if self._prefixes else 0
+
+    def fault(self, num_tokens: int) -> str | None:
+        """Return the reason why a text of this length can never be computed; None if it can."""
+        needed = self.weight_bytes + bytes_of(self._config, 1, num_tokens)
+        if self.shared is None or needed <= self.shared.limit_bytes:
+            return None
+        return (
+            f"a text of {num_tokens} tokens takes {needed / 2**20:,.0f} MiB with the weights, and there are "
+            f"{self.shared.limit_bytes / 2**20:,.0f} MiB for all models (--memory-bytes); send a shorter text"
+        )
+
+
+MIN_TOKENS = 8
+"""What saves fewer tokens is not computed by itself: each pass costs something."""
+
+NUM_RECENT = 16
+"""Earlier requests that one with a single text is compared with, by the thread that owns MLX."""
+
+
+class Prefixes:
+    """Heads of texts, within a budget of bytes. Used by the thread that owns MLX only.
+
+    make_caches: makes the empty caches of a text.
+    pools_last: whether a text's vector is the state of its last token; else heads end before the first token
+        that is pooled.
+    """
+
+    def __init__(self, make_caches: Callable[[], Caches], budget_bytes: int, *, pools_last: bool) -> None:
+        self.kept = PrefixCache(budget_bytes, make_caches, needs_state=False)
+        self._make_caches, self._pools_last = make_caches, pools_last
+        self._recent: deque[TokenIds] = deque(maxlen=NUM_RECENT)
+
+    def find_head(self, request: EmbeddingRequest) -> TokenIds:
+        """Return the head of a request's inputs; empty if a head would save too few tokens.
+
+        The head of several inputs is the beginning that all share; that of a single input is the longest
+        beginning that it shares with one of the last requests. A kept head is preferred if it has only a few
+        tokens less, so that requests with the same instruction share one head.
+        """
+        inputs, alike = request.inputs, request.inputs[0].tokens[: request.num_alike]
+        earlier = [len(alike)] if len(inputs) > 1 else [count_common(alike, one) for one in self._recent]
+        self._recent.append(alike)
+        most = min(len(one.tokens) - 1 if self._pools_last else one.first_pooled for one in inputs)
+        shared, held = (min(most, num) for num in (max(earlier, default=0), self.kept.count_held(alike)))
+        num_tokens = held if shared < held + MIN_TOKENS else shared
+        return alike[:num_tokens] if num_tokens >= MIN_TOKENS else ()
+
+    def find(self, head: TokenIds) -> tuple[Caches, int]:
+        """Return new caches with the longest kept beginning of a head, and its length in tokens."""
+        # The trie leaves out the last token of what it is asked for.
+        return self.kept.find((*head, -1)) or (self._make_caches(), 0)
+
+    def keep(self, head: TokenIds, caches: Caches) -> None:
+        """Keep a head. caches: they hold its keys and values."""
+        self.kept.put(head, partial(cut_slice, caches), [])
+
+
+class Before:
+    """A layer's keys and values of a head, for the texts that continue the head; a pass adds nothing to them.
+
+    It takes the place of mlx-lm's cache. offset: the number of the head's tokens.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self.offset = cache.offset
+        self._held = cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :]
+
+    def update_and_fetch(self, *added: mx.array) -> list[mx.array]:
+        """Return the keys and the values of whole texts, the head's first.
+
+        added: the keys and the values after the head, (texts, heads, tokens, size) each.
+        """
+        return [
+            mx.concatenate([mx.broadcast_to(held, (len(new), *held.shape[1:])), new], axis=2)
+            for held, new in zip(self._held, added, strict=True)
+        ]
+
+
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "Identity": lambda states: states,
+    "Tanh": mx.tanh,
+    "GELU": gelu,
+    "ReLU": relu,
+    "SiLU": silu,
+    "Sigmoid": mx.sigmoid,
+}
+
+MIN_NORM = 1e-12
+"""Norm by which a shorter vector is divided, as torch does."""
+
+Stage = Callable[[mx.array], mx.array]
+
+
+class VectorMaker:
+    """Makes vectors by a recipe. dense: its dense layers, as load_dense() returns them."""
+
+    def __init__(self, recipe: Recipe, dense: Sequence[Stage] = ()) -> None:
+        self._recipe, self._dense = recipe, dense
+
+    def make(self, states: mx.array, first_pooled: int = 0, dimensions: int | None = None) -> mx.array:
+        """Return the vector of a text, (dimensions,) float32.
+
+        states: (tokens, size) after the last layer. first_pooled: index of the first token that is pooled.
+        dimensions: how many numbers of the vector to keep; None for all.
+        """
+        vector = self._pool(states.astype(mx.float32), first_pooled)
+        for stage in self._dense:
+            vector = stage(vector[None])[0]
+        vector = vector[:dimensions]
+        if self._recipe.normalizes:
+            vector = vector / mx.maximum(mx.sqrt(vector.square().sum()), MIN_NORM)
+        return vector
+
+    def _pool(self, states: mx.array, first: int) -> mx.array:
+        match self._recipe.pooling:
+            case "cls":
+                return states[0]
+            case "last":
+                return states[-1]
+            case "max":
+                return states[first:].max(axis=0)
+            case "mean":
+                return states[first:].mean(axis=0)
+
+
+def load_dense(layers: Sequence[Dense], size: int) -> list[Stage]:
+    """Load the dense layers after pooling. size: that of the pooled states. Raises ModelError."""
+    stages = []
+    for layer in layers:
+        stage, size = _load_layer(layer, size)
+        stages.append(stage)
+    return stages
+
+
+def _load_layer(layer: Dense, size: int) -> tuple[Stage, int]:
+    """Return what a layer does, and the size of its result. size: of what it takes."""
+    if layer.activation not in ACTIVATIONS:
+        raise ModelError(f"{layer.folder} has the activation {layer.activation}, which is not known here")
+    loaded = read_weights(layer.folder)
+    if (weight := loaded.get(f"{layer.name}.weight")) is None:
+        raise ModelError(f"{layer.folder} has no weights {layer.name}, which follow its pooling")
+    if (scales := loaded.get(f"{layer.name}.scales")) is not None:
+        group_size, bits = size // scales.shape[-1], 32 * weight.shape[-1] // size
+        biases = loaded.get(f"{layer.name}.biases")
+        weight = mx.dequantize(weight, scales, biases, group_size=group_size, bits=bits)
+    weight = weight.astype(mx.float32)
+    bias = loaded[f"{layer.name}.bias"].astype(mx.float32) if layer.has_bias else mx.zeros(len(weight))
+    activation = ACTIVATIONS[layer.activation]
+    mx.eval(weight, bias)
+    return lambda states: activation(mx.addmm(bias, states, weight.T)), len(weight)
+
+
+def read_weights(folder: Path) -> dict[str, mx.array]:
+    """Return the weights in a folder by their names; MLX reads each when it is first used."""
+    found: dict[str, mx.array] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        loaded = mx.load(str(file))
+        assert isinstance(loaded, dict)
+        found |= loaded
+    return found
+
 
 SHARE = 4
 """One of SHARE passes is begun by the oldest request, the others by the one that lacks the least."""

@@ -14,17 +14,23 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from reprise.engine.embedding.cut_layer import CutLayer
+from reprise.engine.embedding.encoder import CutLayer
 from reprise.engine.embedding.loading import EmbeddingModel
-from reprise.engine.embedding.memory import PREFIX_BYTES, PassMemory
-from reprise.engine.embedding.passes import Job, Member, by_job, choose_members
-from reprise.engine.embedding.prefixes import Before, Prefixes
+from reprise.engine.embedding.passes import (
+    PREFIX_BYTES,
+    Before,
+    Job,
+    Member,
+    PassMemory,
+    Prefixes,
+    by_job,
+    choose_members,
+)
 from reprise.engine.interface.embeddings import EmbeddingInput, EmbeddingRequest, TokenIds
 from reprise.engine.interface.events import EmbeddingSink, Failed
 from reprise.engine.interface.stations import station
 from reprise.engine.kv_cache.per_row import Caches
-from reprise.engine.memory.prefill_budget import PrefillLimits, count_fitting
-from reprise.engine.memory.prefill_costs import PrefillCosts
+from reprise.engine.memory.prefill import PrefillCosts, PrefillLimits, count_fitting
 
 log = logging.getLogger("reprise.engine")
 

@@ -1,7 +1,9 @@
 """The engine of a model that generates text."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
@@ -11,9 +13,8 @@ from typing import Any
 from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
 from reprise.drafters.base import TableFileError
+from reprise.engine.batch.batch import EngineStats
 from reprise.engine.batch.sequence import Sequence
-from reprise.engine.batch.stats import EngineStats
-from reprise.engine.generating.parked import ParkedWorker
 from reprise.engine.generating.setup import (
     TRIALS_AT_START_S,
     make_worker,
@@ -30,13 +31,70 @@ from reprise.engine.interface.status import EngineCounts, sum_counts
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.findings import PutOffError
 from reprise.engine.model.loading import LoadedModel, StartProgress, make_draft_loader, make_loader
-from reprise.engine.models.making import Makers
-from reprise.engine.models.messages import STOPPING, Call, Cancel, Inbox, Message, Stop, Submit
-from reprise.engine.models.model_engine import IsOver, ModelEngine
+from reprise.engine.models.loads import Makers
+from reprise.engine.models.model_engine import (
+    STOPPING,
+    Call,
+    Cancel,
+    Inbox,
+    IsOver,
+    Message,
+    ModelEngine,
+    Stop,
+    Submit,
+)
 from reprise.engine.sampling.grammar import Grammars
-from reprise.engine.speculative import kept_acceptance, shared_table
+from reprise.engine.speculative import acceptance, proposers
 from reprise.engine.speculative.costs.step_costs import StepCosts
-from reprise.engine.speculative.heads.finding import find_given_head, find_head
+from reprise.engine.speculative.heads.making import find_given_head, find_head
+
+
+class ParkedWorker:
+    """Takes the place of a model's worker while its weights are not in memory: its sequences wait.
+
+    queue: this object, which stands in for a Worker's queue. waiting: sequences in the order of submission.
+    """
+
+    has_work, is_blocked, num_progressed = False, False, 0
+    running: SequenceOf[Sequence] = ()
+
+    def __init__(self) -> None:
+        self.waiting: deque[Sequence] = deque()
+
+    @property
+    def queue(self) -> "ParkedWorker":
+        """This object, in the place of a Worker's request queue."""
+        return self
+
+    @property
+    def live(self) -> list[Sequence]:
+        """Every sequence that has not had its terminal event."""
+        return [s for s in self.waiting if not s.ended]
+
+    def submit(self, sequence: Sequence) -> None:
+        """Add a sequence to those that wait for the model."""
+        self.waiting.append(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        """End the sequence of this request, and forget all sequences that have ended."""
+        for sequence in self.live:
+            if sequence.request.id == request_id:
+                sequence.fail(Failed("cancelled", "the client left"))
+        self.waiting = deque(self.live)
+
+    def end_waiting(self, failed: Failed) -> None:
+        """End all waiting sequences with this failure."""
+        for sequence in self.live:
+            sequence.fail(failed)
+        self.waiting.clear()
+
+    def step(self) -> None:
+        """Do nothing."""
+
+    def measure_costs(self) -> bool:
+        """Measure nothing."""
+        return False
+
 
 log = logging.getLogger("reprise.engine")
 
@@ -176,9 +234,9 @@ class GeneratingEngine(ModelEngine):
 
     def _restore(self, worker: Worker) -> None:
         """Let drafters know what an earlier run learned."""
-        shared_table.restore(worker.proposers.sources, self.settings)
-        shared_table.restore_history(worker.proposers)
-        kept_acceptance.restore(worker.proposers.global_counts, self._acceptance_file(self._require_model()))
+        proposers.restore(worker.proposers.sources, self.settings)
+        proposers.restore_history(worker.proposers)
+        acceptance.restore(worker.proposers.global_counts, self._acceptance_file(self._require_model()))
 
     def _make_again(self, loaded: LoadedModel, info: ModelInfo, makers: Makers) -> None:
         """Make the worker again, now that all is tried. Nothing may be running. info: as loaded."""
@@ -310,11 +368,11 @@ class GeneratingEngine(ModelEngine):
     def _learn(self, worker: Worker) -> None:
         """Let drafters learn what they put off, and save what they have learned."""
         worker.proposers.work.finish()
-        shared_table.save(worker.proposers.sources, self.settings)
-        kept_acceptance.save(worker.proposers.global_counts, self._acceptance_file(self.loaded))
+        proposers.save(worker.proposers.sources, self.settings)
+        acceptance.save(worker.proposers.global_counts, self._acceptance_file(self.loaded))
 
     def _acceptance_file(self, loaded: LoadedModel) -> Path | None:
-        return kept_acceptance.find_file(self.settings, loaded.info.name, loaded.tokenizer.fingerprint)
+        return acceptance.find_file(self.settings, loaded.info.name, loaded.tokenizer.fingerprint)
 
 
 class TableOfModel:
@@ -325,16 +383,16 @@ class TableOfModel:
 
     def status(self) -> dict[str, Any]:
         """Return the counts of the n-gram table, by name. Raises SharedTableError."""
-        return shared_table.find_table(self._worker().proposers.sources).status()
+        return proposers.find_table(self._worker().proposers.sources).status()
 
     def reset(self) -> None:
         """Drop everything that drafters learned from finished requests. Raises SharedTableError."""
-        self._between_steps(partial(shared_table.reset, self._worker().proposers))
+        self._between_steps(partial(proposers.reset, self._worker().proposers))
 
     def save(self) -> str:
         """Save the table to the settings' file; return a sentence that says so. Raises SharedTableError."""
         worker = self._worker()
-        save = shared_table.find_table(worker.proposers.sources).save
+        save = proposers.find_table(worker.proposers.sources).save
 
         def learn_and_save() -> str:
             worker.proposers.work.finish()
@@ -344,7 +402,7 @@ class TableOfModel:
 
     def load(self) -> str:
         """Load the table from the settings' file; return a sentence that says so. Raises SharedTableError."""
-        return str(self._between_steps(shared_table.find_table(self._worker().proposers.sources).load))
+        return str(self._between_steps(proposers.find_table(self._worker().proposers.sources).load))
 
     def _worker(self) -> Worker:
         if isinstance(worker := self._engine.worker, ParkedWorker):

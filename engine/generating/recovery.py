@@ -1,15 +1,109 @@
-"""Recover from a failed step: end the request at fault, and restart all others."""
+"""Recover from a failed step: find the request at fault, and make room by preemption."""
 
 import logging
+from collections.abc import Callable, Collection, Iterable
 
-from reprise.engine.batch.batch import Batch
-from reprise.engine.batch.sequence import Sequence
-from reprise.engine.batch.stats import EngineStats
-from reprise.engine.batch.step_error import StepError
-from reprise.engine.generating.bisection import Bisection
+from reprise.engine.batch.batch import Batch, EngineStats
+from reprise.engine.batch.sequence import Sequence, StepError
+from reprise.engine.interface.stations import station
+from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.request_queue import RequestQueue
 
+MAX_EXPONENT = 6
+"""A test takes 4 ** n tokens; n is the largest number of earlier bisections of any suspect, up to this."""
+
+
+class Bisection:
+    """The search for the one request among several whose steps fail.
+
+    candidates: the sequences of a failed step; if a single request is at fault, it is among them.
+    tested: half of the candidates. No other rows run until each tested one has ended or committed enough
+        tokens.
+
+    Requests that took part in earlier bisections are tested for longer. So if only all rows together fail, as
+    when memory runs out, the requests finish during the tests instead of gaining one token each.
+    """
+
+    def __init__(self, suspects: Iterable[Sequence]) -> None:
+        suspects = [s for s in suspects if not s.ended]
+        self._num_tokens = 4 ** min(MAX_EXPONENT, max((s.num_bisections for s in suspects), default=0))
+        for sequence in suspects:
+            sequence.num_bisections += 1
+        self._test(suspects)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no candidate is left: no single request was at fault."""
+        return not self.candidates
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether every tested sequence has ended or committed enough tokens."""
+        return all(s.ended or s.num_answered >= goal for s, goal in self._goals.items())
+
+    def narrow(self, suspects: Collection[Sequence]) -> None:
+        """Search on among those tested sequences that another failed step suspects."""
+        self._test([s for s in self.tested if s in suspects])
+
+    def clear_tested(self) -> None:
+        """Search on among the other candidates, as the tested ones have passed."""
+        self._test([s for s in self.candidates if s not in self.tested])
+
+    def _test(self, candidates: Iterable[Sequence]) -> None:
+        self.candidates = [s for s in candidates if not s.ended]
+        self.tested = self.candidates[: (len(self.candidates) + 1) // 2]
+        self._goals = {s: s.num_answered + self._num_tokens for s in self.tested}
+
+
 log = logging.getLogger("reprise.engine")
+
+
+class Preemption:
+    """Puts running sequences back into the queue while the next step does not fit into memory."""
+
+    def __init__(
+        self, batch: Batch, queue: RequestQueue, draft_prefiller: DraftPrefiller | None, stats: EngineStats
+    ) -> None:
+        self._batch = batch
+        self._queue = queue
+        self._draft_prefiller = draft_prefiller
+        self._stats = stats
+
+    @station("memory")
+    def make_room(self, fetch_in_flight: Callable[[], None]) -> None:
+        """End draft prefill, then preempt the youngest sequences, until the next step fits.
+
+        fetch_in_flight: fetches the step in flight, and frees the rows of sequences that it ended.
+        """
+        budget, drafting, batch = self._queue.memory_budget, self._draft_prefiller, self._batch
+        while not budget.make_room(
+            batch.members,
+            self._queue.prefiller.prefilling,
+            batch.rows_by_model,
+            drafting.begun(batch.members) if drafting else (),
+        ):
+            if drafting and drafting.stop(batch.members):
+                continue
+            running = [*batch.members, *self._queue.prefiller.prefilling]
+            # Alone it fits, unless other models hold the memory: then it waits for it.
+            if len(running) < (1 if budget.shared else 2):
+                return
+            if batch.device.step:
+                # Its tokens are valid, and may end sequences.
+                fetch_in_flight()
+            else:
+                self._preempt(max(running, key=lambda s: s.timing.submitted_at))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Put a running sequence back into the queue; it restarts once there is memory for it."""
+        log.info("request %s is preempted and restarts when memory allows", sequence.request.id)
+        self._stats.num_preemptions += 1
+        prefilling = self._queue.prefiller.prefilling
+        if sequence in prefilling:
+            prefilling.remove(sequence)
+        else:
+            self._batch.free([self._batch.members.index(sequence)])
+        self._queue.put_back([sequence])
 
 
 class Recovery:

@@ -7,8 +7,7 @@ from itertools import takewhile
 
 from reprise.config.groups import GROUPS
 from reprise.config.settings import SETTINGS, Settings
-from reprise.engine.batch.batch import Batch
-from reprise.engine.batch.device import Device
+from reprise.engine.batch.batch import Batch, Device
 from reprise.engine.generating.worker import Worker
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import ModelInfo
@@ -18,26 +17,22 @@ from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.memory.making import find_footprint, make_memory_budget
 from reprise.engine.model.loading import LoadedModel, Progress, StartProgress
-from reprise.engine.models.making import FindHead, Makers
-from reprise.engine.scheduler.checkpoints import Checkpoints
+from reprise.engine.models.loads import FindHead, Makers
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
-from reprise.engine.scheduler.kept_prefixes import KeptPrefixes
+from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
 from reprise.engine.scheduler.prefiller import Prefiller
-from reprise.engine.scheduler.prefix_lookup import PrefixLookup
-from reprise.engine.scheduler.request_queue import RequestQueue
+from reprise.engine.scheduler.request_queue import PrefixLookup, RequestQueue
 from reprise.engine.speculative.costs.calibration import Calibration
 from reprise.engine.speculative.costs.exact_widths import Exactness, Tried, find_exact_shapes
 from reprise.engine.speculative.costs.step_costs import StepCosts
-from reprise.engine.speculative.draft_model.costs import DraftModelCosts, ShareOfTarget
-from reprise.engine.speculative.draft_model.forecast import MODEL
+from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes
+from reprise.engine.speculative.draft_model.forecast import MODEL, DraftModelCosts, ShareOfTarget
 from reprise.engine.speculative.draft_model.model import DraftModel
-from reprise.engine.speculative.draft_model.prefixes import DraftPrefixes
-from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
-from reprise.engine.speculative.heads.prefixes import HeadPrefixes
+from reprise.engine.speculative.heads.head_drafter import HeadDrafter, HeadPrefixes, RowDrafter
 from reprise.engine.speculative.mask_drafts import MASKS
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import Proposers
-from reprise.engine.speculative.translation.translation import Translation
+from reprise.engine.speculative.translation import Translation
 from reprise.engine.text.vocabulary import VocabularyError
 
 log = logging.getLogger("reprise.engine")

@@ -15,20 +15,17 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from reprise.drafters.base import NO_DRAFT, Draft
-from reprise.engine.batch.batch import Batch
-from reprise.engine.batch.device import Step
-from reprise.engine.batch.sequence import Sequence
-from reprise.engine.batch.stats import EngineStats
-from reprise.engine.batch.step_error import StepError
+from reprise.engine.batch.batch import Batch, EngineStats, Step
+from reprise.engine.batch.sequence import Sequence, StepError
 from reprise.engine.interface.stations import station
-from reprise.engine.sampling.logprobs import Likelihood, measure
+from reprise.engine.sampling.filters import Likelihood, measure
 from reprise.engine.sampling.sampler import Draw
 from reprise.engine.sampling.thinking_budget import triggered_matcher
 from reprise.engine.speculative import verify
-from reprise.engine.speculative.draft_model.costs import DraftWork
+from reprise.engine.speculative.draft_model.forecast import DraftWork
 from reprise.engine.speculative.planning.accounts import Verified
+from reprise.engine.speculative.planning.candidates import window_input, without_drafts
 from reprise.engine.speculative.planning.planner import Planner
-from reprise.engine.speculative.planning.row_inputs import window_input, without_drafts
 from reprise.engine.speculative.verify import Outcome, RowInput
 from reprise.engine.speculative.window import WindowOutcome
 

@@ -13,12 +13,9 @@ from collections.abc import Sequence as SequenceOf
 
 import mlx.core as mx
 
-from reprise.engine.batch.batch import Batch
-from reprise.engine.batch.sequence import Sequence
-from reprise.engine.batch.stats import EngineStats
-from reprise.engine.batch.step_error import StepError
-from reprise.engine.generating.preemption import Preemption
-from reprise.engine.generating.recovery import Recovery
+from reprise.engine.batch.batch import Batch, EngineStats
+from reprise.engine.batch.sequence import Sequence, StepError
+from reprise.engine.generating.recovery import Preemption, Recovery
 from reprise.engine.generating.step import Decoder
 from reprise.engine.interface.events import Failed
 from reprise.engine.interface.stations import station

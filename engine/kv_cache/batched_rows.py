@@ -7,17 +7,34 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache
 
-from reprise.engine.kv_cache.buffers import GroupedKVCache, RaggedChunkedKVCache, RaggedKVCache
-from reprise.engine.kv_cache.columns import Columns, Ranks, RowLengths
-from reprise.engine.kv_cache.extents import Extent, grow_slots, max_slots, round_columns, shrink_extent
+from reprise.engine.kv_cache.buffers import (
+    GroupedKVCache,
+    KVSlice,
+    RaggedChunkedKVCache,
+    RaggedKVCache,
+    State,
+    start_copies,
+)
+from reprise.engine.kv_cache.columns import (
+    Columns,
+    Extent,
+    Ranks,
+    RowLengths,
+    grow_slots,
+    max_slots,
+    round_columns,
+    shrink_extent,
+)
 from reprise.engine.kv_cache.groups import Group, Groups, attention_by_group
+from reprise.engine.kv_cache.patches import (
+    attention_classes,
+    layers_by_group,
+    take_masks_of_rows,
+    take_positions_of_rows,
+)
 from reprise.engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, check_length, is_recurrent, leaves
 from reprise.engine.kv_cache.recurrent import RaggedStateCache, StateHistory
-from reprise.engine.kv_cache.slices import KVSlice, State, start_copies
 from reprise.engine.kv_cache.sliding_window import ChunkedWindowKVCache, WindowKVCache
-from reprise.engine.kv_cache.stand_ins.attention_layers import attention_classes, layers_by_group
-from reprise.engine.kv_cache.stand_ins.gemma2 import take_masks_of_rows
-from reprise.engine.kv_cache.stand_ins.llama4 import take_positions_of_rows
 
 
 class BatchedRows:

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from reprise.engine.kv_cache.buffers import can_slice, cut_slice, rebuild, take_state
 from reprise.engine.kv_cache.per_row import (
     Caches,
     FittedQuantizedKVCache,
@@ -18,7 +19,6 @@ from reprise.engine.kv_cache.per_row import (
     make_caches,
 )
 from reprise.engine.kv_cache.rows import Sharing, make_batched_rows, make_rows
-from reprise.engine.kv_cache.slices import can_slice, cut_slice, rebuild, take_state
 from reprise.engine.kv_cache.sliding_window import WindowKVCache
 
 log = logging.getLogger("reprise.engine")

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from reprise.engine.kv_cache.columns import RowLengths
-from reprise.engine.kv_cache.stand_ins.recurrences import LayerTrace, Tracer, where_rows
+from reprise.engine.kv_cache.patches import LayerTrace, Tracer, where_rows
 
 MAX_LATER_STATES = 4
 """Forwards of one token after a traced one whose states are kept. Each keeps a whole state in memory."""

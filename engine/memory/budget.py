@@ -11,6 +11,7 @@ Above the limit MLX waits for the device before it dispatches the next operation
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
+from typing import Protocol
 from weakref import WeakKeyDictionary, ref
 
 import mlx.core as mx
@@ -18,18 +19,72 @@ import mlx.core as mx
 from reprise.engine.interface.images import VisionInfo
 from reprise.engine.interface.kept import Kept
 from reprise.engine.kv_cache.batched_rows import BatchedRows
-from reprise.engine.kv_cache.extents import GROWTH_TOKENS
+from reprise.engine.kv_cache.columns import GROWTH_TOKENS
 from reprise.engine.kv_cache.per_row import Caches, leaves
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
-from reprise.engine.memory.between_models import SharedMemory
-from reprise.engine.memory.demands import Demand, RunningSequence, SamplingMemory, StepDemands
-from reprise.engine.memory.estimate import STEADY_TOKENS, Estimate, Estimator
-from reprise.engine.memory.prefill_budget import count_fitting, divide_tokens
-from reprise.engine.sampling.portions import ALL_NEEDS, find_needs
+from reprise.engine.memory.estimate import (
+    STEADY_TOKENS,
+    Demand,
+    Estimate,
+    Estimator,
+    RunningSequence,
+    SamplingMemory,
+    StepDemands,
+)
+from reprise.engine.memory.prefill import count_fitting, divide_tokens
+from reprise.engine.sampling.filters import ALL_NEEDS, find_needs
 from reprise.engine.vision.sight import Sight
 from reprise.engine.vision.tower import Features
+
+
+class Holder(Protocol):
+    """A loaded model, as one that holds memory. shared: the memory of all models; None if it is alone."""
+
+    weight_bytes: int
+    shared: "SharedMemory | None"
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of a model's memory, its weights included."""
+
+    def give_up(self, num_bytes: int) -> bool:
+        """Drop cached prefixes of at least num_bytes, or all; return whether any were dropped."""
+
+
+class SharedMemory:
+    """Divides the machine's memory among models. Used by the engine's thread only.
+
+    limit_bytes: the memory for all models together.
+    unload: unloads an idle model; returns False if there is none. Its argument: the model that needs memory,
+        None for a model that is to be loaded.
+    loading_bytes: bytes reserved for the model that is being loaded.
+    """
+
+    def __init__(self, limit_bytes: int, unload: Callable[[Holder | None], bool]) -> None:
+        self.limit_bytes = limit_bytes
+        self.loading_bytes = 0
+        self.holders: list[Holder] = []
+        self._unload = unload
+
+    def beside(self, holder: Holder | None) -> int:
+        """Return the bytes that all models but the holder hold, a loading model included."""
+        return self.loading_bytes + sum(one.held_bytes for one in self.holders if one is not holder)
+
+    def make_room(self, num_bytes: int, holder: Holder | None = None) -> bool:
+        """Free memory of other models until num_bytes are left for the holder; return whether they are.
+
+        num_bytes: those besides the holder's weights. holder: None for a model to be loaded.
+        Cached prefixes are dropped first, then idle models are unloaded.
+        """
+        own_bytes = holder.weight_bytes if holder else 0
+        while (lacking := num_bytes + own_bytes + self.beside(holder) - self.limit_bytes) > 0:
+            others = [one for one in self.holders if one is not holder]
+            if not any(one.give_up(lacking) for one in others) and not self._unload(holder):
+                return False
+        return True
+
 
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""

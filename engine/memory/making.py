@@ -8,14 +8,12 @@ import mlx.core as mx
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import MemoryLimit
-from reprise.engine.kv_cache.extents import GROWTH_TOKENS
+from reprise.engine.kv_cache.columns import GROWTH_TOKENS
 from reprise.engine.kv_cache.recurrent import MAX_LATER_STATES
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.memory.budget import MemoryBudget
-from reprise.engine.memory.demands import ModelMemory
-from reprise.engine.memory.estimate import STEADY_TOKENS, Estimator
-from reprise.engine.memory.footprint import Footprint, estimate, measure
-from reprise.engine.memory.machine import usable_bytes, wire_weights
+from reprise.engine.memory.estimate import STEADY_TOKENS, Estimator, ModelMemory
+from reprise.engine.memory.footprint import Footprint, estimate, measure, usable_bytes, wire_weights
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.speculative.draft_model.draft_prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
 from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel

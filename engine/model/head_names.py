@@ -14,7 +14,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import mlx_lm.utils
 
-from reprise.engine.model.files.purpose import GEMMA
+from reprise.engine.model.files.recipe import GEMMA
 
 _IN_LAYERS = re.compile(r"(?:language_model\.)?model\.(?:language_model\.)?layers\.(\d+)\.(.+)")
 _UNDER_MTP = re.compile(r"(?:.*\.)?mtp\.(.+)")

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,20 +27,75 @@ from reprise.engine.kv_cache.per_row import keeps_all_tokens, leaves, make_cache
 from reprise.engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.model import lfm2_vl, wedlm
-from reprise.engine.model.files.context_length import find_context_tokens
 from reprise.engine.model.files.folder_reader import check_files
-from reprise.engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
 from reprise.engine.model.files.image_processor import read_processor, read_vision
-from reprise.engine.model.files.model_folder import check_loadable
+from reprise.engine.model.files.model_folder import check_loadable, read_answer_limits, read_sampling_defaults
+from reprise.engine.model.files.recipe import find_context_tokens
 from reprise.engine.model.findings import Findings
 from reprise.engine.model.head_names import leave_heads_out
-from reprise.engine.model.load_options import NO_OPTIONS, LoadOptions
-from reprise.engine.model.weights_here import describe_weights
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.text.tokens.tokenizer_reading import read_once
-from reprise.engine.vision.finding import find_tower
-from reprise.engine.vision.sight import Sight
+from reprise.engine.vision.sight import Sight, find_tower
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded.
+
+    trusts_code: run Python code that comes with the model, if the model requires it.
+    cache_folder: keeps tables of tokens, and findings about the model, between starts.
+    chat_template, mask_token_id: take the place of the model's own. Only a WeDLM model has a mask token.
+    adapter: the folder of a LoRA adapter that is added to the model.
+    sees: also load the model's tower, if it has one that is known.
+    """
+
+    trusts_code: bool = False
+    cache_folder: Path | None = None
+    chat_template: str | None = None
+    mask_token_id: int | None = None
+    adapter: str | None = None
+    sees: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> "LoadOptions":
+        """Return the options that the settings set for every model: trusts_code and cache_folder."""
+        # Where costs are kept, tables of tokens are too.
+        file = settings.calibration_file
+        return cls(settings.trust_remote_code, Path(file).parent if file else None)
+
+
+NO_OPTIONS = LoadOptions()
+
+
+DEQUANTISED_FROM = "dequantised_from"
+"""Key in config.json: the type in a GGUF file that a conversion undid for the sake of drafts."""
+
+_COST = "with quantised weights MLX's CPU build takes as long for a step of n tokens as for n steps"
+_SLOW = "; with scales of {} each step takes many times as long as with float32"
+_WAY_OUT = "; in bfloat16 they can: `reprise convert MODEL DIR --dequantize --dtype bfloat16`"
+
+
+def quantised_steps_gain() -> bool:
+    """Whether a step of several tokens with quantised weights takes less time than as many steps of one."""
+    return mx.default_device().type != mx.DeviceType.cpu
+
+
+def describe_weights(config: Mapping[str, Any], scales: str) -> str:
+    """Say what a model's weights mean for drafts on this device; return "" if there is nothing to say.
+
+    config: of config.json. scales: the type of most numbers that are not quantised, such as "float32".
+    """
+    if config.get("quantization") or config.get("quantization_config"):
+        if quantised_steps_gain():
+            return ""
+        slow = "" if scales == "float32" else _SLOW.format(scales)
+        return f"{_COST}, so drafts cannot pay here{slow}{_WAY_OUT}"
+    kind = config.get(DEQUANTISED_FROM)
+    if not isinstance(kind, str):
+        return ""
+    return f"dequantised from {kind}" + ("" if quantised_steps_gain() else f": {_COST}, and no draft pays")
+
 
 log = logging.getLogger("reprise.engine")
 lfm2_vl.register()
@@ -291,8 +346,7 @@ def find_folder(source: str, progress: Progress | None = None) -> Path:
     if source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1:
         raise ModelError(f"there is no model folder {source}")
     # Whoever serves a folder needs no hub.
-    from reprise.engine.model.hub.hub_cache import HubCache, HubError
-    from reprise.engine.model.hub.hub_download import pull
+    from reprise.engine.model.hub import HubCache, HubError, pull
 
     try:
         found = HubCache().find(source)

@@ -1,9 +1,106 @@
 """Notice a stall: there is work, but no progress. An engine that hangs raises nothing."""
 
+import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+_PENDING = 100
+"""Turns of a loop in any of which Python raises what another thread has sent before."""
+
+
+class Interruption(BaseException):
+    """What a thread did was ended by another. No Exception: models' code may catch those and go on."""
+
+
+class Interruptible:
+    """Runs work on one thread that other threads can end, as loading a model runs code of others.
+
+    Ends code of Python. A call of C, such as reading an array, returns first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._is_over = False
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do the work. Raises Interruption if interrupt() has been called."""
+        self._enter()
+        try:
+            work()
+        finally:
+            self._leave()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Do something within the work that interrupt() is not to end. Raises Interruption around it."""
+        self._leave()
+        yield
+        self._enter()
+
+    def interrupt(self) -> None:
+        """End the work that runs, and any later one. For other threads."""
+        with self._lock:
+            self._is_over = True
+            if self._thread is not None:
+                kind = ctypes.py_object(Interruption)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), kind)
+                self._thread = None
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._is_over:
+                raise Interruption
+            self._thread = threading.get_ident()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._thread = None
+        # What was sent just before is raised here, and not in what follows.
+        for _ in range(_PENDING):
+            pass
+
+
+SLICE_S = 0.05
+"""Seconds by which one may be ahead of the others. Not 0: a switch waits for the step in flight."""
+
+Runner = TypeVar("Runner", bound=Hashable)
+
+
+class TimeShares(Generic[Runner]):
+    """Divides time evenly among the models that have work: the model that has had the least runs next.
+
+    A model that gets work again is level with the one that has had the least: idle time is not saved up.
+    """
+
+    def __init__(self) -> None:
+        self._spent_s: dict[Runner, float] = {}
+        self._current: Runner | None = None
+        self._passes_on = False
+
+    def choose(self, runners: Iterable[Runner]) -> Runner | None:
+        """Return the model that runs next; None if there is none. runners: all models that have work."""
+        waiting = list(runners)
+        spent = {one: self._spent_s[one] for one in waiting if one in self._spent_s}
+        least_s = min(spent.values(), default=0.0)
+        self._spent_s = {one: spent.get(one, least_s) - least_s for one in waiting}
+        if not waiting:
+            return None
+        if self._passes_on or self._current not in self._spent_s or self._spent_s[self._current] >= SLICE_S:
+            others = [one for one in waiting if one is not self._current] if self._passes_on else []
+            self._current = min(others or waiting, key=self._spent_s.__getitem__)
+        return self._current
+
+    def charge(self, runner: Runner, taken_s: float, *, passes_on: bool = False) -> None:
+        """Count the seconds that a model has run. passes_on: whether another one that has work is next."""
+        self._passes_on = passes_on
+        if runner in self._spent_s:
+            self._spent_s[runner] += taken_s
+
 
 log = logging.getLogger("reprise.engine")
 

@@ -10,11 +10,55 @@ integers, because the order in which a device adds floats depends on the number 
 
 import math
 from collections.abc import Sequence
+from copy import copy
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
+import numpy as np
 
 from reprise.engine.interface.request import Sampling
-from reprise.engine.sampling.largest import find_largest
+
+BLOCK_TOKENS = 32
+"""Tokens per block. The k largest logits are in the k blocks with the largest maxima."""
+
+_ID_MASK = (1 << 32) - 1
+
+
+def find_largest(logits: mx.array, count: int) -> mx.array:
+    """Find the ids of the `count` largest logits of each row, in no particular order: (rows, count) int32.
+
+    logits: (rows, vocabulary) float32, 1 <= count <= vocabulary.
+    Among ties, lower ids count as larger. So the ids do not depend on the other rows, and those of a smaller
+    count are among those of a larger one.
+    """
+    num_rows, vocab_size = logits.shape
+    ids = mx.broadcast_to(mx.arange(vocab_size), logits.shape)
+    num_blocks = vocab_size // BLOCK_TOKENS
+    if 2 * count <= num_blocks:
+        in_blocks = num_blocks * BLOCK_TOKENS
+        blocks = logits[:, :in_blocks].reshape(num_rows, num_blocks, BLOCK_TOKENS)
+        block_ids = mx.broadcast_to(mx.arange(num_blocks), (num_rows, num_blocks))
+        chosen = _select(mx.max(blocks, axis=-1), block_ids, count)[:, :, None]
+        chosen_logits = mx.take_along_axis(blocks, chosen, axis=1).reshape(num_rows, -1)
+        chosen_ids = (chosen * BLOCK_TOKENS + mx.arange(BLOCK_TOKENS)).reshape(num_rows, -1)
+        # The last few tokens may not fill a block.
+        logits = mx.concatenate([chosen_logits, logits[:, in_blocks:]], axis=-1)
+        ids = mx.concatenate([chosen_ids, ids[:, in_blocks:]], axis=-1)
+    return _select(logits, ids, count)
+
+
+def _select(values: mx.array, ids: mx.array, count: int) -> mx.array:
+    """Return the ids of the `count` largest values of each row, the lower ids among ties.
+
+    values: (rows, n) float32. ids: (rows, n) int32 >= 0.
+    """
+    # Adding 0 turns -0 into 0. Read as integers, floats keep their order, except that it is reversed among
+    # negative ones.
+    bits = (values + 0.0).view(mx.int32)
+    order = mx.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(mx.int64)
+    keys = (order << 32) | (_ID_MASK - ids.astype(mx.int64))
+    return (_ID_MASK - (mx.topk(keys, count, axis=-1) & _ID_MASK)).astype(mx.int32)
+
 
 MAX_SORTED = 512
 """On processors, at most this many candidates per row are sorted; of more, half are ruled out at a time."""
@@ -102,3 +146,219 @@ def _can_halve(size: int) -> bool:
     """Return whether halving this many candidates costs less than sorting them."""
     # On GPUs, MLX's partition is itself a sort.
     return size > MAX_SORTED and mx.default_device() == mx.Device(mx.cpu)
+
+
+PORTION_BYTES = 64 * 2**20
+"""As many draws are sampled at once as fit into this, but at least one."""
+
+FLOAT_BYTES = 4
+
+LIKELIHOOD_ARRAYS = 4.0
+"""Arrays of (vocabulary,) float32 that the log probabilities of one draw take."""
+
+
+class Needs(NamedTuple):
+    """Which kinds of work a draw needs besides its argmax."""
+
+    penalties: bool
+    bias: bool
+    mask: bool
+    noise: bool
+    filters: bool
+
+    @property
+    def num_arrays(self) -> float:
+        """Arrays of (vocabulary,) float32 that one draw takes at most, the logits themselves not counted."""
+        adjusting = 3.6 * self.penalties + 1.0 * self.bias + 2.0 * self.mask
+        choosing = 5.75 if self.filters else 1.0 * self.noise
+        # 1.5 for the draw's logits, gathered and in float32.
+        return 1.5 + max(adjusting, choosing)
+
+
+ALL_NEEDS = Needs(penalties=True, bias=True, mask=True, noise=True, filters=True)
+
+
+def needs_penalties(sampling: Sampling) -> bool:
+    """Return whether any penalty has an effect."""
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+
+
+def find_needs(sampling: Sampling, vocab_size: int, has_grammar: bool) -> Needs:
+    """Return which kinds of work the draws of a request need."""
+    return Needs(
+        penalties=needs_penalties(sampling),
+        bias=sampling.has_bias,
+        mask=has_grammar,
+        noise=sampling.temperature > 0,
+        filters=is_filtered(sampling, vocab_size),
+    )
+
+
+def draws_per_portion(num_arrays: float, vocab_size: int) -> int:
+    """Return how many draws are sampled at once if each takes num_arrays arrays of (vocabulary,) float32."""
+    return max(1, int(PORTION_BYTES / (num_arrays * FLOAT_BYTES * vocab_size)))
+
+
+def sampling_bytes(num_draws: int, num_arrays: float, vocab_size: int) -> int:
+    """Return the maximum bytes that sampling num_draws draws takes."""
+    num_at_once = min(num_draws, draws_per_portion(num_arrays, vocab_size))
+    return int(num_at_once * num_arrays * FLOAT_BYTES * vocab_size)
+
+
+def pick_logits(logits: mx.array, places: Sequence[int], after: Sequence[mx.array]) -> mx.array:
+    """Return the logits at these places, for one portion: (places, vocabulary), of the type of logits.
+
+    logits: (n, vocabulary). after: arrays of the previous portion, which are computed first. Otherwise MLX
+        might compute all portions side by side.
+    """
+    if after:
+        logits = mx.depends([logits], list(after))[0]
+    first = places[0]
+    # A view, where possible.
+    if list(places) == list(range(first, first + len(places))):
+        return logits[first : first + len(places)]
+    return logits[mx.array(list(places))]
+
+
+def count_tokens(tokens: Sequence[int], vocab_size: int) -> mx.array:
+    """Count how often each token occurs: (vocabulary,) int32."""
+    # In numpy: MLX takes several times as long to read a long prompt's ids.
+    ids = np.fromiter(tokens, np.int64, len(tokens))
+    return mx.array(np.bincount(ids, minlength=vocab_size).astype(np.int32))
+
+
+class Penalties:
+    """One row's token counts, kept on the device because the host may not have read the newest token yet.
+
+    counts: (vocabulary,) int32, how often each token occurs in the answer.
+    divisors: (vocabulary,) float32, the repetition penalty where a token occurs in the prompt or the answer,
+        else 1; None without one.
+    num_counted: tokens of the answer that are in counts.
+    """
+
+    def __init__(
+        self, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int], vocab_size: int
+    ) -> None:
+        self.sampling = sampling
+        self.counts = count_tokens(answer, vocab_size)
+        self.divisors: mx.array | None = None
+        if sampling.repetition_penalty != 1.0:
+            seen = (self.counts > 0) | (count_tokens(prompt, vocab_size) > 0)
+            self.divisors = mx.where(seen, sampling.repetition_penalty, 1.0)
+        self.num_counted = len(answer)
+
+    def observe(self, tokens: mx.array) -> None:
+        """Add tokens of the answer to the counts. tokens: (n,) int, n >= 1."""
+        self.counts, self.divisors = self._with(tokens)
+        self.num_counted += tokens.size
+
+    def _with(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Return counts and divisors with more tokens of the answer."""
+        divisors = self.divisors
+        if divisors is not None:
+            penalty = mx.array(self.sampling.repetition_penalty)
+            divisors = mx.put_along_axis(divisors, tokens, penalty, axis=-1)
+        return self.counts.at[tokens].add(1), divisors
+
+    def remapped(self, tokens: mx.array, are_counted: mx.array) -> "Penalties":
+        """Return a copy of the counts as they are now, for the ids of another vocabulary of n tokens.
+
+        tokens: (n,) for each id of the other vocabulary, the id in this one that stands for the same token.
+        are_counted: (n,) bool, False where this vocabulary has no such id: that token counts as never seen.
+        """
+        other = copy(self)
+        other.counts = mx.where(are_counted, self.counts[tokens], 0)
+        if self.divisors is not None:
+            other.divisors = mx.where(are_counted, self.divisors[tokens], 1.0)
+        return other
+
+    def apply(self, logits: mx.array, drafted: Sequence[int] = ()) -> mx.array:
+        """Apply the three penalties to (vocabulary,) logits, counting drafted tokens as if committed."""
+        s, counts, divisors = self.sampling, self.counts, self.divisors
+        if drafted:
+            counts, divisors = self._with(mx.array(list(drafted), mx.int32))
+        if divisors is not None:
+            # With a penalty above 1, the smaller is the quotient of a positive logit and the product of any
+            # other. Not where(): on processors MLX's takes five times as long as arithmetic.
+            choose = mx.minimum if s.repetition_penalty > 1 else mx.maximum
+            logits = choose(logits / divisors, logits * divisors)
+        if s.frequency_penalty:
+            logits = logits - s.frequency_penalty * counts.astype(mx.float32)
+        if s.presence_penalty:
+            logits = logits - s.presence_penalty * mx.minimum(counts, 1).astype(mx.float32)
+        return logits
+
+
+Likelihood = tuple[float, list[tuple[int, float]]]
+"""A token's log probability, and (token id, log probability) of the likeliest tokens, the likeliest first."""
+
+
+LEAST_LOGPROB = -9999.0
+"""The log probability of an impossible token, as in OpenAI's API: JSON has no infinity."""
+
+
+class Likelihoods:
+    """The likelihoods of one step's draws, for requests that want them; on the device until fetched."""
+
+    def __init__(
+        self,
+        logits: mx.array,
+        tokens: mx.array,
+        wanted: Sequence[int | None],
+        places: Sequence[int] | None = None,
+    ) -> None:
+        """Build the graph; compute nothing yet.
+
+        logits: (n, vocabulary). tokens: (draws,) the tokens drawn.
+        wanted: (draws,) how many of the likeliest tokens to return for each draw; None for no likelihood.
+        places: (draws,) index of each draw's logits; None for the order of the draws.
+        """
+        self._wanted = wanted
+        self._draws = [draw for draw, num in enumerate(wanted) if num is not None]
+        vocab_size = logits.shape[-1]
+        num_top = min(max(num or 0 for num in wanted), vocab_size)
+        size = draws_per_portion(LIKELIHOOD_ARRAYS, vocab_size)
+        portions: list[list[mx.array]] = []
+        for start in range(0, len(self._draws), size):
+            portion = self._draws[start : start + size]
+            at = [places[draw] for draw in portion] if places is not None else portion
+            picked = pick_logits(logits, at, portions[-1] if portions else [])
+            drawn = tokens if len(portion) == len(wanted) else tokens[mx.array(portion)]
+            portions.append(_measure(picked.astype(mx.float32), drawn, num_top))
+        self.arrays = [mx.concatenate(list(parts)) for parts in zip(*portions, strict=True)]
+
+    def fetch(self) -> list[Likelihood | None]:
+        """Wait for the device; return (draws,) likelihoods, None where a draw wants none."""
+        logprobs, *top = cast("list[list[Any]]", [array.tolist() for array in self.arrays])
+        found: list[Likelihood | None] = [None] * len(self._wanted)
+        for at, draw in enumerate(self._draws):
+            num = self._wanted[draw] or 0
+            pairs = zip(top[0][at], top[1][at], strict=True) if top else ()
+            # Among ties the lower id comes first, as in find_largest().
+            likeliest = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:num]
+            found[draw] = logprobs[at], likeliest
+        return found
+
+
+def measure(
+    logits: mx.array,
+    tokens: mx.array,
+    wanted: Sequence[int | None],
+    places: Sequence[int] | None = None,
+) -> Likelihoods | None:
+    """Prepare the likelihoods of drawn tokens, as Likelihoods() does; None if no draw wants any."""
+    return Likelihoods(logits, tokens, wanted, places) if any(num is not None for num in wanted) else None
+
+
+def _measure(logits: mx.array, tokens: mx.array, num_top: int) -> list[mx.array]:
+    """Return the tokens' log probabilities and, if num_top, the ids and log probabilities of the likeliest.
+
+    logits: (n, vocabulary) float32. tokens: (n,).
+    """
+    log_total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    logprobs = (mx.take_along_axis(logits, tokens[:, None], axis=-1) - log_total)[:, 0]
+    measured = [mx.maximum(logprobs, LEAST_LOGPROB)]
+    if num_top:
+        ids = find_largest(logits, num_top)
+        measured += [ids, mx.maximum(mx.take_along_axis(logits, ids, axis=-1) - log_total, LEAST_LOGPROB)]
+    return measured

@@ -12,9 +12,8 @@ from time import perf_counter
 
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.memory.budget import MemoryBudget
-from reprise.engine.scheduler.prefix_lookup import num_shared
-from reprise.engine.speculative.draft_model.draft_prefill import TextPrefill
-from reprise.engine.speculative.draft_model.prefixes import DraftPrefixes
+from reprise.engine.scheduler.request_queue import num_shared
+from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes, TextPrefill
 from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import Proposers

@@ -8,19 +8,16 @@ from typing import Any
 import mlx.core as mx
 
 from reprise.config.settings import Settings
-from reprise.engine.batch.device import Device
-from reprise.engine.batch.sequence import Sequence
-from reprise.engine.batch.step_error import StepError
+from reprise.engine.batch.batch import Device
+from reprise.engine.batch.sequence import Sequence, StepError
 from reprise.engine.interface.stations import station
-from reprise.engine.kv_cache.rows import cache_arrays
-from reprise.engine.memory import prefill_budget
+from reprise.engine.kv_cache.per_row import cache_arrays
 from reprise.engine.memory.estimate import PROMPT_LOGPROBS_CHUNK
-from reprise.engine.memory.prefill_costs import PrefillCosts
-from reprise.engine.sampling.logprobs import Likelihoods
-from reprise.engine.scheduler.checkpoints import Checkpoints
-from reprise.engine.scheduler.kept_prefixes import KeptPrefixes
+from reprise.engine.memory.prefill import PrefillCosts, PrefillLimits, Seconds, plan_prefill
+from reprise.engine.sampling.filters import Likelihoods
+from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
 from reprise.engine.speculative.costs.step_costs import StepCosts
-from reprise.engine.speculative.heads.taps import Taps
+from reprise.engine.speculative.heads.head import Taps
 from reprise.engine.vision.sight import Looking, Sight
 
 MAX_CUT_SHARE = 0.02
@@ -135,7 +132,7 @@ class Prefiller:
     def _plan(self, num_rows: int) -> list[int]:
         """Return how many tokens of each prompt this step feeds."""
         most = [s.prefill.max_chunk_tokens for s in self.prefilling]
-        costs: list[prefill_budget.Seconds] = [
+        costs: list[Seconds] = [
             partial(self._seconds, s, self._costs_of(s, num_rows)) for s in self.prefilling
         ]
         remaining = [s.num_to_prefill for s in self.prefilling]
@@ -147,10 +144,8 @@ class Prefiller:
                     # The tower's units of work are its tokens until it has seen the image.
                     remaining[at] = most[at] = looking.num_left
                     costs[at] = self._work_s(looking, num_rows)
-        limits = prefill_budget.PrefillLimits.of_step(
-            num_rows, self._settings.max_stall_ms, sum(most), self.device.plain_s
-        )
-        chunks = prefill_budget.plan_prefill(remaining, costs, limits, most, self._num_passed)
+        limits = PrefillLimits.of_step(num_rows, self._settings.max_stall_ms, sum(most), self.device.plain_s)
+        chunks = plan_prefill(remaining, costs, limits, most, self._num_passed)
         self._num_passed = 0 if chunks[0] else self._num_passed + 1
         return chunks
 

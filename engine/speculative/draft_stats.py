@@ -4,11 +4,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from reprise.engine.interface.events import DraftingReport
-from reprise.engine.speculative.costs.step_price import StepPrice
+from reprise.engine.speculative.costs.cost_table import StepPrice
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.
-    from reprise.engine.speculative.translation.translator import TranslationCounts, Translator
+    from reprise.engine.speculative.translation import TranslationCounts, Translator
 
 UNMATCHED, UNLIKELY, DEAR, SPENT = "unmatched", "unlikely", "dear", "spent"
 """Why a step had no draft: no drafter had one, none was likely to be accepted, a step that verifies one costs

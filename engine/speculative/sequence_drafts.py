@@ -22,14 +22,13 @@ from reprise.engine.interface.events import DraftingReport
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.interface.stations import spend
 from reprise.engine.speculative.acceptance import Acceptance, count_accepted
-from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
-from reprise.engine.speculative.draft_length import DraftEstimate, expected_tokens
+from reprise.engine.speculative.costs.step_bounds import SlowdownBudget
+from reprise.engine.speculative.draft_length import DrafterWork, DraftEstimate, expected_tokens
 from reprise.engine.speculative.draft_model.forecast import DraftForecast
 from reprise.engine.speculative.draft_stats import PLAIN, DraftCounts
-from reprise.engine.speculative.drafter_work import DrafterWork
 from reprise.engine.speculative.gate import GateDecision
 from reprise.engine.speculative.mask_drafts import MaskDrafts
-from reprise.engine.vision.keys import without_images
+from reprise.engine.vision.sight import without_images
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.

@@ -3,8 +3,15 @@
 Plain data without MLX, so that the server can import it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper, _infer_tool_parser
+
+from reprise.engine.text.templates.chat_template import template_text
 
 HARMONY = "harmony"
 """The format of gpt-oss: channels for reasoning, tool calls and content."""
@@ -111,3 +118,167 @@ def ends_with(tokens: Sequence[int], ending: Sequence[int], end: int | None = No
     """Return whether tokens[:end] ends with ending. ending: at least one token. end: None for all tokens."""
     end = len(tokens) if end is None else end
     return end >= len(ending) and tuple(tokens[end - len(ending) : end]) == tuple(ending)
+
+
+HARMONY_TOKENS = (
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+)
+"""The tokens of harmony's messages."""
+
+DSML = "｜DSML｜"
+"""The beginning of the tags of DeepSeek V3.2 and later, which have no text template in mlx-lm."""
+
+_INNER_TOKENS = {
+    "mistral": ("[ARGS]", "[CALL_ID]"),
+    "kimi_k2": ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    "muse_spark": ("<|start|>", "<|message|>", "<|eom|>"),
+    "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
+    "deepseek_v3": ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "deepseek_v32": (DSML,),
+    "gemma4": ('<|"|>',),
+    "function_gemma": ("<escape>",),
+    "glm47": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFormat:
+    """A format of tool calls. start, end: its markers; end is "" if a call goes on to the answer's end."""
+
+    name: str
+    start: str
+    end: str = ""
+
+
+def recognize(tokenizer: Any) -> FoundFormat | None:
+    """Return the format of tool calls of a model for which mlx-lm finds none; None if it is unknown here too.
+
+    tokenizer: the model's, of transformers.
+    """
+    if all(has_token(tokenizer, text) for text in HARMONY_TOKENS):
+        return FoundFormat(HARMONY, "<|call|>")
+    template = template_text(tokenizer)
+    if has_token(tokenizer, "<｜tool▁calls▁begin｜>") and "<｜tool▁calls▁begin｜>" in template:
+        name = "deepseek_v3" if "```json" in template else "deepseek_v31"
+        return FoundFormat(name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    if DSML in template or (not template and has_token(tokenizer, DSML)):
+        section = "tool_calls" if "tool_calls>" in template and "function_calls>" not in template else ""
+        section = section or "function_calls"
+        return FoundFormat("deepseek_v32", f"<{DSML}{section}>", f"</{DSML}{section}>")
+    if "Environment: ipython" in template and '"parameters"' in template:
+        return FoundFormat("llama3", '{"name": ')
+    return _recognize_named(tokenizer) if isinstance(tokenizer.chat_template, dict) else None
+
+
+def _recognize_named(tokenizer: Any) -> FoundFormat | None:
+    """Return the format that mlx-lm would find if the template for tools were the only one."""
+    alone = SimpleNamespace(chat_template=template_text(tokenizer), get_vocab=tokenizer.get_vocab)
+    name = _infer_tool_parser(alone)
+    if name is None:
+        return None
+    parser = import_module(f"mlx_lm.tool_parsers.{name}")
+    return FoundFormat(name, parser.tool_call_start, parser.tool_call_end or "")
+
+
+def inner_tokens(tokenizer: Any, call_format: str) -> list[str]:
+    """Return the special tokens within calls of a format, as far as the vocabulary has them."""
+    if call_format == HARMONY:
+        return list(HARMONY_TOKENS)
+    known = _INNER_TOKENS.get("deepseek_v3" if call_format == "deepseek_v31" else call_format, ())
+    return [text for text in known if has_token(tokenizer, text)]
+
+
+def has_token(tokenizer: Any, text: str) -> bool:
+    """Return whether a text is a single token of the vocabulary."""
+    return tokenizer.backend_tokenizer.token_to_id(text) is not None
+
+
+HARMONY_ENDS = ("<|call|>", "<|return|>")
+"""The tokens that end an answer in harmony."""
+
+
+def find_end_tokens(wrapped: TokenizerWrapper, backend: Any, is_harmony: bool) -> frozenset[int]:
+    """Return the tokens that end an answer, among them those of its format that no configuration names.
+
+    backend: the tokenizers.Tokenizer under `wrapped`.
+    """
+    ends = HARMONY_ENDS if is_harmony else ()
+    return frozenset([*wrapped.eos_token_ids, *map(backend.token_to_id, ends)])
+
+
+TokenToId = Callable[[str], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FimTokens:
+    """The tokens that ask a model to fill in text: before the two given texts, and before the answer.
+
+    middle: None if no token stands before the answer. is_suffix_first: whether the text after the gap comes
+        first. file: the token before the name of each further file; None if the model takes no further files.
+    ends: tokens that end the answer, beside the model's end-of-answer tokens.
+    """
+
+    prefix: int
+    suffix: int
+    middle: int | None
+    is_suffix_first: bool = False
+    file: int | None = None
+    ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    prefix: str
+    suffix: str
+    middle: str | None
+    is_suffix_first: bool = False
+    file: str = ""
+    ends: tuple[str, ...] = ()
+
+
+_FAMILIES = (
+    # Qwen, CodeGemma, whose separator of files has another name, and others.
+    _Family(
+        "<|fim_prefix|>",
+        "<|fim_suffix|>",
+        "<|fim_middle|>",
+        file="<|file_sep|>",
+        ends=("<|fim_pad|>", "<|repo_name|>"),
+    ),
+    _Family("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", ends=("<|file_separator|>",)),
+    # StarCoder and Granite.
+    _Family(
+        "<fim_prefix>", "<fim_suffix>", "<fim_middle>", file="<file_sep>", ends=("<fim_pad>", "<repo_name>")
+    ),
+    _Family("<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<fim-pad>",)),
+    _Family("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    _Family("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", is_suffix_first=True),
+    _Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    # CodeLlama.
+    _Family("▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
+    # Codestral.
+    _Family("[PREFIX]", "[SUFFIX]", None, is_suffix_first=True),
+)
+
+
+def find_fim(token_to_id: TokenToId) -> FimTokens | None:
+    """Return a vocabulary's tokens for filling in, of the family that fits best; None if it has none."""
+    found = [tokens for family in _FAMILIES if (tokens := _tokens_of(family, token_to_id)) is not None]
+    return max(found, key=lambda tokens: (tokens.file is not None, len(tokens.ends)), default=None)
+
+
+def _tokens_of(family: _Family, token_to_id: TokenToId) -> FimTokens | None:
+    prefix, suffix = token_to_id(family.prefix), token_to_id(family.suffix)
+    middle = None if family.middle is None else token_to_id(family.middle)
+    if prefix is None or suffix is None or (middle is None and family.middle is not None):
+        return None
+    file = token_to_id(family.file) if family.file else None
+    others = (*map(token_to_id, family.ends), file, prefix, suffix, middle)
+    ends = tuple(token for token in others if token is not None)
+    return FimTokens(prefix, suffix, middle, family.is_suffix_first, file, ends)

@@ -13,21 +13,28 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from reprise.engine.foreign.chat_templates import isolate_templates
 from reprise.engine.interface.images import ImageProcessor
 from reprise.engine.interface.request import PromptEnd
-from reprise.engine.text.call_formats import inner_tokens, recognize
-from reprise.engine.text.end_tokens import find_end_tokens
-from reprise.engine.text.fim import FimTokens, find_fim
-from reprise.engine.text.markers import HARMONY, Marker, Markers, ends_with
-from reprise.engine.text.templates.chat_template import ChatTemplate, TemplateError
-from reprise.engine.text.templates.fit import CALL_END, CALL_GAP, CALL_START
-from reprise.engine.text.templates.message_openings import (
+from reprise.engine.text.markers import (
+    HARMONY,
+    FimTokens,
+    Marker,
+    Markers,
+    ends_with,
+    find_end_tokens,
+    find_fim,
+    inner_tokens,
+    recognize,
+)
+from reprise.engine.text.templates.chat_template import (
     HEAD_CHARACTERS,
     HEAD_TOKENS,
+    ChatTemplate,
     MessageOpenings,
+    TemplateError,
     find_openings,
 )
+from reprise.engine.text.templates.fit import CALL_END, CALL_GAP, CALL_START
 from reprise.engine.text.tokens.encoding import TextEncoder
-from reprise.engine.text.tokens.token_bytes import decode_partial
-from reprise.engine.text.tokens.token_table import TokenTable, read_table
+from reprise.engine.text.tokens.token_table import TokenTable, decode_partial, read_table
 
 MAX_OPENING_TOKENS = 16
 """Maximum tokens at the end of a prompt that open the reasoning: the marker and whitespace after it."""

@@ -6,7 +6,7 @@ Large images come as tiles and a small picture of the whole, each of which is an
 import mlx.core as mx
 import numpy as np
 
-from reprise.engine.vision.gemma3 import siglip_layers
+from reprise.engine.vision.gemma import siglip_layers
 from reprise.engine.vision.layers import ACTIVATIONS
 from reprise.engine.vision.tower import Config, Grid, Tower, in_blocks
 from reprise.engine.vision.weights import CHANNELS, Weights

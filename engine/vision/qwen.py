@@ -14,13 +14,14 @@ import numpy as np
 from reprise.engine.vision.layers import (
     ACTIVATIONS,
     Layers,
+    Portion,
     Rotation,
+    Stage,
     frequencies,
     interpolate,
     places_of,
     rotation_of,
 )
-from reprise.engine.vision.stages import Portion, Stage
 from reprise.engine.vision.tower import CLIP, Config, Grid, Tower
 from reprise.engine.vision.weights import CHANNELS, Weights
 

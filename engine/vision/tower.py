@@ -17,8 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from reprise.engine.interface.images import PromptImage
-from reprise.engine.vision.layers import QUERIES, TASKS, Layers, is_fused
-from reprise.engine.vision.stages import Portion, Stage
+from reprise.engine.vision.layers import QUERIES, TASKS, Layers, Portion, Stage, is_fused
 from reprise.engine.vision.weights import CHANNELS, Weights
 
 Config = dict[str, Any]

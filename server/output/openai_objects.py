@@ -52,7 +52,7 @@ class TranslationBlock(BaseModel):
 
     strategy: the one of --draft-translation in use.
     drafted, accepted: counts of target tokens made from the drafts.
-    The others: see TranslationCounts in engine/speculative/translation/translator.py.
+    The others: see TranslationCounts in engine/speculative/translation.py.
     """
 
     strategy: str

@@ -9,8 +9,7 @@ from fastapi import Request
 
 from reprise.config.settings import Settings
 from reprise.engine.foreign.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
-from reprise.engine.interface.image_marks import mark, numbers_in, without_marks
-from reprise.engine.interface.images import ImageProcessor, PromptImage
+from reprise.engine.interface.images import ImageProcessor, PromptImage, mark, numbers_in, without_marks
 from reprise.engine.interface.kept import Kept
 from reprise.engine.interface.wanted import check_wanted
 from reprise.server.conversation.model import Media, Message, Part, check_answerable, newest_start

@@ -1,4 +1,4 @@
-"""The formats of tool calls, by the names that mlx-lm or engine/text/call_formats.py has for them.
+"""The formats of tool calls, by the names that mlx-lm or engine/text/markers.py has for them.
 
 All that mlx-lm 0.32.2 has a parser for are here, and llama3 and DeepSeek's, for which it has none.
 

@@ -16,7 +16,7 @@ from reprise.drafters.assembly import make_drafters
 from reprise.drafters.repetition import score_in_slices
 from reprise.engine.interface.request import GenerationRequest, Sampling
 from reprise.engine.model.loading import load_tokenizer
-from reprise.engine.speculative import shared_table
+from reprise.engine.speculative import proposers
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
@@ -75,7 +75,7 @@ class Chats(Device):
             self.step()
         self.rows, self.in_flight = [], []
         row.drafts.close()
-        shared_table.reset(self.proposers)
+        proposers.reset(self.proposers)
         return row.drafts.counts.num_forwards
 
 

@@ -22,16 +22,16 @@ from reprise.cli.models.convert import progress_bar
 from reprise.cli.units import format_bytes
 from reprise.config.settings import Settings
 from reprise.engine.interface.models import SamplingDefaults
-from reprise.engine.memory import machine
-from reprise.engine.model import weights_here
+from reprise.engine.memory import footprint
+from reprise.engine.model import loading
 from reprise.engine.model.convert import conversion, kept
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.options import ConvertError, Options
 from reprise.engine.model.convert.sources import PACKAGED, Packaged
-from reprise.engine.model.files.generation_config import read_sampling_defaults
-from reprise.engine.model.hub.hub_download import RESERVED_BYTES
+from reprise.engine.model.files.model_folder import read_sampling_defaults
+from reprise.engine.model.hub import RESERVED_BYTES
 from reprise.engine.model.loading import load_model
-from reprise.engine.models.converted import with_converted
+from reprise.engine.models.catalogue import with_converted
 from tests.engine.model.convert.gguf_files import write_gguf
 from tests.engine.model.fake_hub import MODEL, serve, use
 from tests.engine.model_folders import write_adapter, write_model
@@ -292,8 +292,8 @@ def test_weights_are_dequantised_where_drafts_gain_only_so_and_memory_and_disk_h
 ) -> None:
     """The model takes 4,460,000 bytes in bfloat16."""
     monkeypatch.setattr(conversion, "quantised_steps_gain", lambda: gains)
-    monkeypatch.setattr(weights_here, "quantised_steps_gain", lambda: False)
-    monkeypatch.setattr(machine, "usable_bytes", lambda: memory_bytes)
+    monkeypatch.setattr(loading, "quantised_steps_gain", lambda: False)
+    monkeypatch.setattr(footprint, "usable_bytes", lambda: memory_bytes)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, free_bytes))
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
@@ -327,7 +327,7 @@ def test_weights_are_dequantised_where_drafts_gain_only_so_and_memory_and_disk_h
 def test_convert_warns_of_weights_that_are_slow_here(
     arguments: list[str], said: str, tmp_path: Path, capsys: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights_here, "quantised_steps_gain", lambda: False)
+    monkeypatch.setattr(loading, "quantised_steps_gain", lambda: False)
     source = write_gguf(tmp_path / "model.gguf", "qwen3", Kind.Q8_0)
     assert main(["convert", str(source), str(tmp_path / "made"), *arguments]) == 0
     assert said in capsys.readouterr().err

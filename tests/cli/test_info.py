@@ -12,8 +12,7 @@ from reprise.bench.architectures.tiny_models import make_model, tiny_config, wri
 from reprise.cli.main import main
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.kv_cache.per_row import arrays_of, leaves, make_caches
-from reprise.engine.model.loading import load_model
-from reprise.engine.model.weights_here import DEQUANTISED_FROM, describe_weights
+from reprise.engine.model.loading import DEQUANTISED_FROM, describe_weights, load_model
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import dflash_config
 from tests.engine.speculative.heads.test_loading import config_of

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from reprise.drafters.base import Drafter
 from reprise.drafters.ngram_mod.drafter import NgramModDrafter
-from reprise.drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.ngram_mod.table import NgramModTables
 from reprise.drafters.prediction import PredictionDrafter
 from reprise.drafters.suffix import SuffixDrafter
 

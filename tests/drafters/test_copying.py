@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprise.drafters.copies.changes import MAX_CHANGE_TOKENS, MAX_CHANGES, Changes
-from reprise.drafters.copies.copying import CopyCursor
+from reprise.drafters.copies.copying import MAX_CHANGE_TOKENS, MAX_CHANGES, Changes, CopyCursor
 
 NAME, NEW = 900, 950
 

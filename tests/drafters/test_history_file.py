@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reprise.drafters.base import DraftQuery, SequenceStart, TableFileError, finish
 from reprise.drafters.checked_file import owner_of
-from reprise.drafters.copies.history_file import HistoryFile
+from reprise.drafters.copies.history import HistoryFile
 from reprise.drafters.suffix import FINISHED, NUM_CLASSES, RESTORED, SuffixDrafter
 
 TEXT = list(range(100, 160))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.drafters.base import SLICE_TOKENS, DraftQuery, SequenceStart, SignedLines, finish
-from reprise.drafters.copies.hunks import Hunks
+from reprise.drafters.copies.forms import Hunks
 from reprise.drafters.suffix import LINE, NUM_CLASSES, SuffixDrafter
 from tests.drafters.test_contract import checked_step
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.drafters.base import DraftQuery, SequenceStart, SharedTable, TableFileError, finish
-from reprise.drafters.ngram_mod import tables
+from reprise.drafters.ngram_mod import table
 from reprise.drafters.ngram_mod.drafter import FIRST_COOLDOWN, LOW_STREAK, NgramModDrafter
-from reprise.drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.ngram_mod.table import NgramModTables
 
 TEXT = random.Random(3).sample(range(50_000), 300)
 
@@ -152,7 +152,7 @@ def test_tenants_are_kept_apart_with_scope_api_key() -> None:
 
 
 def test_the_least_recently_used_table_is_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MAX_TENANTS", 2)
+    monkeypatch.setattr(table, "MAX_TENANTS", 2)
     drafter = make(scope="api-key")
     for tenant in ("anna", "ben", "anna", "carl"):
         draft_after(drafter, TEXT, tenant=tenant)

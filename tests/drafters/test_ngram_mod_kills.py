@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 from reprise.config.whole_file import UNFINISHED_S, unfinished_path
-from reprise.drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.ngram_mod.table import NgramModTables
 
 NUM_KILLS = 8
 SAVING = """
 import sys
 from pathlib import Path
-from reprise.drafters.ngram_mod.tables import NgramModTables
+from reprise.drafters.ngram_mod.table import NgramModTables
 tables = NgramModTables("v", n=2, size=1 << 18, file=Path(sys.argv[1]))
 if tables.file.exists():
     tables.load()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.drafters.base import SLICE_TOKENS, finish
-from reprise.drafters.copies.growing_text import GrowingText
+from reprise.drafters.copies.copying import GrowingText
 from reprise.drafters.copies.occurrences import (
     LONGEST,
     MAX_MATCH_TOKENS,

@@ -20,7 +20,7 @@ from reprise.drafters.base import (
     SharedTable,
     finish,
 )
-from reprise.drafters.copies import growing_text, history
+from reprise.drafters.copies import copying, history
 from reprise.drafters.ngram_mod import drafter as ngram_mod
 from reprise.drafters.repetition import repetition_score, score_in_slices
 from reprise.drafters.suffix import SuffixDrafter
@@ -38,7 +38,7 @@ PERIODIC = [5, 6, 7, 8, 9, 10, 11, 12] * 40
 def slices_of(num_tokens: int) -> Iterator[None]:
     """Let all slices read at most this many tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (growing_text, history, ngram_mod):
+        for module in (copying, history, ngram_mod):
             patch.setattr(module, "SLICE_TOKENS", num_tokens)
         yield
 

@@ -13,7 +13,7 @@ from reprise.drafters.base import (
     TableFileError,
     finish,
 )
-from reprise.drafters.copies.growing_text import GrowingText
+from reprise.drafters.copies.copying import GrowingText
 from reprise.drafters.copies.history import History
 from reprise.drafters.suffix import DISPUTED, FINISHED, MATCH, NUM_CLASSES, SuffixDrafter
 

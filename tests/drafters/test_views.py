@@ -18,10 +18,9 @@ from reprise.drafters.base import (
     View,
     finish,
 )
-from reprise.drafters.copies import shelf as shelf_module
 from reprise.drafters.copies.forms import Forms
+from reprise.drafters.copies.history import MAX_TOKENS, Shelf
 from reprise.drafters.copies.occurrences import TailHashes
-from reprise.drafters.copies.shelf import MAX_TOKENS, Shelf
 from reprise.drafters.suffix import FORM, NUM_CLASSES, SUCCESSOR, VIEW, SuffixDrafter
 from tests.drafters.makers import DRAFTERS
 from tests.drafters.test_contract import checked_step, few_ids, some_text, texts
@@ -132,7 +131,7 @@ def test_a_match_on_the_shelf_is_one_within_a_text(shelved: list[list[int]], end
     shelf = Shelf(1)
     for text in shelved:
         finish(shelf.add(text))
-    match = shelf.find(TailHashes(end).hashes, shelf_module.array("I", end[-32:]))
+    match = shelf.find(TailHashes(end).hashes, array("I", end[-32:]))
     if match is not None:
         followed = [end[-1], *shelf.tokens[match.position : shelf.end_of(match.position)]]
         assert len(followed) > 1

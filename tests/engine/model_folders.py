@@ -12,8 +12,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.model.load_options import LoadOptions
-from reprise.engine.model.loading import LoadedModel, load_model
+from reprise.engine.model.loading import LoadedModel, LoadOptions, load_model
 from tests.engine.support import config_of, make_model, oracle
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from reprise.engine.batch.device import NUM_PLAIN
+from reprise.engine.batch.batch import NUM_PLAIN
 from reprise.engine.generating.worker import MAX_TOGETHER_S, MAX_TOGETHER_STEPS
 from tests.engine.driven import Driven
 from tests.engine.support import make_loaded, oracle, prompt_of, request

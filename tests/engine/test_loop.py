@@ -6,11 +6,9 @@ from typing import Any
 from reprise.config.settings import Settings
 from reprise.engine.loop import Loop
 from reprise.engine.models.catalogue import Catalogue
-from reprise.engine.models.known import KnownModels
+from reprise.engine.models.known import KnownModels, ServedModel
 from reprise.engine.models.loads import GivenModel
-from reprise.engine.models.messages import Call, Inbox
-from reprise.engine.models.model_engine import ModelEngine
-from reprise.engine.models.served import ServedModel
+from reprise.engine.models.model_engine import Call, Inbox, ModelEngine
 
 
 class ScriptedWake:

@@ -18,11 +18,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from reprise.engine.batch.device import Device
+from reprise.engine.batch.batch import Device
 from reprise.engine.interface.events import Failed, Finished
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.kv_cache.rows import make_caches
-from reprise.engine.kv_cache.slices import cut_slice, take_state
+from reprise.engine.kv_cache.buffers import cut_slice, take_state
+from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once

@@ -18,7 +18,7 @@ from mlx_lm.utils import load_tokenizer
 
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.gguf_file import read_gguf
-from reprise.engine.model.convert.gguf_tokenizer import SPLITS, make_tokenizer
+from reprise.engine.model.convert.gguf_folder import SPLITS, make_tokenizer
 from reprise.engine.model.convert.options import Options
 from tests.end_to_end.conftest import serving
 from tests.engine.model.convert.gguf_files import rewrite_gguf, write_gguf

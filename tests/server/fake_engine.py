@@ -23,14 +23,11 @@ from reprise.engine.interface.events import (
     TokenLogprob,
     Usage,
 )
-from reprise.engine.interface.image_marks import mark
-from reprise.engine.interface.images import ImageProcessor, VisionInfo
-from reprise.engine.interface.models import ModelInfo
-from reprise.engine.interface.one_model import OneModel
+from reprise.engine.interface.images import ImageProcessor, VisionInfo, mark
+from reprise.engine.interface.models import ModelInfo, OneModel
 from reprise.engine.interface.request import GenerationRequest, Grammar, PromptEnd
 from reprise.engine.interface.status import EngineCounts, EngineStatus
-from reprise.engine.text.fim import FimTokens
-from reprise.engine.text.markers import Marker, Markers
+from reprise.engine.text.markers import FimTokens, Marker, Markers
 
 NEVER_S = 240
 """Seconds after which nothing happens any more, on any machine."""

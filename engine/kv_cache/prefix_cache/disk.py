@@ -7,7 +7,9 @@ the order requested, so a prefix can be loaded as soon as save() has returned.
 import hashlib
 import logging
 import os
+import re
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
@@ -17,19 +19,183 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
-from reprise.config.whole_file import remove_unfinished, unfinished_path
-from reprise.engine.kv_cache.prefix_cache import disk_file
-from reprise.engine.kv_cache.prefix_cache.disk_file import (
-    NAME_PATTERN,
-    SUFFIX,
-    Contents,
-    Header,
-    PrefixFileError,
-)
-from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, Tokens
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
-from reprise.engine.kv_cache.slices import KVSlice, State, num_bytes
+from reprise.config.whole_file import remove_unfinished, unfinished_path, write_whole
+from reprise.engine.kv_cache.buffers import KVSlice, State, num_bytes
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, TextKey, Tokens
+
+BLOCK_WORDS = 16 * 2**20
+"""32-bit words that one sum covers."""
+
+
+def weights_fingerprint(model: Any, others: Sequence[mx.array] = ()) -> str:
+    """Return a digest of the names, shapes, dtypes and numbers of all parameters: 32 hexadecimal digits.
+
+    Reads every parameter once, on the device. others: further arrays to cover, which the model does not have.
+    """
+    digest = hashlib.sha256()
+    numbered = {str(number): array for number, array in enumerate(others)}
+    for name, array in sorted((dict(tree_flatten(model.parameters())) | numbered).items()):
+        digest.update(f"{name} {array.shape} {array.dtype} ".encode())
+        for total in _sums(array):
+            digest.update(total.to_bytes(4, "little"))
+    return digest.hexdigest()[:32]
+
+
+def _sums(array: mx.array) -> list[int]:
+    """Return a sum of the words of each block of an array, in which every word has its own odd weight.
+
+    The sums are modulo 2**32.
+    """
+    data = mx.contiguous(array).reshape(-1).view(mx.uint8)
+    data = mx.pad(data, (0, -data.size % 4)).view(mx.uint32)
+    sums = []
+    for start in range(0, data.size, BLOCK_WORDS):
+        block = data[start : start + BLOCK_WORDS]
+        # Multiplying by an odd number is invertible, so a change of any single word changes the sum.
+        sums.append((block * (2 * mx.arange(block.size, dtype=mx.uint32) + 1)).sum())
+    mx.eval(sums)
+    return [one.item() for one in sums]  # type: ignore[misc]
+
+
+FORMAT = "reprise prefix 1"
+SUFFIX = ".prefix"
+NAME_PATTERN = rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}"
+"""A regular expression for the names of prefix files."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Stored = tuple[str, Array]
+"""The name of an array's MLX dtype, and its numbers in a dtype that numpy has, in memory not owned by MLX."""
+
+
+class PrefixFileError(Exception):
+    """A file is not a usable prefix file; the message names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of a prefix file: the facts known without reading its KV slice and state.
+
+    fingerprint: identifies the model and everything else that the file's arrays depend on.
+    parent: name of the file with the tokens before this one's; "" if there are none.
+    start: number of tokens before this file's own.
+    tokens: the file's own tokens.
+    has_state: whether the file has state after its last token.
+    """
+
+    fingerprint: str
+    parent: str
+    start: int
+    tokens: TextKey
+    has_state: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The arrays of a prefix file. state: with None in place of each array that the caches had not set."""
+
+    kv_slice: list[Stored]
+    state: list[Stored | None]
+
+
+def to_stored(array: mx.array) -> Stored:
+    """Evaluate an array and copy it for use on any thread."""
+    kind = str(array.dtype).rpartition(".")[2]
+    # numpy has no bfloat16.
+    return kind, np.array(array.view(mx.uint16) if kind == "bfloat16" else array)
+
+
+def from_stored(one: Stored) -> mx.array:
+    """Make an array equal to the one that to_stored() copied."""
+    kind, numbers = one
+    array = mx.array(numbers)
+    return array.view(mx.bfloat16) if kind == "bfloat16" else array
+
+
+def copy_contents(kv_slice: KVSlice, state: State) -> Contents:
+    """Evaluate the arrays of a KV slice and a state, one after the other, and copy them for any thread."""
+    return Contents([to_stored(a) for a in kv_slice], [None if a is None else to_stored(a) for a in state])
+
+
+def write(path: Path, header: Header, contents: Contents) -> int:
+    """Write a whole file or none, even if the power fails; return its number of bytes. Raises OSError.
+
+    Only the owner can read the file, because it holds what users wrote.
+    """
+    # Format 1 calls the arrays of the KV slice "strip".
+    arrays = {f"strip {i}": one for i, one in enumerate(contents.kv_slice)}
+    arrays |= {f"state {i}": one for i, one in enumerate(contents.state) if one is not None}
+    numbers = {name: np.ascontiguousarray(array) for name, (_, array) in arrays.items()}
+    numbers["tokens"] = header.tokens.ids
+    metadata = {
+        "format": FORMAT,
+        "fingerprint": header.fingerprint,
+        "parent": header.parent,
+        "start": str(header.start),
+        "num_strips": str(len(contents.kv_slice)),
+        "num_states": str(len(contents.state)),
+        "kinds": ",".join(f"{name}={kind}" for name, (kind, _) in arrays.items()),
+        "checksum": str(_checksum(numbers)),
+        "pictures": ",".join(f"{at}={digest.hex()}" for at, digest in header.tokens.pictures),
+    }
+    data = save(numbers, metadata)
+    write_whole(path, data)
+    return len(data)
+
+
+def read_header(path: Path) -> Header:
+    """Read a file's header. Raises PrefixFileError if it cannot be read or is not a prefix file."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = _metadata(file, path.name)
+            return Header(
+                metadata["fingerprint"], metadata["parent"], int(metadata["start"]),
+                _read_tokens(file, metadata), int(metadata["num_states"]) > 0,
+            )  # fmt: skip
+    except (OSError, SafetensorError, KeyError, ValueError) as fault:
+        raise PrefixFileError(f"{path.name} cannot be read: {fault}") from fault
+
+
+def read(path: Path) -> Contents:
+    """Read all arrays of a file. Raises PrefixFileError if it cannot be read or is damaged."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = _metadata(file, path.name)
+            numbers = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+        if _checksum(numbers) != int(metadata["checksum"]):
+            raise PrefixFileError(f"{path.name} is damaged: its checksum is wrong")
+        kinds = dict(pair.split("=") for pair in metadata["kinds"].split(",") if pair)
+        found = {name: (kind, numbers[name]) for name, kind in kinds.items()}
+        kv_slice = [found[f"strip {i}"] for i in range(int(metadata["num_strips"]))]
+        return Contents(kv_slice, [found.get(f"state {i}") for i in range(int(metadata["num_states"]))])
+    except (OSError, SafetensorError, KeyError, ValueError) as fault:
+        raise PrefixFileError(f"{path.name} cannot be read: {fault}") from fault
+
+
+def _metadata(file: Any, name: str) -> dict[str, str]:
+    metadata: dict[str, str] = file.metadata() or {}
+    if metadata.get("format") != FORMAT:
+        raise PrefixFileError(f"{name} is not a prefix file of this version of Reprise")
+    return metadata
+
+
+def _read_tokens(file: Any, metadata: dict[str, str]) -> TextKey:
+    ids = file.get_tensor("tokens").astype(np.int32).reshape(-1)
+    # Older files have none, and so match no text beyond its first picture.
+    pairs = (pair.split("=") for pair in metadata.get("pictures", "").split(",") if pair)
+    return TextKey(ids, tuple((int(at), bytes.fromhex(digest)) for at, digest in pairs))
+
+
+def _checksum(numbers: dict[str, Array]) -> int:
+    value = 0
+    for name in sorted(numbers):
+        value = zlib.crc32(np.ascontiguousarray(numbers[name]).view(np.uint8).data, value)
+    return value
+
 
 log = logging.getLogger("reprise.engine")
 
@@ -209,7 +375,7 @@ class PrefixStore:
 
     def _copy(self, name: str, kv_slice: KVSlice, state: State) -> Contents:  # noqa: ARG002 - for others
         """Copy the arrays that a file of this name will hold."""
-        return disk_file.copy_contents(kv_slice, state)
+        return copy_contents(kv_slice, state)
 
     def close(self) -> None:
         """Wait until all files are written, and end the thread."""
@@ -228,7 +394,7 @@ class PrefixStore:
         found: dict[str, PrefixFile] = {}
         for path in self._folder.glob(f"*{SUFFIX}"):
             try:
-                header, stat = disk_file.read_header(path), path.stat()
+                header, stat = read_header(path), path.stat()
             except (PrefixFileError, OSError) as fault:
                 log.warning("ignored a file in %s: %s", self._folder, fault)
                 continue
@@ -304,7 +470,7 @@ def join_contents(
 
     starts, ends: where each file begins and how far it is used, in tokens from the start of the prompt.
     """
-    whole = [[disk_file.from_stored(one) for one in each.kv_slice] for each in contents]
+    whole = [[from_stored(one) for one in each.kv_slice] for each in contents]
 
     def cut(start: int, end: int) -> KVSlice:
         parts = []
@@ -314,12 +480,12 @@ def join_contents(
                 parts.append([array[:, :, low - first : high - first] for array in kv_slice])
         return [mx.concatenate(list(arrays), axis=2) for arrays in zip(*parts, strict=True)]
 
-    return cut, [None if one is None else disk_file.from_stored(one) for one in contents[-1].state]
+    return cut, [None if one is None else from_stored(one) for one in contents[-1].state]
 
 
 def _write(path: Path, header: Header, contents: Contents) -> int:
     remove_unfinished(path.parent, NAME_PATTERN)
-    return disk_file.write(path, header, contents)
+    return write(path, header, contents)
 
 
 def _read_all(paths: list[Path], used_at: float) -> list[Contents | Exception]:
@@ -329,7 +495,7 @@ def _read_all(paths: list[Path], used_at: float) -> list[Contents | Exception]:
 def _read(path: Path, used_at: float) -> Contents | Exception:
     try:
         os.utime(path, (used_at, used_at))
-        return disk_file.read(path)
+        return read(path)
     except Exception as fault:
         return fault
 

@@ -20,7 +20,7 @@ from reprise.engine.model.convert.gguf_file import check_digest
 from reprise.engine.model.convert.options import ConvertError, Options
 from reprise.engine.model.convert.sources import PACKAGED, Packaged, Show, find_packaged
 from reprise.engine.model.files.model_folder import ModelFolder, describe_folder
-from reprise.engine.model.hub.hub_download import RESERVED_BYTES
+from reprise.engine.model.hub import RESERVED_BYTES
 
 FORMAT = 2
 """Counts changes of the conversion after which models are converted again."""

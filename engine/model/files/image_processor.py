@@ -19,7 +19,7 @@ from reprise.engine.foreign.image_sizes import (
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.images import Cut, ImageProcessor, Tiles, VisionInfo
 from reprise.engine.model.files.folder_reader import read_json
-from reprise.engine.vision.finding import tower_type
+from reprise.engine.vision.sight import tower_type
 
 CUTS: dict[str, Cut] = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl"), "qwen"),

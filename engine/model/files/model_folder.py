@@ -3,8 +3,9 @@
 No weights are read and no model is built, so a folder that is called whole here may still fail to load.
 """
 
+import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
@@ -16,14 +17,66 @@ import mlx_lm.utils
 from reprise.engine.interface.embeddings import EmbeddingInfo, Purpose
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.images import VisionInfo
-from reprise.engine.model.files.context_length import find_context_tokens
-from reprise.engine.model.files.folder_reader import MAX_INDEX_BYTES, check_files, read_json
+from reprise.engine.interface.models import AnswerLimits, SamplingDefaults
+from reprise.engine.model.files.folder_reader import (
+    MAX_INDEX_BYTES,
+    SafetensorsFile,
+    check_files,
+    read_header,
+    read_json,
+)
 from reprise.engine.model.files.image_processor import read_vision
-from reprise.engine.model.files.purpose import ENCODERS, find_purpose
-from reprise.engine.model.files.recipe import find_vectors
-from reprise.engine.model.files.safetensors_file import SafetensorsFile, read_header
-from reprise.engine.vision.finding import TOWERS, tower_type
+from reprise.engine.model.files.recipe import ENCODERS, find_context_tokens, find_purpose, find_vectors
+from reprise.engine.vision.sight import TOWERS, tower_type
 from reprise.engine.vision.weights import is_of_tower
+
+log = logging.getLogger("reprise.engine")
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+}
+_LIMITS: dict[str, tuple[float, float]] = {
+    "max_new_tokens": (1, 2**31 - 1),
+    # Not one of transformers: the bundled model's own.
+    "loop_guard_tokens": (0, 2**31 - 1),
+}
+_WHOLE = {"top_k", *_LIMITS}
+
+
+def read_sampling_defaults(folder: Path) -> SamplingDefaults:
+    """Return the sampling settings in a model folder's generation_config.json; none without that file.
+
+    Values that a request could not have are left out, and logged.
+    """
+    return SamplingDefaults(**_read(folder, _RANGES))
+
+
+def read_answer_limits(folder: Path) -> AnswerLimits:
+    """Return the limits of answers in a model folder's generation_config.json; none without that file."""
+    found = _read(folder, _LIMITS)
+    return AnswerLimits(found.get("max_new_tokens"), found.get("loop_guard_tokens"))
+
+
+def _read(folder: Path, ranges: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    try:
+        given = read_json(folder / "generation_config.json")
+    except (OSError, ValueError):
+        return {}
+    found: dict[str, Any] = {}
+    for name, (low, high) in ranges.items():
+        value = given.get(name) if isinstance(given, dict) else None
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            log.warning("generation_config.json has %s %r, which is left out", name, value)
+        else:
+            found[name] = int(value) if name in _WHOLE else float(value)
+    return found
+
 
 INDEX = "model.safetensors.index.json"
 """File that names the shards of a model."""

@@ -6,11 +6,61 @@ The files are those of sentence-transformers. The architecture decides whatever 
 from pathlib import Path
 from typing import Any
 
-from reprise.engine.interface.embeddings import Dense, EmbeddingInfo, Pooling, Recipe
+from reprise.engine.interface.embeddings import Dense, EmbeddingInfo, Pooling, Purpose, Recipe
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.model.files.context_length import find_context_tokens
-from reprise.engine.model.files.folder_reader import read_json
-from reprise.engine.model.files.purpose import ENCODERS, GEMMA, LOGIT_SCORE, MODULES, ROBERTAS
+from reprise.engine.model.files.folder_reader import read_bytes, read_json
+
+ROBERTAS = frozenset({"roberta", "xlm-roberta", "camembert"})
+"""Model types whose positions follow that of the padding token."""
+
+ENCODERS = ROBERTAS | {"bert", "modernbert", "nomic_bert", "new", "gte"}
+"""Model types with weights that engine/embedding/encoder.py reads."""
+
+GEMMA = "gemma3_text"
+"""Model type of EmbeddingGemma, and of models that generate."""
+
+MODULES = "modules.json"
+"""File of sentence-transformers that names what follows the model: pooling, dense layers, normalization."""
+
+LOGIT_SCORE = "LogitScore"
+"""Module of sentence-transformers that rates a pair by the logits of two tokens."""
+
+
+def find_purpose(folder: Path, config: dict[str, Any]) -> Purpose:
+    """Return a model's purpose: to generate, embed or rank. config: of its config.json."""
+    architecture = next(iter(config.get("architectures") or ()), "")
+    if config.get("model_type") in ENCODERS:
+        return "rerank" if str(architecture).endswith("ForSequenceClassification") else "embed"
+    modules = folder / MODULES
+    if not modules.is_file():
+        # What attends to later tokens generates nothing.
+        sees_later = config.get("use_bidirectional_attention") or config.get("is_causal") is False
+        return "embed" if sees_later else "generate"
+    return "rerank" if LOGIT_SCORE.encode() in read_bytes(modules) else "embed"
+
+
+CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+)
+"""Configuration keys of the longest sequence that a model was made for."""
+
+
+def find_context_tokens(config: dict[str, Any]) -> int | None:
+    """Return the longest sequence the model was made for; None if no usual configuration key names it.
+
+    It is at most 2**31 - 1. Raises ValueError for a value that is no number.
+    """
+    for part in (config.get("text_config") or {}, config):
+        for key in CONTEXT_KEYS:
+            if part.get(key):
+                return min(int(part[key]), 2**31 - 1)
+    return None
+
 
 _OLD_POOLINGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",

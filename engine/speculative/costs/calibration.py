@@ -17,7 +17,8 @@ import mlx.core as mx
 from reprise.config.settings import Settings
 from reprise.config.whole_file import read_object, write_in_folder
 from reprise.engine.interface.models import ModelInfo
-from reprise.engine.kv_cache.rows import Rows, Sharing, cache_arrays, make_caches, make_rows
+from reprise.engine.kv_cache.per_row import cache_arrays, make_caches
+from reprise.engine.kv_cache.rows import Rows, Sharing, make_rows
 from reprise.engine.model.loading import LoadedModel, Progress
 from reprise.engine.speculative.costs.cost_table import (
     MODEL_NAMES,

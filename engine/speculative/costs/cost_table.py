@@ -5,9 +5,13 @@ costs do: a forward pass reads the weights once, however many tokens it computes
 """
 
 import math
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from reprise.engine.interface.request import GenerationRequest
 
 Shape = tuple[int, int]
 """(rows, width) of a step."""
@@ -178,3 +182,163 @@ def _locate(grid: list[int], x: int) -> tuple[int, int, float]:
     at = min(max(bisect_left(grid, x), 1), len(grid) - 1)
     low, high = grid[at - 1], grid[at]
     return low, high, (x - low) / (high - low)
+
+
+FIRST_CONTEXT_TOKENS = 128
+
+GREEDY, NOISY, ADJUSTED, MASKED = range(4)
+"""Work of sampling a token: the highest logit; noise too; filters, penalties, bias or log probabilities
+too; a grammar's mask too, for which every token is fetched before the next step."""
+
+
+class Conditions(NamedTuple):
+    """The conditions of a step. Every part only ever adds to the cost.
+
+    context: class of the longest row's length; see context_class().
+    sampling: the highest sampling_class() of any row.
+    """
+
+    context: int = 0
+    sampling: int = GREEDY
+
+
+USUAL = Conditions()
+"""The conditions under which costs are measured in advance."""
+
+
+def context_class(num_tokens: int) -> int:
+    """Return the class of a context's length: 0 below 128 tokens, and one more for every doubling."""
+    return (num_tokens // FIRST_CONTEXT_TOKENS).bit_length()
+
+
+def sampling_class(request: GenerationRequest) -> int:
+    """Return the class of the work that sampling a request's tokens takes, from GREEDY up to MASKED."""
+    s = request.sampling
+    if request.grammar and request.grammar.trigger is None:
+        return MASKED
+    is_filtered = s.temperature > 0 and (s.top_p < 1 or s.min_p > 0 or s.top_k > 0)
+    has_penalties = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1
+    if is_filtered or has_penalties or s.has_bias or request.top_logprobs is not None:
+        return ADJUSTED
+    return NOISY if s.temperature > 0 else GREEDY
+
+
+MAX_DIFFERENCE = 0.4
+"""Difference from which on it is a surprise if what it may be due to is not confirmed."""
+
+MIN_NOISE = 0.3**2
+"""Minimum variance of a step's seconds, on a log scale, when nothing changes."""
+
+NOISE_RATE = 0.03
+"""Share of the difference by which one step corrects that variance."""
+
+SURPRISE = 3.0
+"""Standard deviations from which on a difference counts as a surprise."""
+
+CONFIRMED = 3
+"""Steps after which an effect is no longer what a surprise is due to."""
+
+
+@dataclass(slots=True)
+class Effect:
+    """One effect on the logarithm of a cost: its estimate, and how uncertain that is.
+
+    variance: the estimate's variance, >= 0. drift: what each step adds to the variance, as effects change.
+    num_seen: steps from which the effect was learned.
+    surprise: the last step's difference if that was a surprise which this effect may have caused; else 0.
+    """
+
+    variance: float
+    drift: float
+    mean: float = 0.0
+    num_seen: int = 0
+    surprise: float = 0.0
+
+
+class Noise:
+    """How much steps vary when nothing changes: more on a busy machine.
+
+    variance: of the logarithm of a step's seconds.
+    """
+
+    def __init__(self) -> None:
+        self.variance = MIN_NOISE
+
+    def learn(self, effects: Sequence[Effect], shared: Effect, difference: float) -> bool:
+        """Correct the effects and the noise by one step; return whether the step was a surprise.
+
+        effects: those that apply to the step. A surprise is due to the first that few steps have confirmed.
+        shared: the effect that applies to all steps. If all are confirmed, a surprise is due to this one.
+        difference: the logarithm of the step's real seconds over the expected ones.
+        """
+        for each in effects:
+            each.variance += each.drift
+        known = sum([each.variance for each in effects])
+        square = difference * difference
+        doubted = next((each for each in effects if each.num_seen < CONFIRMED), shared)
+        limit = SURPRISE * math.sqrt(known + self.variance)
+        if doubted.num_seen < CONFIRMED:
+            limit = min(limit, MAX_DIFFERENCE)
+        if is_surprise := abs(difference) > limit:
+            if doubted.surprise * difference > 0:
+                known += square - doubted.variance
+                doubted.variance, doubted.surprise = square, 0.0
+                self._correct(effects, difference, known + self.variance)
+            else:
+                doubted.surprise = difference
+        else:
+            doubted.surprise = 0.0
+            # Short pauses are frequent, and say nothing about other steps.
+            limit = math.sqrt(known + self.variance)
+            difference = max(-limit, min(limit, difference))
+            self._correct(effects, difference, known + self.variance)
+            noise = self.variance + NOISE_RATE * (difference * difference - known - self.variance)
+            self.variance = max(MIN_NOISE, noise)
+        for each in effects:
+            each.num_seen += 1
+        return is_surprise
+
+    def _correct(self, effects: Sequence[Effect], difference: float, total: float) -> None:
+        for each in effects:
+            share = each.variance / total
+            each.mean += share * difference
+            each.variance *= 1 - share
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrice:
+    """The believed cost of a verification step.
+
+    num_rows, width: its shape. ratio: its seconds over those of a plain step of as many rows.
+    is_seen: whether real steps had this shape. is_measured: whether its cost was measured while idle.
+    measured_at: when it was measured, in seconds since the epoch; None if not known.
+    """
+
+    num_rows: int
+    width: int
+    ratio: float
+    is_seen: bool = False
+    is_measured: bool = False
+    measured_at: float | None = None
+
+    def describe(self, now: float | None = None) -> str:
+        """Return the cost in words: "a step of 8 tokens costs 7.6 plain ones here (measured 3 minutes ago)".
+
+        now: seconds since the epoch.
+        """
+        source = "a guess"
+        if self.is_seen:
+            source = "seen in real steps"
+        elif self.is_measured:
+            source = "measured" + (_ago(self.measured_at, now or time.time()) if self.measured_at else "")
+        rows = f" for each of {self.num_rows} rows" if self.num_rows > 1 else ""
+        return f"a step of {self.width} tokens{rows} costs {self.ratio:.1f} plain ones here ({source})"
+
+
+def _ago(measured_at: float, now: float) -> str:
+    passed_s = max(0.0, now - measured_at)
+    for unit_s, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if passed_s >= unit_s:
+            num = int(passed_s // unit_s)
+            return f" {num} {name}{'s' if num > 1 else ''} ago"
+    return " just now"

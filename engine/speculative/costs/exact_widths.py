@@ -11,8 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from reprise.engine.kv_cache.rows import Rows, Sharing, evaluate, make_caches, make_rows
-from reprise.engine.kv_cache.slices import KVSlice, State, cut_slice, rebuild, take_state
+from reprise.engine.kv_cache.buffers import KVSlice, State, cut_slice, rebuild, take_state
+from reprise.engine.kv_cache.per_row import make_caches
+from reprise.engine.kv_cache.rows import Rows, Sharing, evaluate, make_rows
 from reprise.engine.model.loading import Progress
 
 LENGTHS = (21, 70, 200)

@@ -11,12 +11,19 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeVar
 
-from reprise.engine.speculative.costs.conditions import USUAL, Conditions
-from reprise.engine.speculative.costs.cost_table import CostTable, Measurement, Shape, Table
-from reprise.engine.speculative.costs.effects import CONFIRMED, Effect, Noise
-from reprise.engine.speculative.costs.step_bounds import StepBounds
-from reprise.engine.speculative.costs.step_price import StepPrice
-from reprise.engine.speculative.costs.trials import Trials
+from reprise.engine.speculative.costs.cost_table import (
+    CONFIRMED,
+    USUAL,
+    Conditions,
+    CostTable,
+    Effect,
+    Measurement,
+    Noise,
+    Shape,
+    StepPrice,
+    Table,
+)
+from reprise.engine.speculative.costs.step_bounds import StepBounds, Trials
 
 K = TypeVar("K")
 

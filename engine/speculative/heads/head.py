@@ -7,14 +7,55 @@
 A head knows nothing of requests: it gets arrays of any number of rows, and caches that hold them all.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial, singledispatch
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial, singledispatch
 from typing import Any, Protocol
 
 import mlx.core as mx
 
-from reprise.engine.kv_cache.slices import KVSlice
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.kv_cache.buffers import KVSlice
+
+
+@dataclass
+class States:
+    """The target's states of consecutive positions that the head was not fed yet.
+
+    parts: arrays (positions, size), in order. num: the positions of all parts.
+    """
+
+    parts: list[mx.array] = field(default_factory=list)
+    num: int = 0
+
+    def add(self, part: mx.array) -> None:
+        """Append the states of the next positions: (positions, size)."""
+        self.parts.append(part)
+        self.num += part.shape[0]
+
+    def prepend_zeros(self, num: int) -> None:
+        """Prepend zeros for num positions whose states are not known."""
+        if num:
+            self.parts.insert(0, mx.zeros((num, self.parts[0].shape[1]), self.parts[0].dtype))
+            self.num += num
+
+    def drop(self, start: int, num: int) -> None:
+        """Remove num states after the first `start` ones."""
+        whole = self.parts[0] if len(self.parts) == 1 else mx.concatenate(self.parts)
+        # Copies: views would keep what is dropped in memory.
+        self.parts = [mx.contiguous(part) for part in (whole[:start], whole[start + num :]) if part.size]
+        mx.eval(self.parts)
+        self.num -= num
+
+    def take(self, num: int) -> mx.array:
+        """Remove the first num states and return them: (num, size). num: >= 1."""
+        assert 0 < num <= self.num
+        whole = self.parts[0] if len(self.parts) == 1 else mx.concatenate(self.parts)
+        self.num -= num
+        self.parts = [whole[num:]] if self.num else []
+        return whole[:num]
+
 
 Choose = Callable[[mx.array, int], mx.array]
 """Choose tokens: gets logits (rows, places, vocabulary) and the number of the first of these places, 0 for
@@ -231,3 +272,95 @@ def owner_of_body(model: Any) -> Any:
     while "model" not in model and "language_model" in model:
         model = model["language_model"]
     return model if "model" in model else None
+
+
+_OUTPUTS = "_tapped_outputs"
+
+
+class TappedStates:
+    """The states that the tapped modules returned.
+
+    outputs: for each module, its states (rows, width, hidden) in each forward pass, in order.
+    """
+
+    def __init__(self, num_modules: int) -> None:
+        self.outputs: list[list[mx.array]] = [[] for _ in range(num_modules)]
+
+    def states(self) -> list[mx.array]:
+        """Return the states of each forward pass: (rows, width, modules * hidden)."""
+        joined = zip(*self.outputs, strict=True)
+        return [each[0] if len(each) == 1 else mx.concatenate(list(each), axis=-1) for each in joined]
+
+    def of_rows(self, wanted: Sequence[int]) -> list[mx.array | None]:
+        """Copy each row's first wanted[row] states: (wanted[row], size), not evaluated; None for 0.
+
+        There was one forward pass over all rows, or one for each row, in their order.
+        """
+        passes = self.states()
+        if len(passes) == 1:
+            # Not a view, which would keep the states of all rows.
+            width, flat = passes[0].shape[1], passes[0].flatten(0, 1)
+            return [
+                mx.take(flat, mx.arange(row * width, row * width + num), axis=0) if num else None
+                for row, num in enumerate(wanted)
+            ]
+        return [
+            mx.take(states[0], mx.arange(num), axis=0) if num else None
+            for states, num in zip(passes, wanted, strict=True)
+        ]
+
+
+class Taps:
+    """The modules of a target whose outputs a head reads.
+
+    layers: numbers of the tapped layers; empty to tap the model's body, which returns the normed state.
+    Raises ModelError if the model has no such modules.
+    """
+
+    def __init__(self, model: Any, layers: Sequence[int]) -> None:
+        name = type(model).__name__
+        if layers:
+            if is_pipeline(model):
+                raise ModelError(
+                    f"the head reads the layers {', '.join(map(str, layers))}, and other machines have some "
+                    "of them; use --split tensor"
+                )
+            held = getattr(model, "layers", [])
+            if max(layers) >= len(held):
+                raise ModelError(
+                    f"a head reads layer {max(layers)}, counted from 0; {name} has {len(held)} layers"
+                )
+            self._modules = [held[layer] for layer in layers]
+        else:
+            owner = owner_of_body(model)
+            if owner is None:
+                raise ModelError(f"{name} keeps its body in a place of its own: no head can read its states")
+            self._modules = [owner["model"]]
+
+    @contextmanager
+    def tapping(self) -> Iterator[TappedStates]:
+        """Collect the states of the forward passes whose graphs are built in the block."""
+        tapped = TappedStates(len(self._modules))
+        kinds: list[type] = [type(module) for module in self._modules]
+        try:
+            for module, kind, outputs in zip(self._modules, kinds, tapped.outputs, strict=True):
+                module.__dict__[_OUTPUTS] = outputs
+                module.__class__ = _tapped_kind(kind)
+            yield tapped
+        finally:
+            for module, kind in zip(self._modules, kinds, strict=True):
+                module.__class__ = kind
+                module.__dict__.pop(_OUTPUTS, None)
+
+
+@cache
+def _tapped_kind(kind: type) -> type:
+    """Return a class of modules of this kind that note what they return."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        returned = kind.__call__(self, *args, **kwargs)
+        # Some layers return more than their state, behind it.
+        self.__dict__[_OUTPUTS].append(returned[0] if isinstance(returned, tuple) else returned)
+        return returned
+
+    return type(kind.__name__, (kind,), {"__call__": call})

@@ -20,21 +20,98 @@ from mlx.utils import tree_flatten
 
 from reprise.engine.interface.models import HeadKind
 from reprise.engine.kv_cache.batched_rows import BatchedRows
-from reprise.engine.kv_cache.buffers import GroupedKVCache, RaggedKVCache
+from reprise.engine.kv_cache.buffers import GroupedKVCache, RaggedKVCache, State, rebuild
 from reprise.engine.kv_cache.per_row import Caches, leaves, make_caches
+from reprise.engine.kv_cache.prefix_cache.disk import Loading, PrefixStore, weights_fingerprint
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
 from reprise.engine.kv_cache.rows import evaluate
-from reprise.engine.kv_cache.slices import rebuild
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.sampling.sampler import Sampler
-from reprise.engine.speculative.draft_model.costs import DraftWork
-from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, PADDING_ID, DraftModel
-from reprise.engine.speculative.draft_model.prefixes import DraftPrefixes
-from reprise.engine.speculative.draft_model.sampling import SameVocabularySampling
-from reprise.engine.speculative.heads.head import Bounds, Head
-from reprise.engine.speculative.heads.prefill import HeadPrefill
-from reprise.engine.speculative.heads.states import States
-from reprise.engine.speculative.heads.taps import TappedStates, Taps
+from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes, TextPrefill
+from reprise.engine.speculative.draft_model.forecast import DraftWork
+from reprise.engine.speculative.draft_model.model import (
+    MAX_BACKLOG_TOKENS,
+    PADDING_ID,
+    DraftModel,
+    SameVocabularySampling,
+)
+from reprise.engine.speculative.heads.head import Bounds, Head, States, TappedStates, Taps
 from reprise.engine.speculative.verify import RowInput
+
+MAX_FILLED = 64
+"""Maximum positions whose states are not known to feed as zeros, so that the others keep their distances."""
+
+
+class HeadPrefill(TextPrefill):
+    """The draft prefill of one sequence by a head.
+
+    states: the target's states of the positions not fed yet. num_idle: steps since the row last was fed or
+        drafted for.
+    num_before: positions before the first known state; their keys and values came from the prefix cache.
+    num_skipped: how many positions the head's caches lack; all later ones stand that much earlier in them.
+    loading: the files that are being read. is_disk_searched: whether files were looked for.
+    """
+
+    def __init__(self, head: Head, states: States, num_before: int = 0) -> None:
+        super().__init__()
+        self.states = states
+        self.num_idle = 0
+        self.num_before = num_before
+        self.num_skipped = 0
+        self.loading: Loading | None = None
+        self.is_disk_searched = False
+        self._head = head
+
+    def begin(self, caches: Caches, num_computed: int) -> None:
+        """Begin; feed zeros for positions that are not in the caches and whose states are not known.
+
+        If these are more than MAX_FILLED, one position of zeros stands for them all, as the head takes the
+        first position in its caches for the first of a text.
+        """
+        num_missing = self.num_before - num_computed
+        num_filled = num_missing if num_missing <= MAX_FILLED else 1
+        self.states.prepend_zeros(num_filled)
+        self.num_skipped = num_missing - num_filled
+        if (bounds := self._head.bounds) and num_computed + self.states.num > bounds.most:
+            sink = max(0, bounds.sink - num_computed)
+            num_dropped = max(0, self.states.num - sink - bounds.window)
+            self.states.drop(sink, num_dropped)
+            self.num_skipped += num_dropped
+        super().begin(caches, num_computed)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether files with this sequence's keys and values are being read."""
+        return self.loading is not None and not self.loading.future.done()
+
+    def compute(self, model: object, tokens: Sequence[int], max_ids: int) -> int:  # noqa: ARG002
+        """Feed the head the next positions of a text, and wait for it; return how many, at most max_ids."""
+        num_fed = self._until_kept(min(max_ids, self.count_left(len(tokens))))
+        if num_fed:
+            following = mx.array([self.following(tokens, self.num_computed, num_fed)])
+            self._head.feed(self.states.take(num_fed)[None], following, self.caches)
+            evaluate(self.caches)
+            self.num_computed += num_fed
+            self.num_idle = 0
+        return num_fed
+
+    def count_left(self, num_tokens: int) -> int:  # noqa: ARG002
+        """Count the positions left to feed, without the newest one, from which a draft begins."""
+        return max(0, self.states.num - 1)
+
+    def computed_ids(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the ids under which the caches go into the prefix cache; none if positions are lacking."""
+        return self.kept_ids(tokens, self.num_computed)
+
+    def kept_ids(self, tokens: Sequence[int], num_held: int) -> Sequence[int]:
+        """Return the ids under which num_held positions are kept, the token after each; none if some lack."""
+        return () if self.num_skipped else self.following(tokens, 0, num_held)
+
+    def following(self, tokens: Sequence[int], num_held: int, num: int) -> list[int]:
+        """Return the token after each of num positions, which come after the first num_held in the caches."""
+        start = self.num_skipped + num_held + 1
+        return list(tokens[start : start + num])
+
 
 MAX_IDLE_STEPS = 32
 """Steps after which nothing more is drafted for a row whose head has neither been fed nor drafted: to hand
@@ -329,3 +406,68 @@ def _parts(cache: Any) -> list[RaggedKVCache]:
 
 RowDrafter = DraftModel | HeadDrafter
 """A drafter for the target's rows with caches of its own: a draft model or a head."""
+
+
+MIN_LOADED_IDS = 128
+"""Prefixes that save fewer ids are not read from files: they hardly make drafts better."""
+
+MayCopy = Callable[[int], bool]
+"""Says whether there is memory for copies of what the head holds of so many tokens."""
+
+
+class HeadPrefixes(DraftPrefixes):
+    """Keeps a head's keys and values, for prompts whose first tokens are in the target's prefix cache.
+
+    The target's states of these tokens are not known any more, so the head cannot be fed them again. A head's
+    keys and values of a position depend on the token after it, too, and are kept under that token's id: those
+    of position 0 under the text's second token. Texts that differ in the first token share nothing in the
+    target's cache, either.
+
+    store: the target's second tier on disk, if there is one. may_copy: asked before files are loaded.
+    """
+
+    def __init__(
+        self,
+        drafter: HeadDrafter,
+        budget_bytes: int,
+        find_opening: Callable[[list[int]], int],
+        store: PrefixStore | None,
+        may_copy: MayCopy,
+    ) -> None:
+        super().__init__(drafter.model, lambda: None, budget_bytes, find_opening)
+        self._may_copy = may_copy
+        self._store: PrefixStore | None = None
+        if store is not None and self.cache is not None:
+            part = f"{drafter.source} {drafter.head.taps} {weights_fingerprint(drafter.head)}"
+            self._store = store.sibling(part, self.needs_state)
+
+    def look_up(self, prefill: TextPrefill, tokens: Sequence[int], max_tokens: int) -> int:  # noqa: ARG002
+        """Begin the prefill of a text after its cached part, or start to load that part from a file.
+
+        Returns 0, as no token was looked up.
+        """
+        assert isinstance(prefill, HeadPrefill)
+        # The last one is never looked for.
+        ids = prefill.following(tokens, 0, prefill.num_before + 1)
+        if not self._is_loading(prefill, ids):
+            self._begin(prefill, ids if prefill.num_before else ())
+        return 0
+
+    def _is_loading(self, prefill: HeadPrefill, ids: Sequence[int]) -> bool:
+        """Look for a prefix in files, once; return whether it is being read. Then it is in the cache."""
+        if self._store is None or self.cache is None or not prefill.num_before:
+            return False
+        if not prefill.is_disk_searched:
+            prefill.is_disk_searched = True
+            if self._store.match(ids) >= self.cache.match_usable(ids) + MIN_LOADED_IDS:
+                prefill.loading = self._store.start_load(ids)
+            return prefill.loading is not None
+        loading, prefill.loading = prefill.loading, None
+        if loading and self._may_copy(loading.ends[-1]) and (taken := self._store.finish_load(loading)):
+            self.cache.put(ids[: loading.ends[-1]], *taken)
+        return False
+
+    def _put(self, ids: Sequence[int], cut: CutSlice, take: Callable[[], State]) -> None:
+        super()._put(ids, cut, take)
+        if self._store is not None and len(ids) and self._may_copy(len(ids)):
+            self._store.save(ids, cut, take)

@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from reprise.engine.interface.stations import spend
-from reprise.engine.speculative.costs.conditions import USUAL, Conditions, context_class
+from reprise.engine.speculative.costs.cost_table import USUAL, Conditions, StepPrice, context_class
 from reprise.engine.speculative.costs.exact_widths import Exactness
-from reprise.engine.speculative.costs.slowdown_budget import LOW_STEPS
+from reprise.engine.speculative.costs.step_bounds import LOW_STEPS
 from reprise.engine.speculative.costs.step_costs import StepCosts
-from reprise.engine.speculative.costs.step_price import StepPrice
 from reprise.engine.speculative.draft_length import (
     MIN_GAIN,
     Demands,
@@ -19,19 +18,19 @@ from reprise.engine.speculative.draft_length import (
     find_demands,
     meets_any,
 )
-from reprise.engine.speculative.draft_model.costs import DraftModelCosts
-from reprise.engine.speculative.draft_model.forecast import MODELS
+from reprise.engine.speculative.draft_model.forecast import MODELS, DraftModelCosts
 from reprise.engine.speculative.draft_stats import DEAR, INEXACT, SPENT, UNLIKELY, UNMATCHED, UNREAD
 from reprise.engine.speculative.mask_drafts import add_masks
 from reprise.engine.speculative.planning.accounts import StepAccounts
-from reprise.engine.speculative.planning.candidate_widths import CandidateWidths
-from reprise.engine.speculative.planning.model_part import ModelPart, planned_draft
-from reprise.engine.speculative.planning.row_inputs import (
+from reprise.engine.speculative.planning.candidates import (
+    CandidateWidths,
     Member,
+    ModelPart,
     fed_width,
     max_draft_tokens,
     may_draft,
     num_text_at,
+    planned_draft,
     row_input,
 )
 from reprise.engine.speculative.verify import RowInput

@@ -2,24 +2,282 @@
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from reprise.engine.foreign.chat_templates import RenderLimitError, for_python_template
 from reprise.engine.interface.errors import UnbrokenTextError
-from reprise.engine.interface.image_marks import numbers_in
-from reprise.engine.interface.images import ImageProcessor
+from reprise.engine.interface.images import MARK, OPEN, ImageProcessor, numbers_in
 from reprise.engine.interface.request import PromptEnd
-from reprise.engine.text.templates.control_tokens import ControlTokens
-from reprise.engine.text.templates.fit import Fitted, fit, plain_tools
-from reprise.engine.text.templates.image_parts import PROBE, probe, with_parts, with_placeholders
-from reprise.engine.text.templates.traits import Json, Traits, find_traits
+from reprise.engine.text.templates.fit import (
+    NUM_ID_CHARACTERS,
+    Fitted,
+    Json,
+    Traits,
+    assistant,
+    find_traits,
+    fit,
+    plain_tools,
+    user,
+)
 from reprise.engine.text.tokens.encoding import TextEncoder
+
+TOKEN_OPEN, TOKEN_CLOSE = "\ufdd0", "\ufdd1"
+"""Stand around such text while a template is rendered. Unicode keeps both from ever being characters."""
+
+
+class ControlTokens:
+    """The tokens that a chat template writes around messages: special ones, and those in its own text.
+
+    wrapped: one of mlx-lm's tokenizers. template: the text of the chat template; "" if it is not text.
+    """
+
+    def __init__(self, wrapped: Any, template: str, encoder: TextEncoder | None = None) -> None:
+        self._encoder = encoder or TextEncoder(wrapped._tokenizer)
+        self._backend = wrapped.backend_tokenizer
+        self._template = template
+        self._known: dict[str, list[int]] = {}
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        """Matches a control token in text; of two at one place, the longer."""
+        added = self._backend.get_added_tokens_decoder().values()
+        texts = {
+            entry.content
+            for entry in added
+            if entry.special or (entry.content in self._template and not entry.content.isspace())
+        }
+        longest_first = sorted(filter(None, texts), key=lambda text: (-len(text), text))
+        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    @cached_property
+    def _marked(self) -> re.Pattern[str]:
+        """Matches a marked token, or a mark that the template has parted from its token."""
+        return re.compile(f"{TOKEN_OPEN}({self._pattern.pattern}){TOKEN_CLOSE}|[{TOKEN_OPEN}{TOKEN_CLOSE}]")
+
+    def mark(self, value: Any, pattern: re.Pattern[str] | None = None) -> Any:
+        """Mark the control tokens in all strings of a JSON value, but not in the keys of its objects.
+
+        pattern: matches the tokens to mark; None for all. A value without any is returned itself.
+        """
+        pattern = pattern or self._pattern
+        match value:
+            case str():
+                if not pattern.search(value):
+                    return value
+                bare = value.replace(TOKEN_OPEN, "").replace(TOKEN_CLOSE, "")
+                return pattern.sub(rf"{TOKEN_OPEN}\g<0>{TOKEN_CLOSE}", bare)
+            case dict():
+                marked = {key: self.mark(one, pattern) for key, one in value.items()}
+                return marked if any(marked[key] is not one for key, one in value.items()) else value
+            case list():
+                items = [self.mark(one, pattern) for one in value]
+                return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+        return value
+
+    def mark_messages(
+        self, messages: list[dict[str, Any]], in_answers: re.Pattern[str]
+    ) -> list[dict[str, Any]]:
+        """Mark control tokens in all messages; in the assistant's, only those that in_answers matches.
+
+        The model itself wrote the assistant's messages, which stay as they are in the prefix cache.
+        The messages themselves are returned if there is nothing to mark.
+        """
+        marked = [
+            {**self.mark(one, in_answers if one["role"] == "assistant" else None), "role": one["role"]}
+            for one in messages
+        ]
+        is_same = all(
+            new is old or all(new[key] is old[key] for key in old)
+            for new, old in zip(marked, messages, strict=True)
+        )
+        return messages if is_same else marked
+
+    def encode(self, rendered: str) -> list[int]:
+        """Return the ids of a rendered prompt. Marked tokens are encoded as text, without their marks."""
+        # [text, marked token or None, text, ..., text]
+        parts: list[str | None] = self._marked.split(rendered)
+        ids = self._encoder.encode(parts[0] or "")
+        texts = self._encode_inner([text or "" for text in parts[2::2]])
+        for token, text_ids in zip(parts[1::2], texts, strict=True):
+            ids += self._ids_as_text(token) if token else []
+            ids += text_ids
+        return ids
+
+    def _ids_as_text(self, token: str) -> list[int]:
+        """Return the ids of the text of a control token."""
+        if token not in self._known:
+            (ids,) = self._encode_inner([token], splits_specials=True)
+            if self._backend.token_to_id(token) in ids:
+                # An added token that is not special is found even so, but not in two halves.
+                ids = [one for half in self._encode_inner([token[:1], token[1:]]) for one in half]
+            self._known[token] = ids
+        return self._known[token]
+
+    def _encode_inner(self, texts: Sequence[str], *, splits_specials: bool = False) -> list[list[int]]:
+        """Return the ids of each text, as they are after other text."""
+        if not texts:
+            return []
+        break_ids = self._encoder.encode("\n")
+        encode = partial(self._encoder.encode_all, splits_specials=splits_specials)
+        # After a line break no tokenizer puts a space of its own in front of the text.
+        found = encode([f"\n{text}" for text in texts])
+        return [
+            ids[len(break_ids) :] if ids[: len(break_ids)] == break_ids else encode([text])[0]
+            for text, ids in zip(texts, found, strict=True)
+        ]
+
+
+PROBE = "probe-q"
+
+
+def with_parts(message: Json, processor: ImageProcessor, *, takes_parts: bool) -> Json:
+    """Replace the marks in a message's text by parts, if the template takes them, else by images' tokens."""
+    content = message.get("content")
+    if not isinstance(content, str) or OPEN not in content:
+        return message
+    if not takes_parts:
+        return {**message, "content": MARK.sub(lambda _: processor.alone, content)}
+    # A text, a number, a text, and so on.
+    pieces = MARK.split(content)
+    parts: list[Json] = []
+    for index, piece in enumerate(pieces):
+        if index % 2:
+            parts.append({"type": "image"})
+        elif piece:
+            parts.append({"type": "text", "text": piece})
+    return {**message, "content": parts}
+
+
+def probe(role: str) -> Sequence[Json]:
+    """Return a conversation whose last message, of the user or a tool, has an image among parts."""
+    parts = [{"type": "image"}, {"type": "text", "text": PROBE}]
+    if role != "tool":
+        return [{"role": role, "content": parts}]
+    call_id = "probeid01"[:NUM_ID_CHARACTERS]
+    function = {"name": "probe", "arguments": {}}
+    call = {"id": call_id, "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": call_id, "name": "probe", "content": parts}
+    return [user("probe-a"), assistant("", [call]), result]
+
+
+def with_placeholders(rendered: str, processor: ImageProcessor) -> str:
+    """Replace the text that a template wrote for each image by its placeholders, unless marked as text."""
+    if processor.written == processor.shown:
+        return rendered
+    written = re.compile(f"(?<!{TOKEN_OPEN}){re.escape(processor.written)}")
+    return written.sub(lambda _: processor.shown, rendered)
+
+
+HEAD_CHARACTERS, HEAD_TOKENS = 200, 16
+"""How much of a message is searched in the prompt, to find where its text begins."""
+
+Render = Callable[[list[dict[str, Any]], PromptEnd], list[int]]
+"""Renders messages and encodes them. Raises almost anything if the template refuses them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageOpenings:
+    """The tokens with which messages begin in prompts.
+
+    answer: the first two tokens that open an answer; empty if none do.
+    num_lasting: how many of the tokens that open an answer stay in the prompts of later turns.
+    tokens: control tokens with which messages begin.
+    user: the first two tokens of a user's message; empty if it does not begin with a control token.
+    num_user: number of tokens before the text of a user's message.
+    """
+
+    answer: tuple[int, ...] = ()
+    num_lasting: int = 0
+    tokens: frozenset[int] = frozenset()
+    user: tuple[int, ...] = ()
+    num_user: int = 0
+
+    def head_end(self, ids: Sequence[int], text: Sequence[int], *, is_whole: bool) -> int:
+        """Return the index in a prompt where system text and tools end and the user's first message begins.
+
+        Some templates write system text into the user's first message, where the user's own text is searched.
+        text: the first ids of the user's text, encoded alone. is_whole: whether they are all of it: the
+            system text may contain them too. Returns 0 if that index is not found.
+        """
+        held = np.asarray(ids, np.int32)
+        if not self.user or (start := _find(held, self.user, 0, len(held))) is None:
+            return 0
+        openings = np.flatnonzero(np.isin(held[start + 1 :], list(self.tokens)))
+        end = start + 1 + int(openings[0]) if len(openings) else len(held)
+        # The first token may be another one after the text before it.
+        for skipped in (0, 1):
+            found = _find(held, text[skipped:], start, end, is_last=is_whole)
+            if found is not None and found - skipped > start + self.num_user:
+                # Without the white space before it, which may be part of a longer token in other prompts.
+                return found - skipped - 1
+        return start
+
+
+def find_openings(render: Render, control: frozenset[int]) -> MessageOpenings:
+    """Render short conversations, and compare them. control: the ids of control tokens."""
+    one, other, said = (
+        {"role": role, "content": text} for role, text in (("user", "a"), ("user", "b"), ("assistant", "b"))
+    )
+    try:
+        closed, opened, changed = (
+            render([one], "messages"),
+            render([one], "answer"),
+            render([other], "messages"),
+        )
+    # A template is a program that comes with the model: it may raise anything.
+    except Exception:
+        return MessageOpenings()
+    answer = tuple(opened[len(closed) :][:2]) if opened[: len(closed)] == closed else ()
+    num_lasting = 0
+    if answer:
+        try:
+            num_lasting = _count_common(opened, render([one, said, one], "messages")) - len(closed)
+        except Exception:
+            num_lasting = 0
+    text_at = _count_common(closed, changed)
+    before = [at for at in range(text_at) if closed[at] in control]
+    # Where messages begin with more than one control token, it is the one that opens an answer, too.
+    place = next(
+        (at for at in reversed(before) if closed[at] == (answer or (None,))[0]),
+        before[-1] if before else None,
+    )
+    user = tuple(closed[place : place + 2]) if place is not None else ()
+    tokens = frozenset({*answer[:1], *user[:1]} & control)
+    return MessageOpenings(answer, max(0, num_lasting), tokens, user, 0 if place is None else text_at - place)
+
+
+def _count_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Count the leading tokens that both have."""
+    return next(
+        (at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+        min(len(one), len(other)),
+    )
+
+
+def _find(
+    held: "np.ndarray[Any, np.dtype[np.int32]]",
+    sought: Sequence[int],
+    start: int,
+    end: int,
+    *,
+    is_last: bool = False,
+) -> int | None:
+    """Return where the sought tokens first, or last, begin in held[start:end]; None if nowhere."""
+    count = len(sought)
+    if not count or end - start < count:
+        return None
+    places = np.flatnonzero(held[start : end - count + 1] == sought[0]) + start
+    order = reversed(places.tolist()) if is_last else iter(places.tolist())
+    wanted = np.asarray(sought, np.int32)
+    return next((at for at in order if np.array_equal(held[at : at + count], wanted)), None)
+
 
 log = logging.getLogger("reprise.engine")
 _TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from reprise.config.settings import Settings
-from reprise.engine.embedding.judging import AFTER, BEFORE, INSTRUCTION
+from reprise.engine.embedding.encoder import AFTER, BEFORE, INSTRUCTION
 from reprise.engine.embedding.loading import load_embedding_model
 from tests.end_to_end.conftest import serving
 from tests.engine.embedding.encoder_folders import minilm, write_encoder, write_modules

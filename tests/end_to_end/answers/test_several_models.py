@@ -22,10 +22,10 @@ from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
 from reprise.engine.engine import ModelPool
 from reprise.engine.generating.engine import GeneratingEngine
-from reprise.engine.model.hub.hub_cache import HubCache
+from reprise.engine.model.hub import HubCache
 from reprise.engine.models.catalogue import Catalogue
-from reprise.engine.models.making import Makers
-from reprise.engine.models.messages import Inbox
+from reprise.engine.models.loads import Makers
+from reprise.engine.models.model_engine import Inbox
 from reprise.server.admin.models import MAX_PULLS
 from reprise.server.app import create_app
 from tests.end_to_end.conftest import serving as real_server

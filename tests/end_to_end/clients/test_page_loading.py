@@ -3,7 +3,7 @@
 from chromium import open_tab
 from playwright.sync_api import expect
 
-from reprise.engine.model.hub.hub_cache import HubCache
+from reprise.engine.model.hub import HubCache
 from tests.end_to_end.answers.test_several_models import Gate, serving
 from tests.engine.model_folders import write_models
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from reprise.config.settings import Settings
 from reprise.engine.distributed import follow
 from reprise.engine.distributed.rank_0 import Ranks, leave
-from reprise.engine.distributed.ranks.place import read_place
+from reprise.engine.distributed.ranks import read_place
 from reprise.engine.engine import Engine
 from reprise.engine.generating.setup import flat_costs
-from reprise.engine.models.making import Makers
+from reprise.engine.models.loads import Makers
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.support import ask, prompt_of, request

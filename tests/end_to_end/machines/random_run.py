@@ -16,13 +16,13 @@ import numpy as np
 
 from reprise.config.settings import Settings
 from reprise.engine.distributed import follow
-from reprise.engine.distributed.follower import Replica
+from reprise.engine.distributed.follow import Replica
 from reprise.engine.distributed.rank_0 import Ranks, leave
-from reprise.engine.distributed.ranks.place import read_place
+from reprise.engine.distributed.ranks import read_place
+from reprise.engine.kv_cache.buffers import cut_slice, leading, rebuild, split_slice, take_state
 from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.probes import find_sharing
 from reprise.engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
-from reprise.engine.kv_cache.slices import cut_slice, leading, rebuild, split_slice, take_state
 from reprise.engine.model.loading import make_loader
 
 MAX_ROWS, MAX_TOKENS, MAX_KEPT = 5, 120, 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from reprise.drafters.ngram_mod.table_file import MAGIC
+from reprise.drafters.ngram_mod.table import MAGIC
 from tests.end_to_end.conftest import started
 
 ENDS_WITHIN_S = 120

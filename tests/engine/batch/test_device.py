@@ -6,9 +6,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from reprise.engine.batch.device import Device
-from reprise.engine.memory.prefill_budget import MIN_CHUNK_TOKENS
-from reprise.engine.memory.prefill_costs import PrefillCosts
+from reprise.engine.batch.batch import Device
+from reprise.engine.memory.prefill import MIN_CHUNK_TOKENS, PrefillCosts
 from reprise.engine.speculative.proposers import DraftSources
 from tests.clock import Clock
 from tests.drafters.fakes import Coin, scored
@@ -19,7 +18,7 @@ from tests.engine.support import make_loaded, prompt_of, request
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    monkeypatch.setattr("reprise.engine.batch.device.perf_counter", clock)
+    monkeypatch.setattr("reprise.engine.batch.batch.perf_counter", clock)
     return clock
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from reprise.engine.batch.loop_guard import ends_in_loop
+from reprise.engine.batch.sequence import ends_in_loop
 from reprise.engine.interface.request import GenerationRequest, Grammar
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Coin, scored

@@ -7,15 +7,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from reprise.engine.distributed.follower import Replica
+from reprise.engine.distributed.follow import Replica
 from reprise.engine.distributed.leader import Leader
 from reprise.engine.distributed.mirrored import SharedModel
-from reprise.engine.distributed.parts.shard import Shard
-from reprise.engine.distributed.ranks.channel import HEADER
-from reprise.engine.distributed.ranks.errors import RanksLostError
+from reprise.engine.distributed.parts import Shard
+from reprise.engine.distributed.ranks import HEADER, RanksLostError
+from reprise.engine.kv_cache.buffers import rebuild, split_slice
 from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.rows import Rows, Sharing, make_rows
-from reprise.engine.kv_cache.slices import rebuild, split_slice
 from tests.engine.support import make_model
 
 FED = [[5, 6, 7], [8], [9, 10]]

@@ -5,8 +5,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from reprise.engine.distributed.parts.part_files import PartFiles, ReadParts
-from reprise.engine.kv_cache.prefix_cache.disk_file import PrefixFileError
+from reprise.engine.distributed.parts import PartFiles, ReadParts
+from reprise.engine.kv_cache.prefix_cache.disk import PrefixFileError
 
 FIRST, SECOND = (f"{digit * 40}.prefix" for digit in "12")
 

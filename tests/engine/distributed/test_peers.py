@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from reprise.engine.distributed.ranks.channel import Channel
-from reprise.engine.distributed.ranks.errors import RanksLostError
-from reprise.engine.distributed.ranks.peers import Peers
-from reprise.engine.distributed.ranks.place import Place
+from reprise.engine.distributed.ranks import Channel, Peers, Place, RanksLostError
 
 PLACE = Place(0, ("10.0.0.1", "10.0.0.2"), 32325)
 LIMIT_S = 60

@@ -7,9 +7,9 @@ import pytest
 
 from reprise.engine.distributed.mirrored import SharedModel
 from reprise.engine.distributed.shared_files import SharedPrefixStore
+from reprise.engine.kv_cache.buffers import cut_slice
 from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, make_store
-from reprise.engine.kv_cache.slices import cut_slice
 from tests.engine.distributed.test_leader_and_replica import Others, make_shared
 
 TOKENS = list(range(300))

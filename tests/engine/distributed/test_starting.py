@@ -10,11 +10,16 @@ import pytest
 
 from reprise.bench.architectures.tiny_models import write_random_model
 from reprise.config.settings import Settings
-from reprise.engine.distributed.parts.part import PartFacts, find_room
-from reprise.engine.distributed.parts.splitting import split_model
-from reprise.engine.distributed.ranks.facts import compare, digest_files, find_facts, refuse_settings
-from reprise.engine.distributed.ranks.joining import begin_group
-from reprise.engine.distributed.ranks.place import Place, read_place
+from reprise.engine.distributed.parts import PartFacts, find_room, split_model
+from reprise.engine.distributed.ranks import (
+    Place,
+    begin_group,
+    compare,
+    digest_files,
+    find_facts,
+    read_place,
+    refuse_settings,
+)
 from reprise.engine.interface.errors import ModelError
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.embedding.encoder_folders import write_encoder
@@ -170,10 +175,10 @@ def test_a_rank_ends_though_another_takes_nothing_that_it_is_told() -> None:
     script = """
 import socket, threading
 from reprise.config.settings import Settings
-from reprise.engine.distributed.ranks.channel import Channel
-from reprise.engine.distributed.ranks.peers import Peers
+from reprise.engine.distributed.ranks import Channel
+from reprise.engine.distributed.ranks import Peers
 from reprise.engine.distributed.rank_0 import Ranks, leave
-from reprise.engine.distributed.ranks.place import Place
+from reprise.engine.distributed.ranks import Place
 server = socket.create_server(("127.0.0.1", 0))
 channel = Channel(socket.create_connection(server.getsockname()))
 other, _ = server.accept()

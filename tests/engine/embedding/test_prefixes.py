@@ -6,8 +6,7 @@ import pytest
 from reprise.config.settings import Settings
 from reprise.engine.embedding import worker
 from reprise.engine.embedding.loading import load_embedding_model
-from reprise.engine.embedding.memory import bytes_of
-from reprise.engine.embedding.prefixes import MIN_TOKENS
+from reprise.engine.embedding.passes import MIN_TOKENS, bytes_of
 from reprise.engine.interface.embeddings import (
     MAX_ALIKE,
     Embedded,
@@ -15,7 +14,7 @@ from reprise.engine.interface.embeddings import (
     EmbeddingRequest,
     count_alike,
 )
-from reprise.engine.memory.between_models import SharedMemory
+from reprise.engine.memory.budget import SharedMemory
 from tests.engine.embedding.encoder_folders import write_modules
 from tests.engine.embedding.test_decoder import texts, write_decoder
 from tests.engine.embedding.test_worker import Driven

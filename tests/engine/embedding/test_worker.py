@@ -8,12 +8,11 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.engine.embedding.loading import load_embedding_model
-from reprise.engine.embedding.memory import bytes_of
-from reprise.engine.embedding.passes import Job, choose_members
+from reprise.engine.embedding.passes import Job, bytes_of, choose_members
 from reprise.engine.embedding.worker import EmbeddingWorker
 from reprise.engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest, count_alike
 from reprise.engine.interface.events import Failed
-from reprise.engine.memory.between_models import SharedMemory
+from reprise.engine.memory.budget import SharedMemory
 from tests.engine.embedding.encoder_folders import write_encoder
 from tests.engine.embedding.test_encoder import texts
 

@@ -19,8 +19,8 @@ from reprise.engine.engine import Engine
 from reprise.engine.interface.errors import EngineError, ModelError, SharedTableError
 from reprise.engine.interface.events import Usage
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.models.making import Makers
-from reprise.engine.speculative import shared_table
+from reprise.engine.models.loads import Makers
+from reprise.engine.speculative import proposers
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Oracle, scored
 from tests.engine.conftest import StartEngine
@@ -149,7 +149,7 @@ def test_a_call_of_which_the_thread_dies_raises_in_its_caller(
     def dying(_: Any) -> None:
         raise SystemExit("struck")
 
-    monkeypatch.setattr(shared_table, "reset", dying)
+    monkeypatch.setattr(proposers, "reset", dying)
     with pytest.raises(SharedTableError, match="struck"):
         engine.table.reset()
     assert engine.status().state == "dead"

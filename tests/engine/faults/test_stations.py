@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reprise.drafters.base import Draft, DraftQuery
-from reprise.engine.batch.device import Device
+from reprise.engine.batch.batch import Device
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.engine import Engine
 from reprise.engine.generating.worker import Worker
@@ -18,15 +18,14 @@ from reprise.engine.interface.events import Event, Failed, Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
-from reprise.engine.kv_cache.separate_rows import SeparateRows
-from reprise.engine.memory import prefill_budget
+from reprise.engine.kv_cache.rows import SeparateRows
+from reprise.engine.memory import prefill
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.sampling.sampler import Sampler
 from reprise.engine.scheduler.kept_prefixes import KeptPrefixes
-from reprise.engine.scheduler.prefix_lookup import PrefixLookup
-from reprise.engine.scheduler.request_queue import RequestQueue
+from reprise.engine.scheduler.request_queue import PrefixLookup, RequestQueue
 from reprise.engine.speculative import verify
-from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
+from reprise.engine.speculative.costs.step_bounds import SlowdownBudget
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
 from reprise.engine.speculative.sequence_drafts import SequenceDrafts
@@ -45,7 +44,7 @@ EVERYWHERE: dict[str, tuple[Any, str]] = {
     "look a prefix up": (PrefixLookup, "find"),
     "may it begin": (MemoryBudget, "may_begin"),
     "make room": (MemoryBudget, "make_room"),
-    "share the budget": (prefill_budget, "plan_prefill"),
+    "share the budget": (prefill, "plan_prefill"),
     "begin to draft": (Proposers, "begin"),
     "plan": (Planner, "plan"),
     "propose": (SequenceDrafts, "propose"),

@@ -9,11 +9,17 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 
 from reprise.engine.kv_cache.batched_rows import BatchedRows
-from reprise.engine.kv_cache.buffers import RaggedKVCache
-from reprise.engine.kv_cache.columns import Columns, RowLengths
-from reprise.engine.kv_cache.extents import Extent, grow_extent, max_slots, round_columns, shrink_extent
-from reprise.engine.kv_cache.rows import make_caches
-from reprise.engine.kv_cache.slices import start_copies
+from reprise.engine.kv_cache.buffers import RaggedKVCache, start_copies
+from reprise.engine.kv_cache.columns import (
+    Columns,
+    Extent,
+    RowLengths,
+    grow_extent,
+    max_slots,
+    round_columns,
+    shrink_extent,
+)
+from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
 from tests.engine.support import VOCAB_SIZE, make_model
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from reprise.engine.kv_cache.batched_rows import BatchedRows
-from reprise.engine.kv_cache.extents import round_columns
+from reprise.engine.kv_cache.columns import round_columns
 from reprise.engine.kv_cache.groups import count_cells, find_limit
 from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.probes import batch_fault, find_sharing

@@ -14,11 +14,10 @@ import mlx.core as mx
 import pytest
 
 from reprise.engine.kv_cache.batched_rows import BatchedRows
-from reprise.engine.kv_cache.per_row import make_caches
+from reprise.engine.kv_cache.buffers import cut_slice, rebuild, take_state
+from reprise.engine.kv_cache.per_row import Caches, make_caches
 from reprise.engine.kv_cache.recurrent import MAX_LATER_STATES
-from reprise.engine.kv_cache.rows import Caches
-from reprise.engine.kv_cache.separate_rows import SeparateRows
-from reprise.engine.kv_cache.slices import cut_slice, rebuild, take_state
+from reprise.engine.kv_cache.rows import SeparateRows
 from tests.engine.support import VOCAB_SIZE, make_model
 
 IN_32_BITS = ["gemma3_text", "gpt_oss", "qwen3_next", "lfm2"]

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from reprise.engine.kv_cache.batched_rows import BatchedRows
-from reprise.engine.kv_cache.rows import make_caches
-from reprise.engine.kv_cache.separate_rows import SeparateRows
+from reprise.engine.kv_cache.per_row import make_caches
+from reprise.engine.kv_cache.rows import SeparateRows
 from tests.engine.support import VOCAB_SIZE, make_model
 from tests.engine.windows import logits_at
 

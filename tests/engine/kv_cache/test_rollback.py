@@ -18,12 +18,10 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache,
 
 from reprise.engine.kv_cache import columns
 from reprise.engine.kv_cache.batched_rows import BatchedRows
-from reprise.engine.kv_cache.buffers import GroupedKVCache, RaggedKVCache
+from reprise.engine.kv_cache.buffers import GroupedKVCache, RaggedKVCache, rebuild
 from reprise.engine.kv_cache.groups import PerGroup
 from reprise.engine.kv_cache.per_row import Caches, leaves, make_caches
-from reprise.engine.kv_cache.rows import Rows
-from reprise.engine.kv_cache.separate_rows import SeparateRows
-from reprise.engine.kv_cache.slices import rebuild
+from reprise.engine.kv_cache.rows import Rows, SeparateRows
 from reprise.engine.kv_cache.sliding_window import ChunkedWindowKVCache
 
 NUM_SCHEDULES = {"some": 300, "many": 10_000}

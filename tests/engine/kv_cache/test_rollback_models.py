@@ -16,8 +16,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.probes import batch_fault, find_sharing, kv_bits_fault, rollback_fault
-from reprise.engine.kv_cache.rows import Rows, Sharing, make_rows
-from reprise.engine.kv_cache.separate_rows import SeparateRows
+from reprise.engine.kv_cache.rows import Rows, SeparateRows, Sharing, make_rows
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, VOCAB_SIZE, ask, make_model, prompt_of, request
 

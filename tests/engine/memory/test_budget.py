@@ -16,7 +16,7 @@ from reprise.engine.kv_cache.probes import find_sharing
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
 from reprise.engine.memory import budget as memory_budget
-from reprise.engine.memory import demands, estimate, footprint, making, prefill_budget
+from reprise.engine.memory import estimate, footprint, making, prefill
 from reprise.engine.memory.footprint import Footprint
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.speculative.proposers import DraftSources
@@ -37,7 +37,7 @@ def free_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "sampling_bytes", lambda *_: 0)
     monkeypatch.setattr(estimate, "PROMPT_LOGPROBS_CHUNK", 0)
     for name in ("PENALTY_BYTES", "BIAS_BYTES"):
-        monkeypatch.setattr(demands, name, 0)
+        monkeypatch.setattr(estimate, name, 0)
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ def test_a_recurrent_model_that_names_no_context_takes_longer_texts_than_others(
 @pytest.mark.usefixtures("free_sampling")
 def test_a_lone_prompt_is_fed_in_larger_chunks_if_memory_is_left_over(monkeypatch) -> None:
     # So that memory alone limits the chunks, however long they take.
-    monkeypatch.setattr(prefill_budget, "ALONE_S", 1e9)
+    monkeypatch.setattr(prefill, "ALONE_S", 1e9)
     loaded = make_loaded("llama")
     fed: list[list[int]] = []
     for memory_bytes in (memory_for(loaded, 900), ROOMY):

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from reprise.bench.architectures.tiny_models import tiny_config
 from reprise.config.settings import Settings
 from reprise.drafters.base import Draft, DraftQuery, SequenceStart
-from reprise.engine.batch.device import Device
+from reprise.engine.batch.batch import Device
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.models import HeadKind
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
@@ -26,11 +26,10 @@ from reprise.engine.memory.footprint import measure
 from reprise.engine.memory.making import make_memory_budget
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.speculative.draft_model.forecast import DraftForecast
-from reprise.engine.speculative.heads.dflash import DFlashConfig, DFlashHead
-from reprise.engine.speculative.heads.families import FAMILIES
+from reprise.engine.speculative.heads.formats import FAMILIES
 from reprise.engine.speculative.heads.head import find_ends
 from reprise.engine.speculative.heads.head_drafter import NamedHead
-from reprise.engine.speculative.heads.mtp import MTPHead
+from reprise.engine.speculative.heads.kinds import DFlashConfig, DFlashHead, MTPHead
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven

@@ -14,7 +14,7 @@ from reprise.engine.memory import making
 from reprise.engine.model import loading
 from reprise.engine.model.findings import Findings
 from reprise.engine.model.loading import LoadedModel
-from reprise.engine.models.making import Makers
+from reprise.engine.models.loads import Makers
 from reprise.engine.speculative.costs import exact_widths
 from tests.engine.support import make_loaded
 

@@ -9,9 +9,8 @@ from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import AnswerLimits, SamplingDefaults
-from reprise.engine.model.files.generation_config import read_answer_limits, read_sampling_defaults
-from reprise.engine.model.load_options import LoadOptions
-from reprise.engine.model.loading import load_model, make_loader
+from reprise.engine.model.files.model_folder import read_answer_limits, read_sampling_defaults
+from reprise.engine.model.loading import LoadOptions, load_model, make_loader
 
 
 @pytest.mark.parametrize(

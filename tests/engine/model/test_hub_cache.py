@@ -11,10 +11,9 @@ from huggingface_hub import constants
 
 from reprise.bench.architectures.tiny_models import write_random_model
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.model import hub as hub_module
 from reprise.engine.model.files.model_folder import describe_folder
-from reprise.engine.model.hub import hub_download
-from reprise.engine.model.hub.hub_cache import HubCache, HubError
-from reprise.engine.model.hub.hub_download import pull
+from reprise.engine.model.hub import HubCache, HubError, pull
 from reprise.engine.speculative.heads.formats import find_folder
 from tests.engine.model.fake_hub import COMMIT, MODEL, FakeHub, serve
 
@@ -132,7 +131,7 @@ def test_a_file_that_arrives_damaged_is_never_kept(hub: FakeHub, cache: HubCache
 def test_too_small_a_disk_is_seen_before_anything_is_written(
     hub: FakeHub, cache: HubCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = hub_download.RESERVED_BYTES + len(hub.files[WEIGHTS])
+    free = hub_module.RESERVED_BYTES + len(hub.files[WEIGHTS])
     usage = shutil.disk_usage(cache.folder.parent)._replace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
     assert "GB free" in explain(cache, "space")

@@ -12,8 +12,8 @@ from reprise.bench.architectures.tiny_models import write_random_model
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import SETTINGS, Settings
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.model.load_options import LoadOptions
 from reprise.engine.model.loading import (
+    LoadOptions,
     describe,
     find_fingerprint,
     load_model,

@@ -18,7 +18,7 @@ from reprise.engine.engine import ModelPool
 from reprise.engine.interface.errors import ModelError, ModelLoadError
 from reprise.engine.model.files.folder_reader import MAX_DEPTH, MAX_JSON_BYTES, parse_json, read_bytes
 from reprise.engine.model.files.model_folder import INDEX, MAX_FAULT_CHARACTERS, MAX_MISSING, describe_folder
-from reprise.engine.model.hub.hub_cache import HubCache
+from reprise.engine.model.hub import HubCache
 from reprise.engine.models.catalogue import Catalogue, choose_first
 from reprise.server.app import create_app
 from tests.end_to_end.seeing_folder import write_seeing

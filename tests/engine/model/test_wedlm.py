@@ -11,8 +11,7 @@ from mlx_lm import convert
 from reprise.bench.architectures.tiny_models import tiny_config
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.model.load_options import LoadOptions
-from reprise.engine.model.loading import load_model
+from reprise.engine.model.loading import LoadOptions, load_model
 from reprise.engine.model.wedlm import FAMILIES, keep_ends
 from tests.engine.support import SIZES, make_model
 

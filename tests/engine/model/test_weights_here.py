@@ -8,9 +8,9 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.engine.generating.setup import flat_costs, make_worker
-from reprise.engine.model import weights_here
-from reprise.engine.model.weights_here import describe_weights
-from reprise.engine.models.making import Makers
+from reprise.engine.model import loading
+from reprise.engine.model.loading import describe_weights
+from reprise.engine.models.loads import Makers
 from tests.engine.support import make_loaded
 
 COST = "with quantised weights MLX's CPU build takes as long for a step of n tokens as for n steps"
@@ -42,7 +42,7 @@ def test_what_weights_mean_for_drafts_depends_on_the_device(
     config: dict[str, Any], scales: str, here: str, elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for gains, expected in ((False, here), (True, elsewhere)):
-        monkeypatch.setattr(weights_here, "quantised_steps_gain", lambda gains=gains: gains)
+        monkeypatch.setattr(loading, "quantised_steps_gain", lambda gains=gains: gains)
         assert describe_weights(config, scales) == expected
 
 

@@ -26,10 +26,10 @@ from reprise.engine.generating.engine import GeneratingEngine
 from reprise.engine.interface.errors import EngineError, ModelError, ModelLoadError
 from reprise.engine.interface.events import Failed, Finished
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.model.hub.hub_cache import HubCache
+from reprise.engine.model.hub import HubCache
 from reprise.engine.models.catalogue import Catalogue
-from reprise.engine.models.making import Makers
-from reprise.engine.models.messages import Inbox
+from reprise.engine.models.loads import Makers
+from reprise.engine.models.model_engine import Inbox
 from reprise.engine.speculative.proposers import DraftSources
 from tests.engine.model_folders import answer_of, answer_with, write_adapter, write_model, write_models
 from tests.engine.support import Answer, prompt_of, request, wait_until

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.scheduler.checkpoints import MAX_GAP_TOKENS, NUM_RUNGS, choose_rungs
+from reprise.engine.scheduler.kept_prefixes import MAX_GAP_TOKENS, NUM_RUNGS, choose_rungs
 from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.drafters.fakes import Coin, scored
@@ -210,7 +210,7 @@ def test_a_restart_finds_the_head_and_the_whole_prompt_in_files(name: str, tmp_p
 def test_state_is_kept_in_the_same_pass_with_few_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count what a prompt computes that nothing is shared with, with a cache and without."""
     # No chunk is smaller because the machine is slow.
-    monkeypatch.setattr("reprise.engine.memory.prefill_budget.ALONE_S", 1e9)
+    monkeypatch.setattr("reprise.engine.memory.prefill.ALONE_S", 1e9)
     loaded = loaded_once(name)
     asked = session(*(message(70, at, at % 2 == 0) for at in range(20)), max_tokens=1)
     counts = []

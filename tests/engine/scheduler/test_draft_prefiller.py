@@ -10,14 +10,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from reprise.engine.batch.device import Device
+from reprise.engine.batch.batch import Device
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.scheduler import draft_prefiller
 from reprise.engine.scheduler.draft_prefiller import Pace
-from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
+from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefill
 from reprise.engine.speculative.draft_model.forecast import DraftForecast
 from reprise.engine.speculative.draft_stats import TOO_LONG

@@ -11,18 +11,17 @@ from hypothesis import strategies as st
 
 from reprise.config.settings import Settings
 from reprise.engine.batch.sequence import Sequence
-from reprise.engine.kv_cache.prefix_cache import block_hashes
+from reprise.engine.kv_cache.buffers import KVSlice, State, rebuild
+from reprise.engine.kv_cache.per_row import make_caches
+from reprise.engine.kv_cache.prefix_cache import trie
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.kv_cache.probes import find_sharing
-from reprise.engine.kv_cache.rows import make_caches
-from reprise.engine.kv_cache.slices import KVSlice, State, rebuild
 from reprise.engine.memory.making import make_memory_budget
 from reprise.engine.sampling.grammar import Grammars
-from reprise.engine.scheduler import prefix_lookup
-from reprise.engine.scheduler.checkpoints import Checkpoints
-from reprise.engine.scheduler.kept_prefixes import KeptPrefixes
-from reprise.engine.scheduler.prefix_lookup import PrefixLookup
-from reprise.engine.text.templates.message_openings import MessageOpenings
+from reprise.engine.scheduler import request_queue
+from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
+from reprise.engine.scheduler.request_queue import PrefixLookup
+from reprise.engine.text.templates.chat_template import MessageOpenings
 from tests.engine.driven import loaded_once
 from tests.engine.support import Answer, make_tokenizer, request
 
@@ -86,8 +85,8 @@ class BruteForce:
 
 
 def patched(patch: pytest.MonkeyPatch, block: int) -> None:
-    patch.setattr(block_hashes, "BLOCK_TOKENS", block)
-    patch.setattr(prefix_lookup, "MIN_SHARED_TOKENS", MIN_SHARED)
+    patch.setattr(trie, "BLOCK_TOKENS", block)
+    patch.setattr(request_queue, "MIN_SHARED_TOKENS", MIN_SHARED)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])

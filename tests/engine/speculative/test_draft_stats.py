@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprise.engine.speculative.costs.step_price import StepPrice
+from reprise.engine.speculative.costs.cost_table import StepPrice
 from reprise.engine.speculative.draft_stats import (
     DEAR,
     LEFT_OUT,

@@ -9,14 +9,13 @@ import pytest
 from reprise.config.settings import Settings
 from reprise.drafters.assembly import make_drafters
 from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
-from reprise.drafters.copies import growing_text, history
+from reprise.drafters.copies import copying, history
 from reprise.drafters.ngram_mod import drafter as ngram_mod
 from reprise.drafters.repetition import score_in_slices
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
-from reprise.engine.speculative import shared_table
-from reprise.engine.speculative.drafter_work import MAX_CLOSING, STEP_SLICES, DrafterWork
-from reprise.engine.speculative.proposers import DraftSources, Proposers
+from reprise.engine.speculative.draft_length import MAX_CLOSING, STEP_SLICES, DrafterWork
+from reprise.engine.speculative.proposers import DraftSources, Proposers, find_table, reset
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import prompt_of, request
@@ -108,9 +107,9 @@ def test_a_reset_frees_memory_in_the_steps_to_come() -> None:
     proposers = Proposers(sources, Settings())
     drafts = proposers.begin(request(prompt_of(200), 4))
     proposers.work.finish()
-    table = shared_table.find_table(sources)
+    table = find_table(sources)
     assert table.status()["occupied"] > 0
-    shared_table.reset(proposers)
+    reset(proposers)
     assert (table.status()["occupied"], table.status()["bytes"]) == (0, 0)
     for _ in range(4):
         assert proposers.work.is_left
@@ -240,7 +239,7 @@ def test_a_drafter_that_fails_in_a_slice_ends_no_request(caplog: pytest.LogCaptu
 
 @pytest.fixture
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (growing_text, history, ngram_mod):
+    for module in (copying, history, ngram_mod):
         monkeypatch.setattr(module, "SLICE_TOKENS", 7)
 
 

@@ -13,13 +13,13 @@ from reprise.config.settings import Settings
 from reprise.drafters.assembly import make_drafters
 from reprise.drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart
 from reprise.drafters.repetition import score_in_slices
-from reprise.engine.batch.device import Device
+from reprise.engine.batch.batch import Device
 from reprise.engine.engine import Engine
 from reprise.engine.interface.events import Delta
 from reprise.engine.interface.request import DraftChoice, DraftType, GenerationRequest
 from reprise.engine.kv_cache import sliding_window
 from reprise.engine.speculative.acceptance import Acceptance
-from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
+from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS, SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_model.forecast import DraftForecast
 from reprise.engine.speculative.proposers import DraftSources

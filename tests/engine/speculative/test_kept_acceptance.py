@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from reprise.config.settings import Settings
-from reprise.engine.speculative import kept_acceptance
+from reprise.engine.speculative import acceptance
 from reprise.engine.speculative.acceptance import GLOBAL_DECAY, AcceptanceCounts
 
 KEY = "suffix", 3
@@ -21,19 +21,19 @@ def learned(num_right: int, num_wrong: int) -> AcceptanceCounts:
 
 def restored(file: Path) -> AcceptanceCounts:
     counts = AcceptanceCounts(GLOBAL_DECAY)
-    kept_acceptance.restore(counts, file)
+    acceptance.restore(counts, file)
     return counts
 
 
 def test_a_rate_is_known_again_in_the_next_run(tmp_path: Path) -> None:
     counts = learned(150, 50)
-    kept_acceptance.save(counts, tmp_path / "file")
+    acceptance.save(counts, tmp_path / "file")
     again = restored(tmp_path / "file")
     assert again.rate(KEY, 0.1, 0.0) == pytest.approx(counts.rate(KEY, 0.1, 0.0))
 
 
 def test_a_rate_that_no_longer_holds_is_given_up_within_sixty_tokens(tmp_path: Path) -> None:
-    kept_acceptance.save(learned(10_000, 0), tmp_path / "file")
+    acceptance.save(learned(10_000, 0), tmp_path / "file")
     again = restored(tmp_path / "file")
     for _ in range(60):
         again.add(KEY, 0, 1)
@@ -50,7 +50,7 @@ def test_a_file_that_makes_no_sense_is_left_out(tmp_path: Path, content: str) ->
 
 def test_models_have_files_of_their_own_and_none_without_a_folder(tmp_path: Path) -> None:
     settings = Settings(prefix_cache_dir=str(tmp_path))
-    files = {kept_acceptance.find_file(settings, name, "v") for name in ("a", "../a")}
+    files = {acceptance.find_file(settings, name, "v") for name in ("a", "../a")}
     assert len(files) == 2
     assert {file.parent for file in files if file} == {tmp_path}
-    assert kept_acceptance.find_file(Settings(), "a", "v") is None
+    assert acceptance.find_file(Settings(), "a", "v") is None

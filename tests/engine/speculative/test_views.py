@@ -12,7 +12,7 @@ from reprise.drafters.copies.occurrences import Occurrences
 from reprise.drafters.repetition import score_in_slices
 from reprise.drafters.suffix import SuffixDrafter
 from reprise.engine.interface.request import DraftChoice, GenerationRequest, Sampling
-from reprise.engine.speculative.drafter_work import STEP_SLICES, DrafterWork
+from reprise.engine.speculative.draft_length import STEP_SLICES, DrafterWork
 from reprise.engine.speculative.proposers import DraftSources, Proposers
 from reprise.engine.speculative.sequence_drafts import SequenceDrafts
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery
-from reprise.engine.batch.device import Device
+from reprise.engine.batch.batch import Device
 from reprise.engine.interface.events import DraftingReport
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
 from reprise.engine.speculative.acceptance import Acceptance
@@ -24,7 +24,7 @@ from reprise.engine.speculative.draft_stats import (
     WORDS,
     DraftCounts,
 )
-from reprise.engine.speculative.planning.model_part import ModelPart
+from reprise.engine.speculative.planning.candidates import ModelPart
 from reprise.engine.speculative.proposers import DraftSources, MakeSources
 from tests.drafters.fakes import Coin, Liar, Oracle, scored
 from tests.engine.conftest import StartEngine

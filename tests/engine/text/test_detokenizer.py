@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.engine.text.detokenizer import Detokenizer
-from reprise.engine.text.stop_strings import StopMatcher
+from reprise.engine.text.detokenizer import Detokenizer, StopMatcher
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.text.vocabulary import Vocabulary
 from tests.engine.support import make_tokenizer

@@ -14,7 +14,7 @@ from transformers import CodeLlamaTokenizer
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.errors import UnbrokenTextError
 from reprise.engine.interface.wanted import UnwantedError, run_while
-from reprise.engine.text.tokens import encoding, slicing
+from reprise.engine.text.tokens import encoding
 from reprise.engine.text.tokens.encoding import TextEncoder
 from tests.engine.text import tokenizers_zoo as zoo
 
@@ -80,7 +80,7 @@ def test_a_text_that_nobody_waits_for_is_not_encoded_to_its_end(kind: str, is_cu
 
 
 def test_a_text_that_cannot_be_cut_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(slicing, "MAX_UNBROKEN", 100)
+    monkeypatch.setattr(encoding, "MAX_UNBROKEN", 100)
     encoder, whole = (TextEncoder(make("byte-level"), slice_characters=most) for most in (10, 10_000))
     text = "the end " * 9 + "1" * 90
     assert encoder.encode(text) == whole.encode(text)

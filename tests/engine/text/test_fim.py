@@ -2,7 +2,7 @@
 
 import pytest
 
-from reprise.engine.text.fim import find_fim
+from reprise.engine.text.markers import find_fim
 from tests.engine.text.test_call_formats import make
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|file_sep|>", "<|repo_name|>")

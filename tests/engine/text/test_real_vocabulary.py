@@ -18,12 +18,11 @@ from tokenizers import Tokenizer as Backend
 
 from reprise.drafters.suffix import SuffixDrafter
 from reprise.engine.interface.request import GenerationRequest, Grammar, Sampling
-from reprise.engine.model.load_options import LoadOptions
-from reprise.engine.model.loading import LoadedModel, load_model
+from reprise.engine.model.loading import LoadedModel, LoadOptions, load_model
 from reprise.engine.sampling import grammar
 from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.speculative.proposers import DraftSources
-from reprise.engine.speculative.translation.translation import Translation
+from reprise.engine.speculative.translation import Translation
 from reprise.engine.text.tokens import token_table, tokenizer_reading
 from reprise.engine.text.tokens.token_table import make_table
 from reprise.engine.text.vocabulary import Vocabulary

@@ -8,8 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from reprise.engine.text.tokens import token_table
-from reprise.engine.text.tokens.token_bytes import decode_partial
-from reprise.engine.text.tokens.token_table import TokenTable, make_table, read_table
+from reprise.engine.text.tokens.token_table import TokenTable, decode_partial, make_table, read_table
 from reprise.engine.text.vocabulary import copy_backend
 from tests.engine.support import make_tokenizer
 from tests.engine.text import tokenizers_zoo as zoo

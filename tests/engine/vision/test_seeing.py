@@ -12,10 +12,9 @@ import pytest
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
-from reprise.engine.memory.prefill_budget import MIN_CHUNK_TOKENS
-from reprise.engine.vision import sight
-from reprise.engine.vision.keys import prompt_keys
-from reprise.engine.vision.language import reading
+from reprise.engine.memory.prefill import MIN_CHUNK_TOKENS
+from reprise.engine.vision import language, sight
+from reprise.engine.vision.sight import prompt_keys
 from tests.combinations import spread
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of
@@ -87,9 +86,9 @@ def in_a_line(images: Any, places_of: Any, start: int, end: int) -> np.ndarray:
 
 CONTROLS: dict[str, tuple[str, Any, str, Any]] = {
     "delta 0": ("qwen3_vl", sight.Looking, "delta", 0),
-    "plain rope in the picture": ("qwen3_vl", reading, "find_places", in_a_line),
-    "no deepstack": ("qwen3_vl", reading, "features_behind", nothing),
-    "causal pictures": ("gemma3", reading, "images_seen_whole", nothing),
+    "plain rope in the picture": ("qwen3_vl", language, "find_places", in_a_line),
+    "no deepstack": ("qwen3_vl", language, "features_behind", nothing),
+    "causal pictures": ("gemma3", language, "images_seen_whole", nothing),
 }
 
 

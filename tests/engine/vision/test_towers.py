@@ -9,9 +9,9 @@ import pytest
 
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.model.files.image_processor import read_processor
-from reprise.engine.vision import stages
-from reprise.engine.vision.finding import find_tower
-from reprise.engine.vision.stages import Portion
+from reprise.engine.vision import layers
+from reprise.engine.vision.layers import Portion
+from reprise.engine.vision.sight import find_tower
 from reprise.engine.vision.tower import Features, Tower
 from tests.engine.vision.tiny_towers import (
     FAMILIES,
@@ -89,7 +89,7 @@ def test_slices_of_every_size_give_the_same_bits(
     image = image_of(max(references(family), key=lambda one: one.grid[0] * one.grid[1]))
     whole = features(tower, image)
     # Of a few rows each, and of one.
-    monkeypatch.setattr(stages, "WORK", 2**13)
+    monkeypatch.setattr(layers, "WORK", 2**13)
     for most in (1, 3, 50):
         cut = features(tower, image, most)
         for mine, theirs in zip((cut.states, *cut.deep), (whole.states, *whole.deep), strict=True):
@@ -158,7 +158,7 @@ def test_no_row_of_a_large_image_takes_more_than_grows_with_its_patches(family: 
         for _ in other.run(portion, lambda start, end: ends.append((start, end)) or ()):  # noqa: B023
             start, end = ends[-1]
             least = end - start <= other.together or end == other.size
-            assert least or (end - start) * other.work <= 4 * stages.WORK
+            assert least or (end - start) * other.work <= 4 * layers.WORK
         assert ends[-1][1] == other.size
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from reprise.engine.text.fim import FimTokens
+from reprise.engine.text.markers import FimTokens
 from reprise.server.prompt.encoder import Hole, encode_hole
 from tests.engine.text.test_call_formats import make
 from tests.engine.text.test_fim import QWEN

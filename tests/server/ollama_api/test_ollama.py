@@ -9,7 +9,7 @@ from ollama import ChatResponse, GenerateResponse, ListResponse, ProcessResponse
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.models import SamplingDefaults
-from reprise.engine.text.fim import FimTokens
+from reprise.engine.text.markers import FimTokens
 from reprise.server.app import create_app
 from reprise.server.validation.fields import MAX_FIELDS
 from tests.server.fake_engine import CONTEXT_TOKENS, THINKING, fail_first, fail_midway, says, wait_midway

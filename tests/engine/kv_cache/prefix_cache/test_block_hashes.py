@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprise.engine.kv_cache.prefix_cache import block_hashes
-from reprise.engine.kv_cache.prefix_cache.block_hashes import BLOCK_TOKENS, BlockHashes, count_shared
+from reprise.engine.kv_cache.prefix_cache import trie
+from reprise.engine.kv_cache.prefix_cache.trie import BLOCK_TOKENS, BlockHashes, count_shared
 
 TEXTS = st.lists(st.integers(1, 2), max_size=24)
 
@@ -22,7 +22,7 @@ def test_the_count_is_exact_for_texts_that_grow(
     prefix: list[int], ends: tuple[list[int], list[int]], added: list[list[int]], block: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_hashes, "BLOCK_TOKENS", block)
+        patch.setattr(trie, "BLOCK_TOKENS", block)
         one, other = prefix + ends[0], prefix + ends[1]
         hashes, other_hashes = BlockHashes(), BlockHashes()
         for more in [[], *added]:

@@ -14,10 +14,9 @@ import mlx.core as mx
 import pytest
 
 from reprise.config.whole_file import unfinished_path
-from reprise.engine.kv_cache.prefix_cache import disk, disk_file
-from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore
-from reprise.engine.kv_cache.prefix_cache.weights_digest import weights_fingerprint
-from reprise.engine.kv_cache.slices import KVSlice, State
+from reprise.engine.kv_cache.buffers import KVSlice, State
+from reprise.engine.kv_cache.prefix_cache import disk
+from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, weights_fingerprint
 from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.engine.conftest import StartEngine
 from tests.engine.kv_cache.prefix_cache.test_trie import slice_of, state_of
@@ -144,7 +143,7 @@ def test_a_damaged_file_is_a_miss(harm: str, tmp_path: Path) -> None:
     checked.save(*TOKENS)
     checked.save(*TOKENS, *range(500, 600))
     checked.store.close()
-    parent, child = sorted(tmp_path.iterdir(), key=lambda path: disk_file.read_header(path).start)
+    parent, child = sorted(tmp_path.iterdir(), key=lambda path: disk.read_header(path).start)
     data = child.read_bytes()
     running = CheckedStore(tmp_path)
     match harm:
@@ -192,7 +191,7 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def fail(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk_file, "write", fail)
+    monkeypatch.setattr(disk, "write", fail)
     checked.save(*TOKENS)
     assert checked.load(*TOKENS, 7) == 0
     monkeypatch.undo()
@@ -352,7 +351,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_at_start(start_engine: StartEn
 def test_bfloat16_is_stored_exactly() -> None:
     numbers = mx.arange(24, dtype=mx.float32).astype(mx.bfloat16).reshape(1, 2, 3, 4) / 7
     mx.eval(numbers)
-    again = disk_file.from_stored(disk_file.to_stored(numbers))
+    again = disk.from_stored(disk.to_stored(numbers))
     assert again.dtype == mx.bfloat16
     assert mx.array_equal(again, numbers).item()
 
@@ -366,7 +365,7 @@ def test_the_file_that_saves_fewest_tokens_for_its_bytes_is_deleted_first(tmp_pa
     first.close()
     for path in tmp_path.iterdir():
         # All were used as long ago, but for the shortest, a little later.
-        used_at = time.time() - (90 if len(disk_file.read_header(path).tokens) == 9 else 100)
+        used_at = time.time() - (90 if len(disk.read_header(path).tokens) == 9 else 100)
         os.utime(path, (used_at, used_at))
     smaller = PrefixStore(tmp_path, 250_000, "a", needs_state=True)
     assert [smaller.match((*tokens, 7)) for tokens in texts] == [90, 0, 60]

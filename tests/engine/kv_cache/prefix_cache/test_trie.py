@@ -9,10 +9,10 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from reprise.engine.interface.events import Usage
+from reprise.engine.kv_cache.buffers import KVSlice, State, sub_slice
+from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.kv_cache.probes import prefix_fault
-from reprise.engine.kv_cache.rows import Caches
-from reprise.engine.kv_cache.slices import KVSlice, State, sub_slice
 from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import every_kind_of_cache
 from tests.drafters.fakes import scored
@@ -404,7 +404,7 @@ def test_a_prefix_that_cannot_be_split_is_dropped(monkeypatch: pytest.MonkeyPatc
             raise MemoryError
         return sub_slice(kv_slice, start, end)
 
-    monkeypatch.setattr("reprise.engine.kv_cache.slices.sub_slice", fail)
+    monkeypatch.setattr("reprise.engine.kv_cache.buffers.sub_slice", fail)
     with pytest.raises(MemoryError):
         cache.put([1, 2, 7], lambda start, end: slice_of([1, 2, 7][start:end]), [])
     # The keys of the first four tokens were split already, and the values were not.

@@ -15,7 +15,7 @@ from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from reprise.engine.engine import Engine
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
-from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
+from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
@@ -109,7 +109,7 @@ def test_no_answer_of_the_engine_is_slower_than_stated(
 ) -> None:
     device, drafter = TimedDevice(), Coin(chance)
     monkeypatch.setattr(time, "perf_counter", lambda: device.now_s)
-    monkeypatch.setattr("reprise.engine.batch.device.perf_counter", lambda: device.now_s)
+    monkeypatch.setattr("reprise.engine.batch.batch.perf_counter", lambda: device.now_s)
     table = {
         (rows, width): step_s(rows, width) * (plain if width == 1 else wide)
         for rows in (1, 2)
@@ -146,7 +146,7 @@ def test_the_engine_finds_out_that_costs_are_wrong(
 ) -> None:
     device = TimedDevice(plain_s / step_s(1, 1))
     monkeypatch.setattr(time, "perf_counter", lambda: device.now_s)
-    monkeypatch.setattr("reprise.engine.batch.device.perf_counter", lambda: device.now_s)
+    monkeypatch.setattr("reprise.engine.batch.batch.perf_counter", lambda: device.now_s)
     gains = gains_of_copies(device, wrong, start_engine, num_answers=20)
     assert sum(gains[-4:]) > 0.9 * sum(gains_of_copies(device, "not", start_engine, num_answers=8)[-4:])
 
@@ -212,7 +212,7 @@ def test_a_drafter_that_takes_long_is_asked_seldom(
     device = TimedDevice()
     drafter = Slow(device)
     monkeypatch.setattr(time, "perf_counter", lambda: device.now_s)
-    monkeypatch.setattr("reprise.engine.batch.device.perf_counter", lambda: device.now_s)
+    monkeypatch.setattr("reprise.engine.batch.batch.perf_counter", lambda: device.now_s)
     engine = start_engine(
         wrap=device.wrap,
         make_sources=lambda _: DraftSources({"suffix": drafter}, scored(1.0)),
@@ -242,7 +242,7 @@ def decode_all(device: TimedDevice, asked: Sequence[GenerationRequest], **more: 
 def test_an_answer_of_forty_tokens_keeps_the_bound(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = TimedDevice()
     monkeypatch.setattr(time, "perf_counter", lambda: device.now_s)
-    monkeypatch.setattr("reprise.engine.batch.device.perf_counter", lambda: device.now_s)
+    monkeypatch.setattr("reprise.engine.batch.batch.perf_counter", lambda: device.now_s)
     num_rows = 8 if case == "one row of eight drafts" else 1
     asked = [request(prompt_of(20, number), 40, name=str(number)) for number in range(num_rows)]
     plain = decode_all(device, [replace(one, draft=DraftChoice("none")) for one in asked])

@@ -15,7 +15,7 @@ from reprise.config.settings import Settings
 from reprise.drafters.base import NO_DRAFT
 from reprise.engine.engine import Engine
 from reprise.engine.kv_cache.rows import Sharing
-from reprise.engine.models.making import Makers
+from reprise.engine.models.loads import Makers
 from reprise.engine.speculative.costs import calibration
 from reprise.engine.speculative.costs.calibration import Calibration
 from reprise.engine.speculative.proposers import DraftSources

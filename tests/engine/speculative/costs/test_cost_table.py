@@ -4,8 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from reprise.engine.speculative.costs.cost_table import CostTable, Measurement, without_guesses
-from reprise.engine.speculative.costs.step_price import StepPrice
+from reprise.engine.speculative.costs.cost_table import CostTable, Measurement, StepPrice, without_guesses
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from reprise.engine.interface.request import GenerationRequest, Grammar, Sampling
-from reprise.engine.speculative.costs.conditions import (
+from reprise.engine.speculative.costs.cost_table import (
     ADJUSTED,
     GREEDY,
     MASKED,

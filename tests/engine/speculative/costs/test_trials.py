@@ -4,9 +4,14 @@ import math
 
 import pytest
 
-from reprise.engine.speculative.costs.effects import CONFIRMED, Effect, Noise
+from reprise.engine.speculative.costs.cost_table import CONFIRMED, Effect, Noise
+from reprise.engine.speculative.costs.step_bounds import (
+    DOUBTED_PATIENCE,
+    MAX_PATIENCE,
+    MEASURED_PATIENCE,
+    Trials,
+)
 from reprise.engine.speculative.costs.step_costs import StepCosts
-from reprise.engine.speculative.costs.trials import DOUBTED_PATIENCE, MAX_PATIENCE, MEASURED_PATIENCE, Trials
 
 SHAPE = (1, 8)
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from reprise.bench.architectures.tiny_models import make_model, tiny_config
-from reprise.engine.kv_cache.buffers import RaggedKVCache
+from reprise.engine.kv_cache.buffers import RaggedKVCache, cut_slice, rebuild
 from reprise.engine.kv_cache.columns import Columns, RowLengths
-from reprise.engine.kv_cache.slices import cut_slice, rebuild
 from reprise.engine.speculative.heads.formats import find_own_heads, identify, text_config
 from reprise.engine.speculative.heads.head import find_ends
 from reprise.engine.speculative.heads.making import Target, choose, load_head, make_dflash

@@ -20,13 +20,11 @@ from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.speculative.draft_model.forecast import PREFILL_ONE_PROMPT_IN
 from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
-from reprise.engine.speculative.heads.dflash import DFlashConfig, DFlashHead
-from reprise.engine.speculative.heads.families import FAMILIES
-from reprise.engine.speculative.heads.head import Choose, Head, find_ends
+from reprise.engine.speculative.heads.formats import FAMILIES
+from reprise.engine.speculative.heads.head import Choose, Head, TappedStates, Taps, find_ends
 from reprise.engine.speculative.heads.head_drafter import MAX_IDLE_STEPS, HeadDrafter, NamedHead
-from reprise.engine.speculative.heads.mtp import MTPHead
-from reprise.engine.speculative.heads.taps import TappedStates, Taps
-from reprise.engine.speculative.planning.model_part import ModelPart
+from reprise.engine.speculative.heads.kinds import DFlashConfig, DFlashHead, MTPHead
+from reprise.engine.speculative.planning.candidates import ModelPart
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import spread

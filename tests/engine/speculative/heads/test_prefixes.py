@@ -13,9 +13,7 @@ from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.speculative.heads.head import Head
-from reprise.engine.speculative.heads.head_drafter import NamedHead
-from reprise.engine.speculative.heads.prefill import MAX_FILLED
-from reprise.engine.speculative.heads.prefixes import HeadPrefixes
+from reprise.engine.speculative.heads.head_drafter import MAX_FILLED, HeadPrefixes, NamedHead
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.speculative.heads.fakes import ReadingHead

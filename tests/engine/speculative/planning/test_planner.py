@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from reprise.config.settings import Settings
 from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from reprise.engine.interface.request import GenerationRequest, Sampling
-from reprise.engine.speculative.costs.conditions import USUAL, Conditions
+from reprise.engine.speculative.costs.cost_table import USUAL, Conditions
 from reprise.engine.speculative.costs.exact_widths import Exactness
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import MIN_GAIN, DraftEstimate
-from reprise.engine.speculative.draft_model.costs import DraftModelCosts
-from reprise.engine.speculative.draft_model.forecast import MODEL, PlannedDraft
-from reprise.engine.speculative.planning import model_part, planner
+from reprise.engine.speculative.draft_model.forecast import MODEL, DraftModelCosts, PlannedDraft
+from reprise.engine.speculative.planning import candidates, planner
 from reprise.engine.speculative.planning.accounts import Verified
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
@@ -110,7 +109,7 @@ class PlainPlanner(Planner):
     def _choose(self, members: Any, estimates: Any) -> int:
         def step_s(width: int) -> float:
             drafting_s = self.model.spread_s(
-                len(members), model_part.planned_draft(members, estimates, width)
+                len(members), candidates.planned_draft(members, estimates, width)
             )
             widths = [planner.fed_width(e, width) for e in estimates]
             return drafting_s + self.costs.step_s(widths, self.conditions(members))
@@ -121,10 +120,10 @@ class PlainPlanner(Planner):
     def plan(self, members: Any) -> list[RowInput]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(planner, "choose_width", choose_plainly)
-            patch.setattr(model_part, "choose_width", choose_plainly)
+            patch.setattr(candidates, "choose_width", choose_plainly)
             patch.setattr(planner, "find_demands", lambda *by_width: by_width)
             patch.setattr(planner, "meets_any", lambda one, asked: choose_plainly([one], *asked) > 1)
-            patch.setattr(model_part, "PlannedDraft", PlainPlannedDraft)
+            patch.setattr(candidates, "PlannedDraft", PlainPlannedDraft)
             return super().plan(members)
 
 

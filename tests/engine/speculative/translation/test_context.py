@@ -7,11 +7,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from reprise.engine.speculative.translation.context import MAX_TAIL_TOKENS, ContextTranslator
-from reprise.engine.speculative.translation.token_map import TokenMap
-from reprise.engine.speculative.translation.translation import PREFIX_TOKENS
-from reprise.engine.speculative.translation.translator import VocabularyPair
-from reprise.engine.text.text_boundaries import find_complete_end
+from reprise.engine.speculative.translation import (
+    MAX_TAIL_TOKENS,
+    PREFIX_TOKENS,
+    ContextTranslator,
+    TokenMap,
+    VocabularyPair,
+)
+from reprise.engine.text.tokens.encoding import find_complete_end
 from reprise.engine.text.vocabulary import Vocabulary
 from tests.engine.text import tokenizers_zoo as zoo
 

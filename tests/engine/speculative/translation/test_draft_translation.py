@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from reprise.engine.batch.device import Device
+from reprise.engine.batch.batch import Device
 from reprise.engine.engine import Engine
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
@@ -18,10 +18,9 @@ from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.sampling.sampler import RowSampling, Sampler
 from reprise.engine.speculative.draft_model.forecast import DraftForecast
-from reprise.engine.speculative.draft_model.sampling import make_draft_sampling
+from reprise.engine.speculative.draft_model.model import make_draft_sampling
 from reprise.engine.speculative.proposers import DraftSources
-from reprise.engine.speculative.translation.token_map import UNMATCHED
-from reprise.engine.speculative.translation.translation import Translation
+from reprise.engine.speculative.translation import UNMATCHED, Translation
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, make_model, oracle, prompt_of, request

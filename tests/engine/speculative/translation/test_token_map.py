@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 from tokenizers import AddedToken
 
-from reprise.engine.speculative.translation.token_map import UNMATCHED, TokenMap
+from reprise.engine.speculative.translation import UNMATCHED, TokenMap
 from reprise.engine.text.vocabulary import Vocabulary
 from tests.engine.text import tokenizers_zoo as zoo
 

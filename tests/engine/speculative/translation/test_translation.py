@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.engine.speculative.translation.context import ContextTranslator
-from reprise.engine.speculative.translation.shared import IdentityTranslator, SharedTranslator
-from reprise.engine.speculative.translation.token_map import UNMATCHED
-from reprise.engine.speculative.translation.translation import Translation
+from reprise.engine.speculative.translation import (
+    UNMATCHED,
+    ContextTranslator,
+    IdentityTranslator,
+    SharedTranslator,
+    Translation,
+)
 from reprise.engine.text.vocabulary import VocabularyError
 from tests.engine.text import tokenizers_zoo as zoo
 

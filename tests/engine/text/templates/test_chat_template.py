@@ -16,10 +16,8 @@ from transformers import tokenization_utils_base
 
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.foreign.chat_templates import PROCESS, TemplateProcess
-from reprise.engine.text.templates.chat_template import ChatTemplate, TemplateError
-from reprise.engine.text.templates.control_tokens import ControlTokens
-from reprise.engine.text.templates.fit import fit, plain_tools
-from reprise.engine.text.templates.traits import Traits
+from reprise.engine.text.templates.chat_template import ChatTemplate, ControlTokens, TemplateError
+from reprise.engine.text.templates.fit import Traits, fit, plain_tools
 from reprise.engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
 from tests.engine.text.templates.shapes import SHAPES, TOOLS, lost, result, said, system, tool, user

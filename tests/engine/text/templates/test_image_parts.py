@@ -7,7 +7,7 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from reprise.config.model_settings import BUNDLED_MODEL
-from reprise.engine.interface.image_marks import mark
+from reprise.engine.interface.images import mark
 from reprise.engine.model.files.image_processor import count_tokens, read_vision
 from reprise.engine.text.tokenizer import Tokenizer
 from tests.engine.vision.tiny_towers import LFM2_TOKENS

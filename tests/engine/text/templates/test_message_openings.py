@@ -7,7 +7,7 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from reprise.config.model_settings import BUNDLED_MODEL
-from reprise.engine.text.templates.message_openings import MessageOpenings, find_openings
+from reprise.engine.text.templates.chat_template import MessageOpenings, find_openings
 from reprise.engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE
 from tests.engine.text.templates.test_chat_template import FOLDER

@@ -1,1 +1,0 @@
-"""The ranks of a group: their places, how they meet, facts that they must share, and their messages."""

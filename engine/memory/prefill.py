@@ -1,0 +1,222 @@
+"""How much of the step's time and memory prompts may take."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+CONTEXT_TOKENS = 256
+"""Attending to this many tokens is assumed to take no longer than the rest of a forward pass."""
+
+RATE = 0.5
+"""How much of the difference between measured and expected seconds one chunk teaches, on a log scale."""
+
+MAX_SURPRISE = math.log(2.0)
+"""Maximum difference that a chunk can teach, as the logarithm of measured over expected seconds."""
+
+MAX_CAUTION = math.log(4.0)
+"""Maximum factor, as a logarithm, by which chunks that took too long raise the estimate of the next."""
+
+UNKNOWN_S = 1.0
+"""Seconds that each token is expected to take before anything is known."""
+
+OVERRUN_SHARE = 0.005
+"""Share of chunks that may take longer than estimated."""
+
+MARGIN_STEP = 0.1
+MIN_MARGIN, FIRST_MARGIN, MAX_MARGIN = 0.05, 0.2, math.log(3.0)
+
+
+class PrefillCosts:
+    """Estimates the seconds of a chunk such that at most OVERRUN_SHARE of all chunks take longer.
+
+    A chunk with more tokens, or after more tokens, than any measured one is estimated by an upper bound.
+    """
+
+    def __init__(self) -> None:
+        # f, a and b; empty until the first chunk was measured.
+        self._factors: list[float] = []
+        # Largest chunk so far, and the most tokens that one attended to.
+        self._num_tokens, self._context = 0, 0.0
+        # Logarithms. margin: follows the noise. caution: raised by chunks that took too long, soon forgotten.
+        self._margin, self._caution = FIRST_MARGIN, 0.0
+
+    def seconds(self, num_tokens: int, num_before: int, token_s: float = 0.0) -> float:
+        """Return an upper estimate of the seconds of a chunk; 0 for a chunk without tokens.
+
+        num_before: tokens of the prompt that were computed before it.
+        token_s: the most seconds per token, used until a chunk was measured; 0 if not known.
+        """
+        if not self._factors:
+            return (token_s or UNKNOWN_S) * num_tokens
+        if not num_tokens:
+            return 0.0
+        return self._expected(num_tokens, num_before) * math.exp(self._margin + self._caution)
+
+    def observe(self, num_tokens: int, num_before: int, seconds: float | None) -> None:
+        """Learn from a chunk. A single outlier (a pause of the machine) is forgotten after a few chunks.
+
+        seconds: None if they are not known.
+        """
+        if seconds is None:
+            return
+        context = num_before + num_tokens / 2
+        parts = _parts(num_tokens, context)
+        if not self._factors:
+            each_s = max(seconds, 1e-9) / (2 + context / CONTEXT_TOKENS)
+            self._factors = [each_s, each_s / num_tokens, each_s / num_tokens / CONTEXT_TOKENS]
+            self._num_tokens, self._context = num_tokens, context
+        expected = self._expected(num_tokens, num_before)
+        surprise = math.log(max(seconds, 1e-9) / expected)
+        overrun = surprise - self._margin - self._caution
+        if overrun > 0:
+            self._caution = min(MAX_CAUTION, self._caution + overrun)
+            self._margin = min(MAX_MARGIN, self._margin + MARGIN_STEP)
+        else:
+            self._caution /= 2
+            # In balance when OVERRUN_SHARE of all chunks take longer than estimated.
+            self._margin = max(MIN_MARGIN, self._margin - MARGIN_STEP * OVERRUN_SHARE)
+        if num_tokens > self._num_tokens or context > self._context:
+            # Only a bound was known.
+            learned = min(surprise, MAX_SURPRISE)
+        else:
+            learned = RATE * max(-MAX_SURPRISE, min(MAX_SURPRISE, surprise))
+        # Each factor by its share of the seconds, so that all stay positive.
+        fitted = sum(factor * part for factor, part in zip(self._factors, parts, strict=True))
+        self._factors = [
+            factor * math.exp(learned * factor * part / fitted)
+            for factor, part in zip(self._factors, parts, strict=True)
+        ]
+        self._num_tokens = max(self._num_tokens, num_tokens)
+        self._context = max(self._context, context)
+
+    def _expected(self, num_tokens: int, num_before: int) -> float:
+        num_known = min(num_tokens, self._num_tokens)
+        context = num_before + num_tokens / 2
+        known_context = min(context, self._context)
+        parts = _parts(num_known, known_context)
+        fitted = sum(factor * part for factor, part in zip(self._factors, parts, strict=True))
+        # Beyond what is known, no part grows faster than the tokens, or than the context.
+        growth = (context + CONTEXT_TOKENS) / (known_context + CONTEXT_TOKENS)
+        return fitted * growth * num_tokens / num_known
+
+
+def _parts(num_tokens: int, context: float) -> tuple[float, float, float]:
+    return 1.0, float(num_tokens), num_tokens * context
+
+
+MIN_CHUNK_TOKENS = 4
+"""Prompt tokens that a step feeds where nothing says how long it may take, so that prompts advance."""
+
+STALL_STEPS = 3.0
+"""Plain steps that the chunks of a step may take where these are longer than --max-stall-ms. A forward pass
+of one token takes about one, and estimates have a margin: with less, a chunk would be little else."""
+
+ALONE_S, ALONE_STEPS = 1.0, 4.0
+"""Maximum seconds of a step's chunks while no row decodes, or plain steps if these take longer: how long a
+cancellation or a new request waits."""
+
+SHARE = 4
+"""The oldest prompt gets 1/SHARE of the time."""
+
+SHARE_PASSES = 2
+"""Forward passes of one token that a share in every step must hold; else it is one step in SHARE."""
+
+Seconds = Callable[[int], float]
+"""Returns an upper estimate of the seconds that this many more tokens of a prompt take."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    """Limits of one step's prefill: as many tokens as fit into seconds, but never more than max_tokens.
+
+    min_tokens: how many are fed if not even one token fits into the seconds.
+    """
+
+    seconds: float
+    min_tokens: int
+    max_tokens: int
+
+    @classmethod
+    def of_step(
+        cls, num_decoding: int, max_stall_ms: float, max_tokens: int, plain_s: float = 0.0
+    ) -> "PrefillLimits":
+        """Return the limits of a step with num_decoding rows, which the prompts make wait.
+
+        max_stall_ms: 0 for as little prefill as possible. max_tokens: those that memory and settings allow.
+        plain_s: seconds of a plain step; 0 if not known.
+        """
+        if num_decoding and not max_stall_ms:
+            return cls(0.0, min(MIN_CHUNK_TOKENS, max_tokens), max_tokens)
+        seconds = max(ALONE_S, ALONE_STEPS * plain_s)
+        if num_decoding:
+            seconds = max(max_stall_ms / 1000, STALL_STEPS * plain_s)
+        # A token that takes longer attends to a long context, and a second one would take as long again.
+        min_tokens = 1 if plain_s else MIN_CHUNK_TOKENS
+        return cls(seconds, min(min_tokens, max_tokens), max_tokens)
+
+
+def plan_prefill(
+    remaining: Sequence[int],
+    costs: Sequence[Seconds],
+    limits: PrefillLimits,
+    most: Sequence[int] | None = None,
+    num_passed: int = 0,
+) -> list[int]:
+    """Divide a step's seconds among prompts that lack remaining[i] >= 0 tokens; return the tokens of each.
+
+    remaining: by age, the oldest prompt first. costs: each prompt's seconds for a number of tokens.
+    most: the maximum tokens of each prompt. num_passed: steps since the oldest prompt was fed.
+
+    Prompts that complete within the limits are served first, then those that lack less than a quarter of what
+    the oldest lacks, so that a short prompt never waits for a long one. The oldest prompt always gets a
+    quarter of the seconds, so that a long prompt always advances. Where a quarter hardly pays for more than
+    the forward pass, the oldest prompt gets all seconds of every fourth step instead.
+    """
+    chunks, spent_s = [0] * len(remaining), [0.0] * len(remaining)
+    fed = [min(pair) for pair in zip(remaining, most or remaining, strict=True)]
+
+    def extend(i: int, max_tokens: int, max_s: float) -> None:
+        """Give a prompt as many tokens as fit into max_s seconds, those that it has included."""
+        num_tokens = count_fitting(costs[i], min(fed[i], max_tokens), max_s)
+        if num_tokens > chunks[i]:
+            chunks[i], spent_s[i] = num_tokens, costs[i](num_tokens)
+
+    if remaining and SHARE_PASSES * costs[0](1) <= limits.seconds / SHARE:
+        extend(0, -(-limits.max_tokens // SHARE), limits.seconds / SHARE)
+    is_due = not any(chunks) and num_passed >= SHARE - 1
+
+    def room(i: int) -> tuple[int, float]:
+        """Return the tokens and seconds that a prompt may have, those that it has included."""
+        return limits.max_tokens - sum(chunks) + chunks[i], limits.seconds - sum(spent_s) + spent_s[i]
+
+    def rank(i: int) -> tuple[bool, bool, bool]:
+        """Return the smaller, the earlier the prompt is served: late are those that cannot be completed."""
+        max_tokens, max_s = room(i)
+        is_late = remaining[i] > min(fed[i], max_tokens) or costs[i](remaining[i]) > max_s
+        return not (is_due and i == 0), is_late, SHARE * remaining[i] >= remaining[0]
+
+    order = sorted(range(len(remaining)), key=rank)
+    for i in order:
+        extend(i, *room(i))
+    if not any(chunks):
+        for i in order:
+            chunks[i] = min(fed[i], limits.min_tokens - sum(chunks))
+    return chunks
+
+
+def divide_tokens(remaining: Sequence[int], max_tokens: int) -> list[int]:
+    """Divide max_tokens among prompts as plan_prefill() would if time were no limit."""
+    limits = PrefillLimits(math.inf, 0, max_tokens)
+    return plan_prefill(remaining, [lambda _: 0.0] * len(remaining), limits)
+
+
+def count_fitting(cost: Callable[[int], float], max_tokens: int, max_cost: float) -> int:
+    """Return the most tokens, up to max_tokens, whose cost is at most max_cost; 0 if none."""
+    low, high = 0, max_tokens
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cost(middle) <= max_cost:
+            low = middle
+        else:
+            high = middle - 1
+    return low
