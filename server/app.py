@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from reprise.config.settings import Settings
 from reprise.config.version import VERSION
-from reprise.server.admin import connect, health, ngram_mod
+from reprise.server.admin import health, ngram_mod
 from reprise.server.admin import models as model_routes
 from reprise.server.anthropic_api import routes as anthropic
 from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesRequest
@@ -40,7 +40,7 @@ from reprise.server.ollama_api.schemas import (
 from reprise.server.openai_api import chat, embeddings
 from reprise.server.openai_api.embeddings import EmbeddingsRequest, RerankRequest
 from reprise.server.openai_api.responses import routes as responses
-from reprise.server.openai_api.responses.compaction import CompactRequest
+from reprise.server.openai_api.responses.routes import CompactRequest
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.openai_api.responses.store import ResponseStore
 from reprise.server.page import files as page
@@ -58,7 +58,6 @@ ROUTES = (
     tokens,
     model_routes,
     ngram_mod,
-    connect,
     health,
     page,
 )

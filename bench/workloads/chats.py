@@ -17,8 +17,7 @@ from reprise.server.conversation.tools import read_tool
 from reprise.server.errors import BadRequestError
 from reprise.server.prompt.views import ViewMaker
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.validation.fields import validate
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes, validate
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""

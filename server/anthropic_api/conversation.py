@@ -18,7 +18,7 @@ from reprise.server.conversation.model import (
 )
 from reprise.server.conversation.parts import arguments_of, as_string, note_unknown, part_of, parts_of
 from reprise.server.conversation.tools import ToolReader, read_choice
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes
 
 _ROLES: tuple[Role, ...] = ("user", "assistant", "system")
 

@@ -19,8 +19,7 @@ from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.requests.chat import ChatRequest, extended
 from reprise.server.requests.generation_fields import WindowFields
-from reprise.server.validation.fields import validate_known
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes, validate_known
 
 _SAMPLING = ("temperature", "top_p", "top_k")
 

@@ -33,9 +33,9 @@ from reprise.server.validation.fields import (
     field_error,
     neutral,
     no_effect,
+    notes_in,
     unsupported,
 )
-from reprise.server.validation.notes import notes_in
 
 
 class Thinking(RequestModel):

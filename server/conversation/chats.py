@@ -7,7 +7,7 @@ from reprise.server.conversation.model import Call, Json, Message, Role, check_a
 from reprise.server.conversation.parts import arguments_of, as_string, note_unknown, parts_of
 from reprise.server.conversation.tools import ToolReader, read_choice
 from reprise.server.errors import bad_field
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes
 
 ROLES: dict[Any, Role] = {
     "system": "system",

@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any, Literal
 
 from reprise.server.errors import BadRequestError, bad_field
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes
 
 Json = dict[str, Any]
 Detail = Literal["low", "high", "auto"]

@@ -10,8 +10,7 @@ from pydantic_core import from_json
 from reprise.server.conversation.model import Detail, Json, Media, Part
 from reprise.server.errors import BadRequestError
 from reprise.server.validation.body import check_values
-from reprise.server.validation.fields import INSIDE
-from reprise.server.validation.notes import MAX_NOTES, Notes
+from reprise.server.validation.fields import INSIDE, MAX_NOTES, Notes
 
 NO_URLS = (
     "is at a URL or in a file: this server opens none for requests. Send the image itself, as a data: URL "

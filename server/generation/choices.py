@@ -10,7 +10,7 @@ from reprise.engine.interface.models import AnswerLimits, ModelInfo
 from reprise.engine.interface.request import GenerationRequest, Grammar, Sampling, View, WindowSettings
 from reprise.engine.interface.stations import station
 from reprise.server.errors import BadRequestError, bad_field
-from reprise.server.prompt.limits import check_ids, check_length
+from reprise.server.prompt.encoder import check_ids, check_length
 from reprise.server.requests.generation_fields import GenerationFields, WindowFields
 
 _UINT64 = 2**64

@@ -22,7 +22,7 @@ from reprise.server.errors import (
 )
 from reprise.server.executor import FORMAT, PROMPT_LOG, SMALL_BYTES, client_of
 from reprise.server.generation.prepare import Prepared
-from reprise.server.generation.record_lines import record_choices
+from reprise.server.generation.recorder import record_lines
 from reprise.server.generation.service import Service
 from reprise.server.generation.submit import Submission
 from reprise.server.http.request_log import record_of
@@ -39,8 +39,14 @@ from reprise.server.output.parts import (
     TextPart,
     merge_adjacent,
 )
-from reprise.server.output.presenter import Events, Presenter, ResponseHead
-from reprise.server.output.usage import count_usage, fill_record, measure_timings
+from reprise.server.output.presenter import (
+    Events,
+    Presenter,
+    ResponseHead,
+    count_usage,
+    fill_record,
+    measure_timings,
+)
 from reprise.server.requests.generation_fields import GenerationFields
 
 MAX_DELTAS_AT_ONCE = 256
@@ -353,7 +359,9 @@ async def answer(
 
     async def end() -> None:
         await output.close()
-        record_choices(service, body, submission)
+        if service.recorder and submission.finished:
+            ends = [(prepared.engine_requests[at], end) for at, end in sorted(submission.finished.items())]
+            service.recorder.record(partial(record_lines, service.engine, service.settings, body, ends))
 
     is_handed_over = False
     try:

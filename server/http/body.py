@@ -25,8 +25,7 @@ from reprise.server.executor import PROMPT_LOG, SMALL_BYTES, Executor, client_of
 from reprise.server.http.errors import refuse
 from reprise.server.logs import is_logging_prompts, log_prompt, record_in
 from reprise.server.validation.body import parse_liberally
-from reprise.server.validation.fields import validate_known
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes, validate_known
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -24,10 +24,10 @@ from reprise.server.validation.fields import (
     TokenId,
     field_error,
     neutral,
+    notes_in,
     unsupported,
     validate,
 )
-from reprise.server.validation.notes import notes_in
 
 _TEXT_FIELDS = ("content", "prompt", "messages")
 _FIXED = {"phrase": "is not supported; leave it out", "description": "Left out: only the default."}

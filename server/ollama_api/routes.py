@@ -57,8 +57,7 @@ from reprise.server.openai_api.embeddings import (
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
-from reprise.server.validation.fields import validate
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes, validate
 
 RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}

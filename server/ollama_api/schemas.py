@@ -27,14 +27,15 @@ from reprise.server.validation.fields import (
     INT64_MAX,
     INT64_MIN,
     MAX_FIELDS,
+    Notes,
     RequestModel,
     Rules,
     field_error,
     neutral,
     no_effect,
+    notes_in,
     unsupported,
 )
-from reprise.server.validation.notes import Notes, notes_in
 from reprise.server.validation.peer_fields import IGNORED
 
 SILENT = frozenset(("index", "type"))

@@ -32,8 +32,7 @@ from reprise.server.http.body import read_body
 from reprise.server.http.disconnects import wait_unless_gone
 from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import note_ignored, record_of
-from reprise.server.prompt.encoder import TokenIds, encode_texts
-from reprise.server.prompt.limits import check_encoded, check_token_ids
+from reprise.server.prompt.encoder import TokenIds, check_encoded, check_token_ids, encode_texts
 from reprise.server.requests.generation_fields import KeepAlive
 from reprise.server.validation.fields import INT32_MAX, AcceptsPeerFields, field_error
 

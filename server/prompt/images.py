@@ -15,7 +15,7 @@ from reprise.engine.interface.wanted import check_wanted
 from reprise.server.conversation.model import Media, Message, Part, check_answerable, newest_start
 from reprise.server.errors import BadRequestError
 from reprise.server.http.request_log import note_ignored
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes
 
 DECODER = ImageDecoder()
 MAX_KEPT_BYTES = 64 * 2**20

@@ -28,9 +28,9 @@ from reprise.server.validation.fields import (
     field_error,
     neutral,
     no_effect,
+    notes_in,
     unsupported,
 )
-from reprise.server.validation.notes import notes_in
 from reprise.server.validation.peer_fields import as_switch
 
 RESERVED_TEMPLATE_KEYS = frozenset(

@@ -28,8 +28,8 @@ from reprise.server.validation.fields import (
     TopP,
     field_error,
     no_effect,
+    notes_in,
 )
-from reprise.server.validation.notes import notes_in
 
 Threshold = Annotated[float, Field(ge=0)] | Literal["none"]
 

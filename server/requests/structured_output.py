@@ -13,6 +13,7 @@ from reprise.server.validation.fields import (
     RequestModel,
     Rules,
     field_error,
+    notes_in,
     single,
     tagged_union,
 )
@@ -24,7 +25,6 @@ from reprise.server.validation.json_schema import (
     check_size,
     with_null_types,
 )
-from reprise.server.validation.notes import notes_in
 from reprise.server.validation.relaxed_schema import relaxations
 
 MAX_CHOICES = 1000

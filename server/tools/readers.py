@@ -15,15 +15,17 @@ from reprise.server.tools.values import (
     NOT_STRING,
     STRING,
     STRING_OR_NULL,
+    WrittenCall,
     convert_words,
     find_types,
     guessed_to_json,
     is_json,
+    normalized,
+    read_other_forms,
     to_json_value,
     unescape,
     unescape_entities,
 )
-from reprise.server.tools.whole import WrittenCall, normalized, read_other_forms
 
 _QUOTE_OR_ESCAPE = re.compile(r'\\.|"', re.DOTALL)
 

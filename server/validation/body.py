@@ -13,8 +13,7 @@ from pydantic_core import from_json
 
 from reprise.engine.interface.stations import station
 from reprise.server.errors import BadRequestError
-from reprise.server.validation.fields import MAX_FIELDS, AcceptsPeerFields, validate, validate_known
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import MAX_FIELDS, AcceptsPeerFields, Notes, validate, validate_known
 from reprise.server.validation.peer_fields import translate_fields
 
 FRAGMENT_BYTES = 2**18

@@ -16,7 +16,7 @@ from reprise.server.generation.stream import LongAnswerLog
 from reprise.server.generation.submit import Submission
 from reprise.server.logs import LoadingLog, RequestRecord, configure_logs
 from reprise.server.metrics import loop_lag
-from reprise.server.output.usage import fill_record
+from reprise.server.output.presenter import fill_record
 from tests.server import fake_engine
 
 SECRET = "my secret"

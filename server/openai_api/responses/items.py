@@ -31,8 +31,7 @@ from reprise.server.errors import BadRequestError, requested_name
 from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
 from reprise.server.openai_api.responses.store import Turn
 from reprise.server.requests.chat import ChatRequest, extended
-from reprise.server.validation.fields import validate_known
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes, validate_known
 
 REASONING_PREFIX = "reprise:"
 """Prefix of encrypted_content; the reasoning, or the summary of a compaction, follows in base64."""

@@ -8,8 +8,9 @@ from pydantic_core import to_json
 
 from reprise.engine.interface.events import TokenLogprob
 from reprise.server.conversation.model import Tool
+from reprise.server.conversation.tools import InputDecoder
 from reprise.server.errors import ApiError, ContextLengthError
-from reprise.server.openai_api.presenter import chat_logprobs
+from reprise.server.openai_api.chat import chat_logprobs
 from reprise.server.openai_api.responses.items import encode_reasoning
 from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
 from reprise.server.output.openai_objects import Timings, UsageBlock
@@ -25,7 +26,6 @@ from reprise.server.output.parts import (
     merge_adjacent,
 )
 from reprise.server.output.presenter import Events, ResponseHead
-from reprise.server.tools.free_text import InputDecoder
 
 _PREFIX = "resp_"
 

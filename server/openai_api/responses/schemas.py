@@ -42,10 +42,10 @@ from reprise.server.validation.fields import (
     TopP,
     field_error,
     no_effect,
+    notes_in,
     tagged_union,
     unsupported,
 )
-from reprise.server.validation.notes import notes_in
 
 MAX_LISTED = 100
 MAX_POSITION = 999_999_999

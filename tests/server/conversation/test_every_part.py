@@ -18,7 +18,7 @@ from reprise.server.openai_api.responses.items import ChatConversion
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.validation.body import parse_liberally
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes
 
 VALUES: tuple[Any, ...] = (None, 5, True, "x", "", [], ["x"], {}, {"type": "text", "text": "x"}, {"url": "x"})
 KEYS = ("text", "content", "source", "file", "input", "name", "id", "call_id", "tools", "role", "arguments")

@@ -17,7 +17,7 @@ from reprise.server.conversation.parts import (
     parts_of,
 )
 from reprise.server.errors import BadRequestError
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"
 

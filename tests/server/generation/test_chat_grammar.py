@@ -7,7 +7,7 @@ import pytest
 from reprise.engine.interface.request import Grammar
 from reprise.engine.sampling.grammar import Grammars
 from reprise.server.errors import BadRequestError
-from reprise.server.generation.chat_grammar import chat_grammar, optional_calls
+from reprise.server.generation.grammars import chat_grammar, optional_calls
 from reprise.server.requests.chat import ChatRequest
 from tests.engine.text.test_tokenizer import make_thinker
 

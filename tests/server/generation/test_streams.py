@@ -10,7 +10,7 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
-from reprise.server.openai_api.presenter import OpenAIPresenter
+from reprise.server.openai_api.chat import OpenAIPresenter
 from reprise.server.openai_api.responses.presenter import ResponsePresenter
 from reprise.server.output.parts import ChoiceOutput
 from tests.server import fake_engine

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
-from reprise.server.openai_api.presenter import CompletionFormat, CompletionLogprobsBuilder, chat_logprobs
+from reprise.server.openai_api.chat import CompletionFormat, CompletionLogprobsBuilder, chat_logprobs
 from reprise.server.output.parts import ChoiceOutput, TextPart
 from reprise.server.output.text_parser import LogprobAlignment
 from tests.server.fake_engine import says

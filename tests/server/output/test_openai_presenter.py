@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from reprise.server.openai_api.presenter import ChatFormat, CompletionFormat, OpenAIPresenter, envelope
+from reprise.server.openai_api.chat import ChatFormat, CompletionFormat, OpenAIPresenter, envelope
 from reprise.server.output.parts import EndPart, TextPart
 from reprise.server.output.presenter import ResponseHead
 from tests.server.openai_shapes import stream_data

@@ -18,7 +18,7 @@ from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesReq
 from reprise.server.app import BODIES, ROUTES
 from reprise.server.metrics.definitions import ENDPOINTS
 from reprise.server.openai_api.embeddings import EmbeddingsRequest
-from reprise.server.openai_api.responses.compaction import CompactRequest
+from reprise.server.openai_api.responses.routes import CompactRequest
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.reference import API_PAGE, SINCE, UndocumentedError, read_rows, write_api_page
 from reprise.server.requests.chat import ChatRequest

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from reprise.server.conversation.model import settle
 from reprise.server.openai_api.responses.items import as_listed, from_items
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes
 
 ITEM = TypeAdapter(ResponseItem)
 NOTHING = object()

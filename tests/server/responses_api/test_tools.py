@@ -6,8 +6,7 @@ import logging
 import pytest
 
 from reprise.engine.interface.request import Grammar
-from reprise.server.conversation.tools import function_name
-from reprise.server.tools.free_text import InputDecoder
+from reprise.server.conversation.tools import InputDecoder, function_name
 from tests.server.fake_engine import says
 from tests.server.responses_api.responses_shapes import raw_events, valid_events, valid_response
 from tests.server.tool_formats.test_json_lark import PATCH

@@ -21,7 +21,7 @@ from reprise.server.openai_api.responses.items import ChatConversion
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.validation.body import MAX_CONTAINERS, parse_liberally
-from reprise.server.validation.notes import Notes
+from reprise.server.validation.fields import Notes
 from tests.machine import allowed_s
 from tests.server.messages_api import test_bad_input as messages_rows
 from tests.server.requests import test_tools as tools_rows
