@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ settings.load_profile("any machine")
 
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="reprise-tests-")
 
+UNTIL = float(os.environ.get("REPRISE_TESTS_UNTIL", "inf"))
+"""No test begins later, in seconds of Unix time: CI has a limit. The summary counts those that are left out."""
+
 LONGEST = (
     "end_to_end/trouble/test_adversity.py",
     # Not of end_to_end, so that only one process at a time measures what steps cost.
@@ -29,6 +33,12 @@ LONGEST = (
     "engine/faults/test_stations.py",
     "bench/test_decode.py",
 )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    if time.time() > UNTIL:
+        pytest.skip("the time for tests is over (REPRISE_TESTS_UNTIL)")
 
 
 def pytest_terminal_summary(terminalreporter):
