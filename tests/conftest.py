@@ -19,7 +19,7 @@ settings.load_profile("any machine")
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="reprise-tests-")
 
 UNTIL = float(os.environ.get("REPRISE_TESTS_UNTIL", "inf"))
-"""No test begins later, in seconds of Unix time: CI has a limit. The summary counts those that are left out."""
+"""No test begins later, in seconds of Unix time: CI has a limit. The summary counts what is left out."""
 
 LONGEST = (
     "end_to_end/trouble/test_adversity.py",
