@@ -55,7 +55,7 @@ PRIORS = (
     (0.0, 0.80, 0.15, 0.50, 0.80, 0.55, 0.60),
 )
 """Expected acceptance rate per token, by kind and class; rounded down from the table in README.md. Those of
-FORM and LINE are by the kinds of tokens in forms.py and hunks.py."""
+FORM and LINE are by the kinds of tokens in copies/forms.py."""
 
 _FORM_EVIDENCE = tuple((FORM * NUM_CLASSES + kind, PRIORS[FORM][kind]) for kind in range(NUM_KINDS))
 """(bucket, prior) by the kind of tokens of a form."""

@@ -219,8 +219,8 @@ class ModelPool(LoopEngine):
     """Models that are loaded and unloaded as requests ask for them.
 
     Their engines work as if each were alone: queue, batch, recovery and drafts are theirs. They share the
-    thread that owns MLX (models/time_shares.py), the machine's memory (memory/between_models.py), and the
-    drafters of a vocabulary (models/kept_sources.py).
+    thread that owns MLX (models/watchdog.py), the machine's memory (memory/budget.py), and the
+    drafters of a vocabulary (models/loads.py).
 
     sections: the settings of single models, by section name. make_sources: makes a model's drafters; None to
         draft nothing.
@@ -342,7 +342,7 @@ class ModelPool(LoopEngine):
     def pull(self, name: str, report: ReportBytes) -> ModelEntry:
         """Download a model from the hub, which takes long, and describe it. Raises ModelLoadError.
 
-        report: told the bytes so far, see hub_download.py; an exception that it raises ends the download, and
+        report: told the bytes so far, see model/hub.py; an exception that it raises ends the download, and
             a later call continues it.
         """
         self._known.catalogue.pull(name, report)

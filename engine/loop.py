@@ -2,7 +2,7 @@
 
     load and unload what is due -> let one model take its messages and run steps
 
-Models that have work share the thread's time (models/time_shares.py). One that is alone runs step after step,
+Models that have work share the thread's time (models/watchdog.py). One that is alone runs step after step,
 until a message comes or something is due.
 """
 

@@ -2,7 +2,7 @@
 
 A cursor points at the source token that the answer should have next. When the answer has another token, the
 cursor is lost: it searches near the position where it was lost for the point at which the answer resumes
-copying. The tokens skipped on either side form a change (see changes.py). When the same source tokens come up
+copying. The tokens skipped on either side form a change (see Change). When the same source tokens come up
 again, the change is drafted in their place.
 
     source   self . old _name = old      the cursor points at `old`

@@ -164,7 +164,7 @@ class Leader:
         return result
 
     def agree(self, fault: Exception | None) -> None:
-        """Wait until every rank has built its part of the present command. See parts/shard.py.
+        """Wait until every rank has built its part of the present command. See parts.py.
 
         fault: the exception that building raised on rank 0, if any; it is raised again.
         Raises RuntimeError with the fault of another rank.

@@ -35,7 +35,7 @@ def numbers_in(messages: Iterable[Mapping[str, Any]]) -> list[int]:
 
 KEY_BYTES = 16
 Cut = Literal["qwen", "gemma3", "pixtral", "gemma4", "lfm2"]
-"""How a family's processor cuts an image: engine/foreign/image_sizes.py says what each does."""
+"""How a family's processor cuts an image: engine/sandbox/image_sizes.py says what each does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ class GenerationRequest:
     images: the images in the prompt, in order. The prompt's tokens have the model's placeholder where an
         image is; its last token belongs to no image.
     loop_guard_tokens: the answer ends if so many of its last tokens only repeat one text; 0 for never. See
-        batch/loop_guard.py.
+        batch/sequence.py.
     """
 
     id: str

@@ -7,7 +7,7 @@ All layers still take all rows at once, so weights are read once. Only attention
 mlx-lm's models know nothing of groups: their caches return keys, values and masks as PerGroup objects, which
 models pass on unseen, and attention_by_group() replaces MLX's attention by one that splits them. probes.py
 finds out whether a model does more with such objects; if so, its whole attention layers run group by group
-(stand_ins/attention_layers.py), or if that fails too, all its rows share one group.
+(patches.py), or if that fails too, all its rows share one group.
 """
 
 from collections.abc import Callable, Iterator, Sequence

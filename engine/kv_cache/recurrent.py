@@ -1,7 +1,7 @@
 """Keep the recurrent state of all rows of a batch, and take every row back to a length of its own.
 
 A state depends on every token before it, so nothing can be cut off. Instead, a forward that may be rolled
-back traces what it fed to the recurrences and to the convolutions (stand_ins/recurrences.py). Rolling back
+back traces what it fed to the recurrences and to the convolutions (patches.py). Rolling back
 starts from the state before that forward and computes only the recurrence again, for the tokens that are
 kept: a few hundredths of a forward.
 """

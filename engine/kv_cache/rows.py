@@ -181,10 +181,10 @@ class Rows(Protocol):
         """
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
-        """Copy the keys and values of a row's tokens [start, end), not yet evaluated. See slices.py."""
+        """Copy the keys and values of a row's tokens [start, end), not yet evaluated. See buffers.py."""
 
     def state(self, row: int) -> State:
-        """Copy the part of a row's caches that KV slices do not cover, as it is now. See slices.py."""
+        """Copy the part of a row's caches that KV slices do not cover, as it is now. See buffers.py."""
 
 
 @singledispatch

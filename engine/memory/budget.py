@@ -168,7 +168,7 @@ class MemoryBudget:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that this model keeps from other models; see memory/between_models.py."""
+        """The bytes that this model keeps from other models."""
         return self.weight_bytes + max(self._used_bytes + self._prefix_bytes, self._reserved_bytes)
 
     def give_up(self, num_bytes: int) -> bool:

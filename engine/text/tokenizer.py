@@ -10,9 +10,9 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from reprise.engine.foreign.chat_templates import isolate_templates
 from reprise.engine.interface.images import ImageProcessor
 from reprise.engine.interface.request import PromptEnd
+from reprise.engine.sandbox.chat_templates import isolate_templates
 from reprise.engine.text.markers import (
     HARMONY,
     FimTokens,
@@ -148,7 +148,7 @@ class Tokenizer:
 
     @cached_property
     def markers(self) -> Markers:
-        """The markers of reasoning and tool calls that mlx-lm or call_formats.py knows for the model."""
+        """The markers of reasoning and tool calls that mlx-lm or markers.py knows for the model."""
         wrapped = self.wrapped
         found = recognize(wrapped) if wrapped.tool_parser is None else None
         if found is not None and found.name == HARMONY:
@@ -273,7 +273,7 @@ class Tokenizer:
             in part, are changed as templates/fit.py says.
         template_arguments: variables for the template, of which the server has refused those that clients
             must not set.
-        processor: the model's for images; each mark of an image (see templates/image_parts.py) becomes one
+        processor: the model's for images; each mark of an image becomes one
             placeholder.
         Raises TemplateError if there is no template or it rejects the messages.
         """

@@ -2,7 +2,7 @@
 
     pixels -> normalised patches -> embedding and positions -> layers -> merger -> states
 
-A slice is some rows of a stage (stages.py), as lazy arrays. The caller says how much work it may be, and
+A slice is some rows of a stage (layers.py), as lazy arrays. The caller says how much work it may be, and
 evaluates it; where the slices end changes no bit.
 """
 

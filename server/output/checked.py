@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from reprise.engine.foreign.schema_checks import CHECKER
 from reprise.engine.interface.events import Delta, Finished
+from reprise.engine.sandbox.schema_checks import CHECKER
 from reprise.server.executor import SCHEMA_CHECKS
 from reprise.server.output.parts import (
     ChoiceOutput,

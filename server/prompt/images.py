@@ -8,10 +8,10 @@ from typing import Any, TypeGuard
 from fastapi import Request
 
 from reprise.config.settings import Settings
-from reprise.engine.foreign.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
 from reprise.engine.interface.images import ImageProcessor, PromptImage, mark, numbers_in, without_marks
 from reprise.engine.interface.kept import Kept
 from reprise.engine.interface.wanted import check_wanted
+from reprise.engine.sandbox.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
 from reprise.server.conversation.model import Media, Message, Part, check_answerable, newest_start
 from reprise.server.errors import BadRequestError
 from reprise.server.http.request_log import note_ignored

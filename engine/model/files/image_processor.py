@@ -7,7 +7,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from reprise.engine.foreign.image_sizes import (
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.images import Cut, ImageProcessor, Tiles, VisionInfo
+from reprise.engine.model.files.folder_reader import read_json
+from reprise.engine.sandbox.image_sizes import (
     GEMMA4_TOKENS,
     MAX_ASPECT,
     find_size,
@@ -16,9 +19,6 @@ from reprise.engine.foreign.image_sizes import (
     num_tile_tokens,
     num_tokens,
 )
-from reprise.engine.interface.errors import ModelError
-from reprise.engine.interface.images import Cut, ImageProcessor, Tiles, VisionInfo
-from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.vision.sight import tower_type
 
 CUTS: dict[str, Cut] = {

@@ -2,7 +2,7 @@
 
 Plain and verification steps are learned apart. What drafting costs is judged against real plain steps, so
 plain steps are taken now and then even while drafts pay: is_plain_due() says when. Beliefs can be wrong, so a
-width that is believed not to pay is tried now and then: see least_steps() and trials.py.
+width that is believed not to pay is tried now and then: see least_steps() and step_bounds.py.
 """
 
 import math

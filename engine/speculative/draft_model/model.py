@@ -3,7 +3,7 @@
 Its rows are in the same order as the target's. A row is empty until the draft model has prefilled its text
 (draft_prefill.py), in slices between the target's steps. It takes the text in its own ids, and its drafts are
 translated into the target's (translation/). It samples with the target's settings and with the noise that the
-target will use at the same position (sampling.py). So the two agree at temperature as often as their
+target will use at the same position. So the two agree at temperature as often as their
 distributions allow; whatever it drafts, the target's answer stays the same.
 """
 

@@ -6,7 +6,7 @@ The head takes the draft model's place. Its rows stand in the order of the targe
 the head was fed the states of its prompt, in slices between the target's steps. Only committed positions are
 fed, with the states that the target computed, so nothing is ever rolled back but padding. The states of
 positions whose keys and values came from the target's prefix cache are not known: the head's own keys and
-values of them come from a prefix cache of its own (prefixes.py). What that lacks is absent, and the head's
+values of them come from a prefix cache of its own (HeadPrefixes). What that lacks is absent, and the head's
 positions begin after it.
 """
 

@@ -1,5 +1,5 @@
 """Chat templates, and the conversations of clients that they were not written for.
 
-chat_template.py renders; traits.py finds out what a template takes; fit.py changes a conversation by the
-least that it takes; control_tokens.py keeps text of users from becoming special tokens.
+chat_template.py renders, and keeps text of users from becoming special tokens. fit.py finds out what a
+template takes, and changes a conversation by the least that it takes.
 """

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from reprise.engine.foreign.chat_templates import RenderLimitError, for_python_template
 from reprise.engine.interface.errors import UnbrokenTextError
 from reprise.engine.interface.images import MARK, OPEN, ImageProcessor, numbers_in
 from reprise.engine.interface.request import PromptEnd
+from reprise.engine.sandbox.chat_templates import RenderLimitError, for_python_template
 from reprise.engine.text.templates.fit import (
     NUM_ID_CHARACTERS,
     Fitted,
@@ -339,7 +339,7 @@ class ChatTemplate:
         """Return the ids of a conversation, changed as far as the template needs it.
 
         is_generic: whether to show tools in the generic format of fit.py.
-        processor: the model's for images; each mark of an image (see image_parts.py) becomes one placeholder.
+        processor: the model's for images; each mark of an image becomes one placeholder.
         Raises TemplateError if the template refuses even the changed conversation.
         """
         traits = self.traits

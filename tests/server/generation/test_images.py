@@ -12,7 +12,7 @@ from PIL import Image
 
 from reprise.engine.interface.images import Tiles
 from reprise.server.prompt.images import DECODER
-from tests.engine.foreign.hostile_images import FILES, SHOWN
+from tests.engine.sandbox.hostile_images import FILES, SHOWN
 from tests.server.fake_engine import PROCESSOR, SEEING, says
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)

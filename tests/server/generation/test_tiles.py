@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 
-from reprise.engine.foreign.images import ImageDecoder, ImageFile
 from reprise.engine.interface.images import mark
+from reprise.engine.sandbox.images import ImageDecoder, ImageFile
 from reprise.server.prompt.images import Seen
 from tests.engine.text.templates.test_image_parts import make, user
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from reprise.config.settings import Settings
-from reprise.engine.foreign.chat_templates import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
+from reprise.engine.sandbox.chat_templates import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
 from reprise.server.conversation.model import MAX_MESSAGES, MAX_PARTS
 from reprise.server.executor import LARGE_BYTES
 from reprise.server.http.body import MAX_HEADERS

@@ -6,9 +6,9 @@ import json
 import pytest
 from pydantic_core import PydanticCustomError
 
-from reprise.engine.foreign.schema_checks import CHECK_LIMITS, CHECKER, SchemaChecker
 from reprise.engine.interface.errors import GrammarError
 from reprise.engine.sampling.grammar import Grammars
+from reprise.engine.sandbox.schema_checks import CHECK_LIMITS, CHECKER, SchemaChecker
 from reprise.server.generation.grammars import json_grammar
 from reprise.server.validation.json_schema import check_schema, with_definitions
 from reprise.server.validation.relaxed_schema import modern, relax, relaxations

@@ -14,7 +14,7 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from reprise.config.model_settings import BUNDLED_MODEL
-from reprise.engine.foreign.chat_templates import isolate_templates
+from reprise.engine.sandbox.chat_templates import isolate_templates
 from reprise.engine.text.templates.chat_template import ChatTemplate
 from reprise.server.prompt.encoder import to_harmony_messages, to_harmony_tools
 from tests.engine.text.templates.shapes import SHAPES, lost

@@ -94,8 +94,8 @@ def handle_images(folder: Path) -> Handle:
     os.nice(NICENESS)
     _pretend("reprise", folder.parents[1])
     _pretend("reprise.engine", folder.parent)
-    _pretend("reprise.engine.foreign", folder)
-    handler: Handle = importlib.import_module("reprise.engine.foreign.image_job").make_handler()
+    _pretend("reprise.engine.sandbox", folder)
+    handler: Handle = importlib.import_module("reprise.engine.sandbox.image_job").make_handler()
     return handler
 
 

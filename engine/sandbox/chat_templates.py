@@ -12,7 +12,7 @@ from typing import Any
 import transformers
 from transformers import tokenization_utils_base
 
-from reprise.engine.foreign.child_process import ChildError, ChildProcess, Limits
+from reprise.engine.sandbox.child_process import ChildError, ChildProcess, Limits
 
 TIME_LIMIT_S = 5.0
 MEMORY_LIMIT_BYTES = 2 * 2**30

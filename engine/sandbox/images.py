@@ -11,8 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from reprise.engine.foreign.child_process import ChildError, ChildProcess, Limits
 from reprise.engine.interface.images import ImageProcessor, image_key
+from reprise.engine.sandbox.child_process import ChildError, ChildProcess, Limits
 
 Detail = Literal["low", "high", "auto"]
 SMALL_PIXELS = 6_000_000

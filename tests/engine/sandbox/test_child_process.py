@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from reprise.engine.foreign.child_process import ChildError, ChildProcess, Limits
+from reprise.engine.sandbox.child_process import ChildError, ChildProcess, Limits
 
 CALL = json.dumps({"text": "1", "schema": "{}"}).encode()
 

@@ -7,7 +7,7 @@ can be killed.
 import json
 from pathlib import Path
 
-from reprise.engine.foreign.child_process import ChildError, ChildProcess, Limits
+from reprise.engine.sandbox.child_process import ChildError, ChildProcess, Limits
 
 CHECK_LIMITS = Limits(cpu_s=0.5, wall_s=5.0, memory_bytes=512 * 2**20)
 
