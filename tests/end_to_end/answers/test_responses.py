@@ -8,7 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.server.responses_api.responses_shapes import valid_events, valid_response
+from tests.server.openai_api.responses.responses_shapes import valid_events, valid_response
 
 GREEDY = {"model": "demo", "temperature": 0, "max_output_tokens": 40}
 TOOL = {

@@ -10,7 +10,7 @@ from anthropic import beta_tool
 from pydantic import BaseModel
 
 from reprise.config.model_settings import BUNDLED_MODEL
-from tests.server.messages_api.anthropic_shapes import valid_message
+from tests.server.anthropic_api.anthropic_shapes import valid_message
 
 HELLO = [{"role": "user", "content": "Hello!"}]
 ASK = {"model": "demo", "messages": HELLO, "max_tokens": 40}

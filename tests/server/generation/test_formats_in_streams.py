@@ -7,7 +7,7 @@ import pytest
 from reprise.engine.text.markers import Markers
 from reprise.server.tools import formats
 from tests.server.fake_engine import marker, says
-from tests.server.tool_formats.test_grammar import FORMATS, atem, xtml
+from tests.server.tools.test_grammar import FORMATS, atem, xtml
 
 PATH = "/v1/chat/completions"
 VALUES = {"city": 'Rome "x" ż', "days": 2}

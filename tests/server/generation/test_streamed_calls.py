@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from reprise.engine.text.markers import HARMONY, Markers
+from tests.server.anthropic_api.anthropic_shapes import valid_events
 from tests.server.fake_engine import CALLING, marker, says
-from tests.server.messages_api.anthropic_shapes import valid_events
 from tests.server.openai_shapes import valid_chat, valid_chat_chunks
 from tests.server.output.test_harmony import ANALYSIS, CALL, CITY, MARKERS, NEXT
 

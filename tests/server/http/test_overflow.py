@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from reprise.engine.interface.models import MemoryLimit
+from tests.server.openai_api.responses.responses_shapes import raw_events, valid_events
 from tests.server.openai_shapes import assert_error
-from tests.server.responses_api.responses_shapes import raw_events, valid_events
 
 LONG = "x" * 1500
 CHAT = {"messages": [{"role": "user", "content": LONG}]}

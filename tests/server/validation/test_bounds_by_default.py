@@ -23,9 +23,9 @@ from reprise.server.requests.chat import ChatRequest
 from reprise.server.validation.body import MAX_CONTAINERS, parse_liberally
 from reprise.server.validation.fields import Notes
 from tests.machine import allowed_s
-from tests.server.messages_api import test_bad_input as messages_rows
+from tests.server.anthropic_api import test_bad_input as messages_rows
+from tests.server.openai_api.responses import test_bad_input as responses_rows
 from tests.server.requests import test_tools as tools_rows
-from tests.server.responses_api import test_bad_input as responses_rows
 from tests.server.validation import test_bad_input as chat_rows
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from reprise.server.anthropic_api.schemas import CountTokensRequest
-from tests.server.messages_api.anthropic_shapes import assert_anthropic_error
+from tests.server.anthropic_api.anthropic_shapes import assert_anthropic_error
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 HELLO = [{"role": "user", "content": "hello"}]

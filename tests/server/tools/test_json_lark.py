@@ -8,7 +8,7 @@ from reprise.engine.interface.request import Grammar
 from reprise.engine.sampling.grammar import Grammars
 from reprise.server.tools.lark import escape_lark
 from tests.engine.support import make_tokenizer
-from tests.server.tool_formats.test_grammar import accepts
+from tests.server.tools.test_grammar import accepts
 
 PATCH = r"""
 start: begin_patch hunk+ end_patch

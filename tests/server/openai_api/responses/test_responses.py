@@ -12,8 +12,8 @@ from reprise.server.app import create_app
 from reprise.server.metrics.definitions import endpoint_of
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from tests.server.fake_engine import THINKING, fail_first, fail_midway, says, wait_midway
+from tests.server.openai_api.responses.responses_shapes import valid_events, valid_response
 from tests.server.openai_shapes import assert_error
-from tests.server.responses_api.responses_shapes import valid_events, valid_response
 from tests.server.served import served
 
 PATH, CHAT = "/v1/responses", "/v1/chat/completions"

@@ -11,8 +11,8 @@ from reprise.config.settings import Settings
 from reprise.server.app import create_app
 from tests.machine import allowed_s
 from tests.server.fake_engine import FakeEngine
+from tests.server.openai_api.responses.test_responses import PATH, WEATHER
 from tests.server.openai_shapes import assert_error
-from tests.server.responses_api.test_responses import PATH, WEATHER
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "o"}

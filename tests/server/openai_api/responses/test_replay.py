@@ -4,10 +4,10 @@ import pytest
 
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from tests.server.fake_engine import THINKING, says
+from tests.server.openai_api.responses.responses_shapes import raw_events, valid_events
+from tests.server.openai_api.responses.test_responses import PATH, ask
+from tests.server.openai_api.responses.test_tools import TEXT, TOOLS, call
 from tests.server.openai_shapes import assert_error
-from tests.server.responses_api.responses_shapes import raw_events, valid_events
-from tests.server.responses_api.test_responses import PATH, ask
-from tests.server.responses_api.test_tools import TEXT, TOOLS, call
 
 CALLS = call("collaboration__spawn_agent", {"a": 1}) + call("apply_patch", {"input": TEXT})
 

@@ -8,8 +8,8 @@ import pytest
 from reprise.engine.interface.request import Grammar
 from reprise.server.conversation.tools import InputDecoder, function_name
 from tests.server.fake_engine import says
-from tests.server.responses_api.responses_shapes import raw_events, valid_events, valid_response
-from tests.server.tool_formats.test_json_lark import PATCH
+from tests.server.openai_api.responses.responses_shapes import raw_events, valid_events, valid_response
+from tests.server.tools.test_json_lark import PATCH
 
 PATH = "/v1/responses"
 SPAWN = {"type": "function", "name": "spawn_agent", "parameters": {"type": "object", "properties": {}}}

@@ -6,9 +6,8 @@ import pytest
 from openai.types.responses import InputTokenCountResponse
 
 from tests.server.fake_engine import THINKING, says
-from tests.server.openai_shapes import assert_error
-from tests.server.responses_api.responses_shapes import valid_items, valid_response
-from tests.server.responses_api.test_responses import (
+from tests.server.openai_api.responses.responses_shapes import valid_items, valid_response
+from tests.server.openai_api.responses.test_responses import (
     CHAT,
     OSLO,
     PATH,
@@ -19,6 +18,7 @@ from tests.server.responses_api.test_responses import (
     seen,
     stream,
 )
+from tests.server.openai_shapes import assert_error
 
 
 async def test_items_become_the_messages_of_a_chat(client, engine):

@@ -13,7 +13,7 @@ from reprise.server.tools.readers import OpenedCall, make_reader
 from reprise.server.tools.values import WrittenCall
 from tests.counted_calls import count_calls
 from tests.server.fake_engine import marker
-from tests.server.tool_formats.mlx_lm_parsers import parsed_by_mlx_lm
+from tests.server.tools.mlx_lm_parsers import parsed_by_mlx_lm
 
 SCHEMA = {
     "type": "object",

@@ -6,8 +6,8 @@ from openai.types.responses import CompactedResponse
 from reprise.server.openai_api.responses.items import SUMMARY_HEAD
 from reprise.server.openai_api.responses.routes import ASKED
 from tests.server.fake_engine import CONTEXT_TOKENS, THINKING, fail_midway, says
+from tests.server.openai_api.responses.test_responses import PATH, ask, seen
 from tests.server.openai_shapes import assert_error, valid_timings
-from tests.server.responses_api.test_responses import PATH, ask, seen
 
 COMPACT = f"{PATH}/compact"
 SUMMARY = "Ada asked for the weather.\nżółw"

@@ -17,8 +17,8 @@ from reprise.server.anthropic_api.routes import to_chat_request
 from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesRequest
 from reprise.server.app import create_app
 from reprise.server.validation.fields import Notes
+from tests.server.anthropic_api.anthropic_shapes import assert_anthropic_error, valid_events, valid_message
 from tests.server.fake_engine import THINKING, FakeEngine, fail_first, fail_midway, wait_midway
-from tests.server.messages_api.anthropic_shapes import assert_anthropic_error, valid_events, valid_message
 from tests.server.openai_shapes import valid
 
 PATH = "/v1/messages"
