@@ -146,7 +146,7 @@ class Executor:
 
     def __init__(self) -> None:
         self._short = FairThreads("requests", 4, num_per_client=2)
-        self._long = FairThreads("long-requests", 2)
+        self._long = FairThreads("long-requests", 3)
         # One thread: what no answer waits for must not take the interpreter from the engine's thread.
         self._background = FairThreads("background")
         self._trimmer = ThreadPoolExecutor(1, thread_name_prefix="trim")

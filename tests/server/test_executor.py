@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from reprise.engine.interface.wanted import check_wanted
-from reprise.server.executor import FairThreads
+from reprise.server.executor import LARGE_BYTES, Executor, FairThreads
 
 
 @pytest.fixture
@@ -88,3 +88,25 @@ async def test_what_waits_when_the_threads_are_stopped_is_cancelled():
     await jobs[0]
     with pytest.raises(asyncio.CancelledError):
         await jobs[1]
+
+
+async def test_long_jobs_of_two_clients_hold_up_neither_a_third_one_nor_short_jobs():
+    executor, may_end = Executor(), threading.Event()
+    held = [asyncio.ensure_future(executor.run(client, 2 * LARGE_BYTES, may_end.wait)) for client in "aab"]
+    await asyncio.sleep(0)
+    assert await executor.run("c", 2 * LARGE_BYTES, lambda: 5) == 5
+    assert await executor.run("a", 10, lambda: 6) == 6
+    assert await executor.run_in_background("a", lambda: 7) == 7
+    may_end.set()
+    await asyncio.gather(*held)
+    executor.close()
+
+
+async def test_a_client_has_two_short_jobs_at_once_and_others_come_between():
+    executor, may_end = Executor(), threading.Event()
+    held = [asyncio.ensure_future(executor.run("a", 10, may_end.wait)) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert await executor.run("b", 10, lambda: 5) == 5
+    may_end.set()
+    await asyncio.gather(*held)
+    executor.close()

@@ -51,7 +51,7 @@ def test_the_page_s_limits_are_those_of_the_code():
     assert f"{TOKENS_AT_ONCE:,} tokens at a time" in text
     assert f"{MAX_UNREAD_BYTES >> 20} MiB for each address" in text
     assert f"fragments of {FRAGMENT_BYTES >> 10} KiB and {FRAGMENT_VALUES:,} values" in text
-    assert f"more than {LARGE_BYTES >> 20} MiB have a thread" in text
+    assert f"more than {LARGE_BYTES >> 20} MiB have threads" in text
     assert f"{TIME_LIMIT_S:g} seconds and {MEMORY_LIMIT_BYTES >> 30} GiB" in text
     assert f"more than {MAX_SIGNS:,} commas and opening brackets" in text
     assert Settings().host == "127.0.0.1"
