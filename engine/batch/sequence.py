@@ -27,7 +27,8 @@ from reprise.engine.interface.events import (
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.kv_cache.prefix_cache.disk import Loading
-from reprise.engine.kv_cache.prefix_cache.trie import BlockHashes, Pictures, TextKey
+from reprise.engine.kv_cache.prefix_cache.text_key import Pictures, TextKey
+from reprise.engine.kv_cache.prefix_cache.trie import BlockHashes
 from reprise.engine.sampling.filters import Likelihood, Penalties
 from reprise.engine.sampling.grammar import Grammars, Matcher
 from reprise.engine.sampling.sampler import Ends, RowSampling
@@ -41,7 +42,8 @@ from reprise.engine.speculative.sequence_drafts import SequenceDrafts
 from reprise.engine.speculative.window import Window
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
-from reprise.engine.vision.sight import Looking, prompt_keys
+from reprise.engine.vision.keys import prompt_keys
+from reprise.engine.vision.sight import Looking
 
 TIMES = 8
 """How often a text must be repeated to count as a loop."""

@@ -17,7 +17,8 @@ from reprise.engine.kv_cache.prefix_cache.disk import (
     join_contents,
     make_store,
 )
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, Tokens
+from reprise.engine.kv_cache.prefix_cache.text_key import Tokens
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
 
 log = logging.getLogger("reprise.engine")
 

@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
 from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.errors import LoadFault, ModelError, ModelLoadError
-from reprise.engine.model.convert.sources import Show, is_converted_first
 from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.model.files.model_folder import ModelFolder, describe_folder
 from reprise.engine.model.hub import HubCache, HubError, HubFault, ReportBytes, pull
@@ -199,22 +197,3 @@ def _in_hub(hub: HubCache, name: str) -> ModelFolder | None:
 
 WHOLE_SHARE = 0.5
 """Share of the memory for models and caches that weights may take that are dequantised for drafts."""
-
-
-def with_converted(settings: Settings, show: Show) -> Settings:
-    """Return the settings with converted folders in place of GGUF files and packaged models.
-
-    Converts each model that was not converted before. Raises ConvertError.
-    """
-    named = {"model": settings.model, "draft_model": settings.draft_model}
-    sources = {name: source for name, source in named.items() if source and is_converted_first(source)}
-    if not sources:
-        return settings
-    from reprise.engine.memory.footprint import usable_bytes
-    from reprise.engine.model.convert.kept import converted
-
-    whole_bytes = int(WHOLE_SHARE * usable_bytes())
-    folders: dict[str, Any] = {
-        name: str(converted(source, show, whole_bytes=whole_bytes)) for name, source in sources.items()
-    }
-    return replace(settings, **folders)

@@ -26,12 +26,13 @@ from reprise.engine.kv_cache.buffers import (
 )
 from reprise.engine.kv_cache.per_row import Caches, can_trim, leaves, make_caches
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, make_store, weights_fingerprint
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus, TextKey
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.text.templates.chat_template import MessageOpenings
-from reprise.engine.vision.sight import whole_images
+from reprise.engine.vision.keys import whole_images
 
 log = logging.getLogger("reprise.engine")
 

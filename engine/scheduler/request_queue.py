@@ -12,12 +12,13 @@ from reprise.engine.interface.events import Failed
 from reprise.engine.interface.stations import station
 from reprise.engine.kv_cache.buffers import KVSlice, cut_slice, rebuild, start_copies
 from reprise.engine.kv_cache.per_row import Caches
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, TextKey, before_other_picture, count_shared
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, before_other_picture
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, count_shared
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.scheduler.kept_prefixes import MIN_SHARED_TOKENS, Checkpoints, KeptPrefixes
 from reprise.engine.scheduler.prefiller import Prefiller
-from reprise.engine.vision.sight import whole_images, without_cut_images
+from reprise.engine.vision.keys import whole_images, without_cut_images
 
 log = logging.getLogger("reprise.engine")
 

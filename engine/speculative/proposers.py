@@ -19,7 +19,7 @@ from reprise.engine.speculative.draft_model.forecast import MODEL, DraftForecast
 from reprise.engine.speculative.gate import SWITCHED_OFF, decide
 from reprise.engine.speculative.mask_drafts import MASKS, MaskDrafts
 from reprise.engine.speculative.sequence_drafts import SequenceDrafts
-from reprise.engine.vision.sight import prompt_keys
+from reprise.engine.vision.keys import prompt_keys
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.

@@ -28,7 +28,7 @@ from reprise.engine.speculative.draft_model.forecast import DraftForecast
 from reprise.engine.speculative.draft_stats import PLAIN, DraftCounts
 from reprise.engine.speculative.gate import GateDecision
 from reprise.engine.speculative.mask_drafts import MaskDrafts
-from reprise.engine.vision.sight import without_images
+from reprise.engine.vision.keys import without_images
 
 if TYPE_CHECKING:
     # Not at run time: it loads transformers, and the command line imports this before it binds its port.

@@ -1,17 +1,10 @@
-"""The strings with which a model marks reasoning and tool calls in its text.
+"""The strings with which a model marks reasoning, tool calls and holes to fill in.
 
 Plain data without MLX, so that the server can import it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from types import SimpleNamespace
-from typing import Any
-
-from mlx_lm.tokenizer_utils import TokenizerWrapper, _infer_tool_parser
-
-from reprise.engine.text.templates.chat_template import template_text
 
 HARMONY = "harmony"
 """The format of gpt-oss: channels for reasoning, tool calls and content."""
@@ -32,7 +25,7 @@ class Markers:
     call_end: None, even if call_start is set, where a tool call extends to the end of the answer.
     separators: markers around content that are not part of it.
     inner: special tokens that the format of tool calls uses between the markers.
-    call_format: mlx-lm's name for the format of tool calls, such as json_tools, or one of ours.
+    call_format: mlx-lm's name for the format of tool calls, such as json_tools, or one of call_formats.py.
     call_gap: whitespace that the chat template writes between content and a call after it.
     is_generic: the chat template has no tools, or no known format of calls, so that they are described in the
         system text (templates/fit.py).
@@ -118,98 +111,6 @@ def ends_with(tokens: Sequence[int], ending: Sequence[int], end: int | None = No
     """Return whether tokens[:end] ends with ending. ending: at least one token. end: None for all tokens."""
     end = len(tokens) if end is None else end
     return end >= len(ending) and tuple(tokens[end - len(ending) : end]) == tuple(ending)
-
-
-HARMONY_TOKENS = (
-    "<|start|>",
-    "<|channel|>",
-    "<|message|>",
-    "<|constrain|>",
-    "<|end|>",
-    "<|call|>",
-    "<|return|>",
-)
-"""The tokens of harmony's messages."""
-
-DSML = "｜DSML｜"
-"""The beginning of the tags of DeepSeek V3.2 and later, which have no text template in mlx-lm."""
-
-_INNER_TOKENS = {
-    "mistral": ("[ARGS]", "[CALL_ID]"),
-    "kimi_k2": ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
-    "muse_spark": ("<|start|>", "<|message|>", "<|eom|>"),
-    "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
-    "deepseek_v3": ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-    "deepseek_v32": (DSML,),
-    "gemma4": ('<|"|>',),
-    "function_gemma": ("<escape>",),
-    "glm47": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class FoundFormat:
-    """A format of tool calls. start, end: its markers; end is "" if a call goes on to the answer's end."""
-
-    name: str
-    start: str
-    end: str = ""
-
-
-def recognize(tokenizer: Any) -> FoundFormat | None:
-    """Return the format of tool calls of a model for which mlx-lm finds none; None if it is unknown here too.
-
-    tokenizer: the model's, of transformers.
-    """
-    if all(has_token(tokenizer, text) for text in HARMONY_TOKENS):
-        return FoundFormat(HARMONY, "<|call|>")
-    template = template_text(tokenizer)
-    if has_token(tokenizer, "<｜tool▁calls▁begin｜>") and "<｜tool▁calls▁begin｜>" in template:
-        name = "deepseek_v3" if "```json" in template else "deepseek_v31"
-        return FoundFormat(name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-    if DSML in template or (not template and has_token(tokenizer, DSML)):
-        section = "tool_calls" if "tool_calls>" in template and "function_calls>" not in template else ""
-        section = section or "function_calls"
-        return FoundFormat("deepseek_v32", f"<{DSML}{section}>", f"</{DSML}{section}>")
-    if "Environment: ipython" in template and '"parameters"' in template:
-        return FoundFormat("llama3", '{"name": ')
-    return _recognize_named(tokenizer) if isinstance(tokenizer.chat_template, dict) else None
-
-
-def _recognize_named(tokenizer: Any) -> FoundFormat | None:
-    """Return the format that mlx-lm would find if the template for tools were the only one."""
-    alone = SimpleNamespace(chat_template=template_text(tokenizer), get_vocab=tokenizer.get_vocab)
-    name = _infer_tool_parser(alone)
-    if name is None:
-        return None
-    parser = import_module(f"mlx_lm.tool_parsers.{name}")
-    return FoundFormat(name, parser.tool_call_start, parser.tool_call_end or "")
-
-
-def inner_tokens(tokenizer: Any, call_format: str) -> list[str]:
-    """Return the special tokens within calls of a format, as far as the vocabulary has them."""
-    if call_format == HARMONY:
-        return list(HARMONY_TOKENS)
-    known = _INNER_TOKENS.get("deepseek_v3" if call_format == "deepseek_v31" else call_format, ())
-    return [text for text in known if has_token(tokenizer, text)]
-
-
-def has_token(tokenizer: Any, text: str) -> bool:
-    """Return whether a text is a single token of the vocabulary."""
-    return tokenizer.backend_tokenizer.token_to_id(text) is not None
-
-
-HARMONY_ENDS = ("<|call|>", "<|return|>")
-"""The tokens that end an answer in harmony."""
-
-
-def find_end_tokens(wrapped: TokenizerWrapper, backend: Any, is_harmony: bool) -> frozenset[int]:
-    """Return the tokens that end an answer, among them those of its format that no configuration names.
-
-    backend: the tokenizers.Tokenizer under `wrapped`.
-    """
-    ends = HARMONY_ENDS if is_harmony else ()
-    return frozenset([*wrapped.eos_token_ids, *map(backend.token_to_id, ends)])
 
 
 TokenToId = Callable[[str], int | None]

@@ -13,17 +13,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from reprise.engine.interface.images import ImageProcessor
 from reprise.engine.interface.request import PromptEnd
 from reprise.engine.sandbox.chat_templates import isolate_templates
-from reprise.engine.text.markers import (
-    HARMONY,
-    FimTokens,
-    Marker,
-    Markers,
-    ends_with,
-    find_end_tokens,
-    find_fim,
-    inner_tokens,
-    recognize,
-)
+from reprise.engine.text.call_formats import find_end_tokens, inner_tokens, recognize
+from reprise.engine.text.markers import HARMONY, FimTokens, Marker, Markers, ends_with, find_fim
 from reprise.engine.text.templates.chat_template import (
     HEAD_CHARACTERS,
     HEAD_TOKENS,

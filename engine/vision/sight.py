@@ -1,21 +1,17 @@
 """Look at a prompt's images with the tower, in slices, and keep their features until they were fed."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from hashlib import shake_256
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
-from reprise.drafters.base import Draft
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.interface.kept import Kept
 from reprise.engine.kv_cache.per_row import Caches
-from reprise.engine.kv_cache.prefix_cache.trie import TextKey
 from reprise.engine.vision.gemma import Gemma3Tower, Gemma4Tower
+from reprise.engine.vision.keys import chunk_end
 from reprise.engine.vision.language import Language
 from reprise.engine.vision.layers import Portion
 from reprise.engine.vision.lfm2 import Lfm2Tower
@@ -23,57 +19,6 @@ from reprise.engine.vision.pixtral import PixtralTower
 from reprise.engine.vision.qwen import Qwen3Tower, Qwen25Tower
 from reprise.engine.vision.tower import Config, Features, Slices, Tower
 from reprise.engine.vision.weights import read_weights
-
-Images = Sequence[PromptImage]
-
-
-def prompt_keys(prompt: Sequence[int], images: Images, vocab_size: int) -> list[int]:
-    """Return a prompt's keys: (n,) below 2**31. vocab_size: number of token ids."""
-    keys = list(prompt)
-    for image in images:
-        placeholder = prompt[image.start]
-        places = [at for at in range(image.start, image.end) if prompt[at] == placeholder]
-        drawn = np.frombuffer(shake_256(image.key).digest(4 * len(places)), "<u4").astype(np.int64)
-        for at, key in zip(places, (vocab_size + drawn % (2**31 - vocab_size)).tolist(), strict=True):
-            keys[at] = key
-    return keys
-
-
-def whole_images(images: Images, length: int) -> int:
-    """Return a prefix's length, reduced to the start of an image if the prefix would end within that.
-
-    Two images may share their first keys by chance, though hardly all of them.
-    """
-    return next((image.start for image in images if image.start < length < image.end), length)
-
-
-def chunk_end(images: Images, start: int, end: int) -> int:
-    """Return the end of a chunk [start, end) that divides no image.
-
-    If `end` lies within an image, that is the image's start or, if the chunk begins there, the image's end.
-    """
-    for image in images:
-        if image.start < end < image.end:
-            return image.start if image.start > start else image.end
-    return end
-
-
-def without_cut_images(images: Images, text: TextKey, match: Callable[[TextKey], int]) -> TextKey:
-    """Shorten a prompt's text until the tokens that match() counts end within no image.
-
-    match: counts the leading tokens that are known, never the last one.
-    """
-    while images and (whole := whole_images(images, length := match(text))) < length:
-        text = text[: whole + 1]
-    return text
-
-
-def without_images(draft: Draft, vocab_size: int) -> Draft:
-    """Cut a draft before the first key of an image."""
-    if max(draft.tokens) < vocab_size:
-        return draft
-    at = next(at for at, token in enumerate(draft.tokens) if token >= vocab_size)
-    return replace(draft, tokens=draft.tokens[:at])
 
 
 class Sight:

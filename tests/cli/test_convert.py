@@ -31,7 +31,7 @@ from reprise.engine.model.convert.sources import PACKAGED, Packaged
 from reprise.engine.model.files.model_folder import read_sampling_defaults
 from reprise.engine.model.hub import RESERVED_BYTES
 from reprise.engine.model.loading import load_model
-from reprise.engine.models.catalogue import with_converted
+from reprise.engine.models.converted import with_converted
 from tests.engine.model.convert.gguf_files import write_gguf
 from tests.engine.model.fake_hub import MODEL, serve, use
 from tests.engine.model_folders import write_adapter, write_model

@@ -22,7 +22,7 @@ from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.loading import LoadedModel, LoadOptions, load_model
 from reprise.engine.models.loads import FindHead
 from reprise.engine.speculative.proposers import DraftSources
-from reprise.engine.vision.sight import prompt_keys
+from reprise.engine.vision.keys import prompt_keys
 from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once

@@ -14,7 +14,7 @@ from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
 from reprise.engine.memory.prefill import MIN_CHUNK_TOKENS
 from reprise.engine.vision import language, sight
-from reprise.engine.vision.sight import prompt_keys
+from reprise.engine.vision.keys import prompt_keys
 from tests.combinations import spread
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of
