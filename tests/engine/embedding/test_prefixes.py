@@ -49,13 +49,13 @@ def test_an_instruction_is_computed_once_for_all_texts_of_a_request(model):
     driven.submit("all", QUERIES)
     driven.run()
     assert driven.ended["all"] == Embedded(expected)
-    assert driven.worker.num_computed == len(INSTRUCTION) + sum(
-        len(one) - len(INSTRUCTION) for one in QUERIES
-    )
+    rest = sum(len(one) - len(INSTRUCTION) for one in QUERIES)
+    assert driven.worker.num_computed == len(INSTRUCTION) + rest
     driven.submit("again", QUERIES)
     driven.run()
     assert driven.ended["again"] == Embedded(expected)
-    assert driven.worker.prefixes.kept.status().num_tokens == len(INSTRUCTION)
+    assert driven.worker.num_computed == len(INSTRUCTION) + 2 * rest
+    assert driven.worker.prefixes.kept.status().num_entries == 1
     assert driven.worker.num_embedded_tokens == 2 * sum(map(len, QUERIES))
 
 

@@ -322,6 +322,8 @@ def test_parameters_are_those_of_their_chat(open_page, engine):
     listed(page).get_by_text("In the first").click()
     expect(page.get_by_label("System prompt")).to_have_value("Be short.")
     ask(page, "And again", "Yes.")
+    # The first answer of this chat says "Yes.", too.
+    assert engine.wait_until(lambda: len(engine.requests) == 3, 30)
     systems = [
         [one["content"] for one in messages if one["role"] == "system"]
         for messages, _ in engine.tokenizer.rendered[-3:]
