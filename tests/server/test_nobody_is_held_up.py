@@ -157,7 +157,7 @@ def test_long_parts_of_a_request_are_translated_and_repeated_beside_the_event_lo
 @pytest.mark.parametrize("unit", ['{"a": ', "[0,0],", " ", '"\\\\', "</tool_call>", '{"arguments": {}}, '])
 def test_an_answer_that_is_one_long_tool_call_is_read_as_it_arrives(url, engine, unit, is_streamed):
     for head in ("<tool_call>", '<tool_call>{"name": "f", "arguments": {"a": [', "<tool_call>["):
-        text = head + unit * (300_000 // len(unit)) + "</tool_call>"
+        text = head + unit * (100_000 // len(unit)) + "</tool_call>"
         engine.script = says(*(text[at : at + 8] for at in range(0, len(text), 8)))
         asked = {"messages": [{"role": "user", "content": "a"}], "stream": is_streamed}
         asked["tools"] = [{"type": "function", "function": {"name": "f"}}]
