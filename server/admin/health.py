@@ -82,7 +82,7 @@ async def health(request: Request) -> JSONResponse:
     With several models it also says which are loaded, or how far they are.
     """
     service = service_of(request)
-    status = service.engine.status()
+    status = service.models.status()
     body: dict[str, object] = {
         "status": status.state,
         "running": status.num_running,

@@ -12,7 +12,7 @@ from reprise.server.anthropic_api.schemas import ConversationFields, CountTokens
 from reprise.server.conversation.model import Message
 from reprise.server.generation.lease import lease_for
 from reprise.server.generation.prepare import Prepared, encode_prompt, prepare_chat
-from reprise.server.generation.service import Service
+from reprise.server.generation.service import LeasedModel
 from reprise.server.generation.stream import answer, response_head
 from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
@@ -82,37 +82,37 @@ BodyT = TypeVar("BodyT", bound=ConversationFields)
 async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation, in Anthropic's format."""
     body = await read_body(request, MessagesRequest)
-    service = await lease_for(request, body)
-    presenter = MessagePresenter(response_head(request, service, body.model), record_of(request).id, body)
+    leased = await lease_for(request, body)
+    presenter = MessagePresenter(response_head(request, leased, body.model), record_of(request).id, body)
 
     def prepare() -> Prepared:
-        return prepare_chat(request, service, _converted(request, service, body, to_chat_request))
+        return prepare_chat(request, leased, _converted(request, leased, body, to_chat_request))
 
-    return await answer(request, service, prepare, presenter)
+    return await answer(request, leased, prepare, presenter)
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountTokensRequest))
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a conversation's prompt."""
     body = await read_body(request, CountTokensRequest)
-    service = await lease_for(request, body)
+    leased = await lease_for(request, body)
 
     def count() -> int:
-        chat = _converted(request, service, body, to_prompt_request)
-        return len(encode_prompt(request, service, chat).tokens)
+        chat = _converted(request, leased, body, to_prompt_request)
+        return len(encode_prompt(request, leased, chat).tokens)
 
-    return JSONResponse({"input_tokens": await service.prepare(request, count)})
+    return JSONResponse({"input_tokens": await leased.prepare(request, count)})
 
 
 def _converted(
-    request: Request, service: Service, body: BodyT, convert: Callable[..., ChatRequest]
+    request: Request, leased: LeasedModel, body: BodyT, convert: Callable[..., ChatRequest]
 ) -> ChatRequest:
     """Return a request as a chat, without the billing line in its system prompt unless that is kept.
 
     Notes it if the line is there. Raises what convert raises.
     """
-    drops = not service.settings.keep_billing_line
-    notes = Notes(service.settings.unknown_fields == "refuse")
+    drops = not leased.settings.keep_billing_line
+    notes = Notes(leased.settings.unknown_fields == "refuse")
     chat = convert(body, notes, drops_billing=drops)
     note_ignored(request, notes.entries())
     if drops and kept_system(body.system) != body.system:

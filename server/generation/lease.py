@@ -21,7 +21,7 @@ from reprise.server.errors import (
     from_load,
 )
 from reprise.server.executor import MODEL_FILES
-from reprise.server.generation.service import Service, service_of
+from reprise.server.generation.service import LeasedModel, Service, service_of
 from reprise.server.generation.stream import LINES_TYPE
 from reprise.server.http.disconnects import wait_unless_gone
 from reprise.server.http.request_log import note_ignored, record_of
@@ -42,8 +42,8 @@ async def lease_model(
     silence: bytes | None = None,
     keep_alive: KeepAlive = None,
     purpose: Purpose | None = "generate",
-) -> Service:
-    """Return the objects of the named model, which stays loaded until the response has been sent.
+) -> LeasedModel:
+    """Return the named model, which stays loaded until the response has been sent.
 
     model: None is the model that the server started with.
     silence: sent by a stream while its model is loaded; b"" for comments. None if the response is no stream.
@@ -70,10 +70,10 @@ async def lease_model(
     _check_purpose(name, use.engine.info.purpose, purpose)
     if not models.is_fixed:
         record_of(request).model = name
-    return service.of(use.engine, name)
+    return service.leased(use.engine, name)
 
 
-async def lease_for(request: Request, body: Any, purpose: Purpose | None = "generate") -> Service:
+async def lease_for(request: Request, body: Any, purpose: Purpose | None = "generate") -> LeasedModel:
     """Lease the model that a body names. See lease_model()."""
     return await lease_model(
         request,

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from copy import copy
 from functools import cached_property
 from typing import TypeVar, get_args
 
@@ -37,7 +36,7 @@ from reprise.server.prompt.images import ImageReader
 from reprise.server.prompt.views import PromptViews
 
 ResultT = TypeVar("ResultT")
-_VIEW = "service"
+_LEASED = "leased"
 LIMIT_S = 60.0
 """Maximum time from a prompt's arrival until it is prepared."""
 ANY_MODEL = "*"
@@ -47,60 +46,52 @@ ANY_MODEL = "*"
 class Service:
     """The shared objects of one app. Create it on the app's event loop.
 
-    models: one model or many; of() returns a model's own Service. recorder: None if nothing is recorded.
-    engine: all models as one engine; in a model's own Service, the engine of that model.
+    models: one model or many. recorder: None if nothing is recorded.
+    making_views: the tasks that are making views of conversations.
     """
 
     def __init__(
         self, models: Models, settings: Settings, metrics: Metrics, recorder: Recorder | None = None
     ) -> None:
         self.models = models
-        self.engine: ModelEngine = models
-        self._name: str | None = None
         self.settings = settings
         self.metrics = metrics
+        self.recorder = recorder
         self.executor = Executor()
+        self.making_views: set[asyncio.Task[None]] = set()
         self._num_pending: Counter[str] = Counter()
-        self._attach(models)
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self.event_bridge = EventBridge(self._loop)
         self._stations = StationClock(get_args(LoopStation))
         self._stations.start()
         self._loop_lag = LoopLag(self._loop, self._stations, metrics.observe_lag, self._note_hold)
-        self.recorder = recorder
+        self._only: LeasedModel | None = None
         self.created = int(time.time())
 
-    def of(self, engine: ModelEngine, name: str) -> "Service":
-        """Return a model's own Service: a copy with the model's engine, settings and prompt encoder.
+    def leased(self, engine: ModelEngine, name: str) -> "LeasedModel":
+        """Return what the requests for a loaded model are prepared with, made at the first one.
 
-        engine: the model's. name: the name by which requests know the model.
+        name: the name by which requests know the model.
         """
         if engine is self.models:
-            return self
-        view: Service | None = engine.attached.get(_VIEW)
-        if view is None:
-            view = engine.attached[_VIEW] = copy(self)
-            for found in ("model_names", "fingerprint"):
-                view.__dict__.pop(found, None)
-            view.engine, view.settings, view._name = engine, engine.settings, name
-            view._attach(engine)
-        return view
+            self._only = self._only or LeasedModel(self, engine, self.settings, self.model_names)
+            return self._only
+        known: LeasedModel | None = engine.attached.get(_LEASED)
+        if known is None:
+            known = engine.attached[_LEASED] = LeasedModel(self, engine, engine.settings, (name,))
+        return known
 
-    def _attach(self, engine: ModelEngine) -> None:
-        """Make what the requests for a model are prepared with."""
-        self.grammars = GrammarCompiler(engine)
-        self.images = ImageReader(self.settings)
-        self.views = PromptViews(engine, self.executor, self.settings.capacity, self.settings.draft_type)
-
-    async def prepare(self, request: Request, job: Callable[[], ResultT], more_bytes: int = 0) -> ResultT:
+    async def prepare(
+        self, request: Request, job: Callable[[], ResultT], capacity: int, more_bytes: int = 0
+    ) -> ResultT:
         """Run a job that makes something of a request on a thread, when its client is next.
 
-        more_bytes: of what the job is about, besides the body.
+        capacity: maximum jobs of a client. more_bytes: of what the job is about, besides the body.
         Raises the job's exception, ClientGoneError if the client disconnects first, TooBusyError if too many
         of its jobs wait, and UnavailableError if the job takes longer than LIMIT_S or the server stops.
         """
         client = client_of(request)
-        if self._num_pending[client] >= self.settings.capacity:
+        if self._num_pending[client] >= capacity:
             raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
         self._num_pending[client] += 1
         num_bytes = len(await request.body()) + more_bytes
@@ -155,30 +146,19 @@ class Service:
         """Stop the threads and the measurements. Called on the event loop."""
         self._loop_lag.stop()
         self._stations.stop()
+        for task in self.making_views:
+            task.cancel()
         self.executor.close()
-        self.views.close()
 
     @cached_property
     def model_names(self) -> tuple[str, ...]:
-        """The model's name and its aliases, without duplicates."""
-        if self._name is not None:
-            return (self._name,)
-        names = dict.fromkeys((self.engine.info.name, *self.settings.served_model_name))
+        """The name of the model that the server started with, and its aliases, without duplicates."""
+        names = dict.fromkeys((self.models.info.name, *self.settings.served_model_name))
         return tuple(name for name in names if name != ANY_MODEL)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """The system_fingerprint of responses, which identifies the weights and the kind of device.
-
-        While it stays the same, a request with a seed gives the same output again.
-        """
-        info = self.engine.info
-        known = (info.name, info.fingerprint, info.num_parameters, info.dtype, info.device)
-        return "fp_" + hashlib.sha256(repr(known).encode()).hexdigest()[:12]
 
     def check_ready(self) -> None:
         """Raise UnavailableError unless the engine accepts requests."""
-        status = self.engine.status()
+        status = self.models.status()
         headers = retry_after(status.retry_after_s)
         match status.state:
             case "loading":
@@ -192,15 +172,12 @@ class Service:
                 raise UnavailableError(f"The engine has died: {status.fault}.", code="engine_dead")
 
     def check_model(self, requested: str | None) -> str:
-        """Return the model's name for the response: the requested one, or the default if None.
+        """Return the name that a request gives the server's only model, or its own if it gives none.
 
         Raises ModelNotFoundError.
         """
         if requested is None:
             return self.model_names[0]
-        if self._name is not None:
-            # It was found by what was requested.
-            return requested
         if requested not in self.model_names and ANY_MODEL not in self.settings.served_model_name:
             raise ModelNotFoundError(requested, self.model_names)
         return requested
@@ -225,6 +202,45 @@ class Service:
         sources = {"embed": self.settings.embedding_model, "rerank": self.settings.rerank_model}
         source = sources.get(purpose or "generate")
         return display_name(source) if source else self.models.first_name
+
+
+class LeasedModel:
+    """A loaded model, and what the requests for it are prepared with.
+
+    app: the shared objects. settings: the model's. names: those by which requests know the model.
+    """
+
+    def __init__(self, app: Service, engine: ModelEngine, settings: Settings, names: tuple[str, ...]) -> None:
+        self.app, self.engine, self.settings, self.names = app, engine, settings, names
+        self.grammars = GrammarCompiler(engine)
+        self.images = ImageReader(settings)
+        self.views = PromptViews(
+            engine, app.executor, app.making_views, settings.capacity, settings.draft_type
+        )
+
+    async def prepare(self, request: Request, job: Callable[[], ResultT], more_bytes: int = 0) -> ResultT:
+        """Run a job that makes something of a request. See Service.prepare()."""
+        return await self.app.prepare(request, job, self.settings.capacity, more_bytes)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The system_fingerprint of responses, which identifies the weights and the kind of device.
+
+        While it stays the same, a request with a seed gives the same output again.
+        """
+        info = self.engine.info
+        known = (info.name, info.fingerprint, info.num_parameters, info.dtype, info.device)
+        return "fp_" + hashlib.sha256(repr(known).encode()).hexdigest()[:12]
+
+    def check_name(self, requested: str | None) -> str:
+        """Return the model's name for the response: the requested one, or its own if None.
+
+        Raises ModelNotFoundError.
+        """
+        if self.engine is self.app.models:
+            return self.app.check_model(requested)
+        # Else it was found by what was requested.
+        return requested or self.names[0]
 
 
 def service_of(request: Request) -> Service:

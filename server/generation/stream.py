@@ -23,7 +23,7 @@ from reprise.server.errors import (
 from reprise.server.executor import FORMAT, PROMPT_LOG, SMALL_BYTES, client_of
 from reprise.server.generation.prepare import Prepared
 from reprise.server.generation.recorder import record_lines
-from reprise.server.generation.service import Service
+from reprise.server.generation.service import LeasedModel
 from reprise.server.generation.submit import Submission
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
@@ -89,7 +89,7 @@ class RequestOutput:
 
     def __init__(
         self,
-        service: Service,
+        leased: LeasedModel,
         record: RequestRecord,
         submission: Submission,
         make_parser: MakeParser,
@@ -97,7 +97,7 @@ class RequestOutput:
     ) -> None:
         self.submission = submission
         self._body = body
-        self._service = service
+        self._leased = leased
         self._record = record
         self._parsers = [make_parser() for _ in submission.engine_requests]
         self._events: deque[tuple[int, Delta | Finished]] = deque()
@@ -121,7 +121,7 @@ class RequestOutput:
         if self._events:
             # More had arrived than are read at once. Let other requests come next.
             await asyncio.sleep(0)
-        deadline = time.monotonic() + self._service.settings.keep_alive_s
+        deadline = time.monotonic() + self._leased.settings.keep_alive_s
         while not parts and time.monotonic() <= deadline:
             if not self._is_everything_read:
                 parts += await self._read_events(deadline)
@@ -343,25 +343,25 @@ async def _format_parts(output: RequestOutput, presenter: Presenter, events: Eve
 
 
 async def answer(
-    request: Request, service: Service, prepare: Callable[[], Prepared], presenter: Presenter
+    request: Request, leased: LeasedModel, prepare: Callable[[], Prepared], presenter: Presenter
 ) -> Response:
     """Prepare a request, and generate the whole response or the beginning of a stream.
 
     prepare: see prepare.py; it runs on a thread. Raises ApiError before any of the response is sent.
     """
-    prepared = await service.prepare(request, prepare)
+    prepared = await leased.prepare(request, prepare)
     body, record, make_views = prepared.body, record_of(request), None
     if prepared.view_slices is not None:
-        make_views = service.views.start(client_of(request), prepared.view_slices)
-    submission = Submission(service, prepared.engine_requests, body.n, _grammar_param(body), make_views)
-    output = RequestOutput(service, record, submission, prepared.make_parser, body)
+        make_views = leased.views.start(client_of(request), prepared.view_slices)
+    submission = Submission(leased, prepared.engine_requests, body.n, _grammar_param(body), make_views)
+    output = RequestOutput(leased, record, submission, prepared.make_parser, body)
     submission.start(is_streaming=body.stream)
 
     async def end() -> None:
         await output.close()
-        if service.recorder and submission.finished:
+        if leased.app.recorder and submission.finished:
             ends = [(prepared.engine_requests[at], end) for at, end in sorted(submission.finished.items())]
-            service.recorder.record(partial(record_lines, service.engine, service.settings, body, ends))
+            leased.app.recorder.record(partial(record_lines, leased.engine, leased.settings, body, ends))
 
     is_handed_over = False
     try:
@@ -390,13 +390,13 @@ def _grammar_param(body: GenerationFields) -> str:
 
 
 def response_head(
-    request: Request, service: Service, model: str | None, service_tier: str | None = None
+    request: Request, leased: LeasedModel, model: str | None, service_tier: str | None = None
 ) -> ResponseHead:
     """Return the head of the response to a request. Raises ModelNotFoundError."""
     return ResponseHead(
         id=record_of(request).unique,
         created=int(time.time()),
-        model=service.check_model(model),
-        system_fingerprint=service.fingerprint,
+        model=leased.check_name(model),
+        system_fingerprint=leased.fingerprint,
         service_tier=service_tier,
     )

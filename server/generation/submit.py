@@ -11,7 +11,7 @@ from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.interface.stations import station
 from reprise.server.errors import ClientGoneError, from_engine, from_failure
 from reprise.server.generation.event_queue import EventQueue
-from reprise.server.generation.service import Service
+from reprise.server.generation.service import LeasedModel
 from reprise.server.http.disconnects import ClientWatch
 from reprise.server.logs import is_logging_prompts
 
@@ -34,7 +34,7 @@ class Submission:
 
     def __init__(
         self,
-        service: Service,
+        leased: LeasedModel,
         engine_requests: Sequence[GenerationRequest],
         num_choices: int,
         grammar_param: str,
@@ -46,11 +46,11 @@ class Submission:
         self.ended: dict[int, Usage] = {}
         self.finished: dict[int, Finished] = {}
         self.deltas: list[list[Delta]] = [[] for _ in engine_requests]
-        self._engine = service.engine
-        self._metrics = service.metrics
-        self._model = service.model_names[0]
-        self._event_bridge = service.event_bridge
-        self._event_queue = EventQueue(service.settings.keep_alive_s)
+        self._engine = leased.engine
+        self._metrics = leased.app.metrics
+        self._model = leased.names[0]
+        self._event_bridge = leased.app.event_bridge
+        self._event_queue = EventQueue(leased.settings.keep_alive_s)
         self._num_submitted = 0
         self._failure: Failed | None = None
         self._loop = asyncio.get_running_loop()

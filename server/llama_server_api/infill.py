@@ -123,9 +123,9 @@ router = APIRouter()
 async def infill(request: Request) -> Response:
     """Fill in the text between two texts, for models with fill-in-the-middle tokens."""
     body = await read_body(request, InfillRequest)
-    service = await lease_for(request, body)
-    model = response_head(request, service, body.model).model
+    leased = await lease_for(request, body)
+    model = response_head(request, leased, body.model).model
     others = [(file.filename, file.text) for file in body.input_extra]
     hole = Hole(f"{body.input_prefix}{body.prompt[0]}", body.input_suffix, others)
-    prepare = partial(prepare_infill, request, service, body, [hole], model, "input_suffix")
-    return await answer(request, service, prepare, InfillPresenter(model, body.is_scoring))
+    prepare = partial(prepare_infill, request, leased, body, [hole], model, "input_suffix")
+    return await answer(request, leased, prepare, InfillPresenter(model, body.is_scoring))

@@ -13,7 +13,7 @@ from reprise.server.conversation.chats import read_chat
 from reprise.server.executor import FORMAT
 from reprise.server.generation.lease import lease_for, lease_model
 from reprise.server.generation.prepare import encode_prompt
-from reprise.server.generation.service import Service
+from reprise.server.generation.service import LeasedModel
 from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
 from reprise.server.prompt.encoder import TokenIds, decode, encode_text
@@ -163,20 +163,20 @@ TOKENS_AT_ONCE = 4096
 async def tokenize(request: Request) -> Response:
     """Tokenize a text or a conversation."""
     body = await read_body(request, TokenizeRequest)
-    service = await lease_for(request, body, purpose=None)
-    tokens = await service.prepare(request, partial(_tokens, request, service, body))
-    frames = _frames(service, body, tokens)
+    leased = await lease_for(request, body, purpose=None)
+    tokens = await leased.prepare(request, partial(_tokens, request, leased, body))
+    frames = _frames(leased, body, tokens)
     if len(tokens) <= TOKENS_AT_ONCE:
         return Response(b"".join([frame async for frame in frames]), media_type="application/json")
     # Written while the client reads it: with pieces it is many times as long as the text.
     return StreamingResponse(frames, media_type="application/json")
 
 
-async def _frames(service: Service, body: TokenizeRequest, tokens: TokenIds) -> AsyncIterator[bytes]:
+async def _frames(leased: LeasedModel, body: TokenizeRequest, tokens: TokenIds) -> AsyncIterator[bytes]:
     """Yield the JSON of the answer, a slice of the tokens at a time."""
-    head = {"count": len(tokens), "max_model_len": service.engine.info.context_tokens}
+    head = {"count": len(tokens), "max_model_len": leased.engine.info.context_tokens}
     yield to_json(head)[:-1]
-    piece_of = service.engine.tokenizer.piece
+    piece_of = leased.engine.tokenizer.piece
     lists: dict[str, Callable[[TokenIds], list[Any]]] = {
         "tokens": partial(with_pieces, piece_of) if body.with_pieces else list
     }
@@ -204,13 +204,13 @@ def json_of_tokens(shown: Callable[[TokenIds], list[Any]], tokens: TokenIds) -> 
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids, under llama-server's name (content) and vLLM's (prompt)."""
     body = await read_body(request, DetokenizeRequest)
-    service = await lease_for(request, body, purpose=None)
+    leased = await lease_for(request, body, purpose=None)
 
     def work() -> bytes:
-        text = decode(service.engine, body.tokens)
+        text = decode(leased.engine, body.tokens)
         return to_json({"content": text, "prompt": text})
 
-    return Response(await service.prepare(request, work), media_type="application/json")
+    return Response(await leased.prepare(request, work), media_type="application/json")
 
 
 @router.get("/tokenizer_info")
@@ -224,10 +224,10 @@ async def tokenizer_info(request: Request) -> Response:
     return JSONResponse({**engine.tokenizer.description, "model_max_length": engine.info.context_tokens})
 
 
-def _tokens(request: Request, service: Service, body: TokenizeRequest) -> TokenIds:
+def _tokens(request: Request, leased: LeasedModel, body: TokenizeRequest) -> TokenIds:
     text = getattr(body, body.text_field)
     if text is not None:
-        return encode_text(service.engine, text, body.text_field, is_prompt=body.wants_special)
+        return encode_text(leased.engine, text, body.text_field, is_prompt=body.wants_special)
     given = {
         "messages": body.messages,
         "tools": body.tools,
@@ -235,7 +235,7 @@ def _tokens(request: Request, service: Service, body: TokenizeRequest) -> TokenI
         "continue_final_message": body.continue_final_message,
         "add_generation_prompt": body.add_generation_prompt,
     }
-    return encode_prompt(request, service, validate(given, ChatRequest)).tokens
+    return encode_prompt(request, leased, validate(given, ChatRequest)).tokens
 
 
 def with_pieces(piece_of: Callable[[int], bytes], tokens: TokenIds) -> list[dict[str, Any]]:

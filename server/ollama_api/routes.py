@@ -31,7 +31,7 @@ from reprise.server.errors import (
 )
 from reprise.server.generation.lease import lease_model
 from reprise.server.generation.prepare import Prepared, prepare_chat, prepare_completion
-from reprise.server.generation.service import Service, service_of
+from reprise.server.generation.service import LeasedModel, Service, service_of
 from reprise.server.generation.stream import LINES_TYPE, TokenStream, answer
 from reprise.server.http.body import read_body
 from reprise.server.http.errors import ollama_error
@@ -251,12 +251,12 @@ async def chat(request: Request) -> Response:
     presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=True)
     if not body.messages:
         return await _load_or_unload(request, body, presenter)
-    service = await _lease(request, body, presenter)
+    leased = await _lease(request, body, presenter)
 
     def prepare() -> Prepared:
-        return prepare_chat(request, service, to_chat_request(body), streams_calls=False)
+        return prepare_chat(request, leased, to_chat_request(body), streams_calls=False)
 
-    return _in_lines(await answer(request, service, prepare, presenter))
+    return _in_lines(await answer(request, leased, prepare, presenter))
 
 
 @router.post("/api/generate", openapi_extra=body_schema(OllamaGenerateRequest, in_lines=True))
@@ -266,26 +266,26 @@ async def generate(request: Request) -> Response:
     presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=False)
     if body.is_empty:
         return await _load_or_unload(request, body, presenter)
-    service = await _lease(request, body, presenter)
+    leased = await _lease(request, body, presenter)
 
     def prepare() -> Prepared:
         if not body.is_plain:
-            return prepare_chat(request, service, prompt_to_chat(body))
-        notes = Notes(service.settings.unknown_fields == "refuse")
+            return prepare_chat(request, leased, prompt_to_chat(body))
+        notes = Notes(leased.settings.unknown_fields == "refuse")
         asked = to_completion(body, notes)
         note_ignored(request, notes.entries())
-        return prepare_completion(request, service, asked, presenter.model)
+        return prepare_completion(request, leased, asked, presenter.model)
 
-    return _in_lines(await answer(request, service, prepare, presenter))
+    return _in_lines(await answer(request, leased, prepare, presenter))
 
 
-async def _lease(request: Request, body: GeneratingFields, presenter: LinePresenter) -> Service:
+async def _lease(request: Request, body: GeneratingFields, presenter: LinePresenter) -> LeasedModel:
     """Lease the model of a request that generates."""
     name = _own_name(_ready(request), body.model)
     silence = presenter.format_silence() if body.stream else None
-    service = await lease_model(request, name, silence=silence, keep_alive=body.keep_alive)
+    leased = await lease_model(request, name, silence=silence, keep_alive=body.keep_alive)
     presenter.note_loaded()
-    return service
+    return leased
 
 
 async def _load_or_unload(request: Request, body: GeneratingFields, presenter: LinePresenter) -> Response:
@@ -462,12 +462,12 @@ async def _embed(
     """
     asked = EmbeddingsRequest.model_construct(**fields)
     name = _own_name(_ready(request), model)
-    service = await lease_model(request, name, keep_alive=keep_alive, purpose="embed")
+    leased = await lease_model(request, name, keep_alive=keep_alive, purpose="embed")
     told = partial(write, loaded_ns=time.perf_counter_ns())
     if not asked.input:
         return Response(told((), 0), media_type="application/json")
-    encode = partial(encode_inputs, request, service, asked)
-    return await answer_embeddings(request, service, encode, told, asked.dimensions)
+    encode = partial(encode_inputs, request, leased, asked)
+    return await answer_embeddings(request, leased, encode, told, asked.dimensions)
 
 
 @router.post("/api/create", status_code=501, include_in_schema=False)

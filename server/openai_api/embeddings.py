@@ -27,7 +27,7 @@ from reprise.server.engine_types import EmbeddingEngine
 from reprise.server.errors import bad_field, from_engine, from_failure
 from reprise.server.executor import FORMAT
 from reprise.server.generation.lease import lease_for
-from reprise.server.generation.service import Service
+from reprise.server.generation.service import LeasedModel
 from reprise.server.http.body import read_body
 from reprise.server.http.disconnects import wait_unless_gone
 from reprise.server.http.openapi import body_schema
@@ -273,22 +273,24 @@ INSTRUCTED = "Instruct: "
 """Beginning of the prompts of models that are told what a query is for."""
 
 
-def encode_inputs(request: Request, service: Service, body: EmbeddingsRequest) -> tuple[EmbeddingInput, ...]:
+def encode_inputs(
+    request: Request, leased: LeasedModel, body: EmbeddingsRequest
+) -> tuple[EmbeddingInput, ...]:
     """Return the tokens of each text, with the prompt and the special tokens of the embedding model.
 
     Raises BadRequestError, and the exceptions of encode_texts().
     """
-    info, embedding = service.engine.info, service.engine.info.embedding
+    info, embedding = leased.engine.info, leased.engine.info.embedding
     assert embedding
     if body.dimensions is not None and body.dimensions > embedding.dimensions:
         most = f"the vectors of '{info.name}' have {embedding.dimensions}"
         raise bad_field("dimensions", f"is {body.dimensions}; {most}. Ask for fewer, or leave it out")
     prompt = _find_prompt(request, body, info, embedding)
     texts = [prompt + one for one in body.input if isinstance(one, str)]
-    encoded = iter(encode_texts(service.engine, texts))
+    encoded = iter(encode_texts(leased.engine, texts))
     first_pooled = 0
     if prompt and not embedding.recipe.counts_prompt:
-        (alone,) = encode_texts(service.engine, [prompt])
+        (alone,) = encode_texts(leased.engine, [prompt])
         first_pooled = len(embedding.before) + len(alone)
     return _as_inputs(body, info, encoded, first_pooled)
 
@@ -311,24 +313,24 @@ def _as_inputs(
     return tuple(inputs)
 
 
-def encode_pairs(request: Request, service: Service, body: RerankRequest) -> tuple[EmbeddingInput, ...]:
+def encode_pairs(request: Request, leased: LeasedModel, body: RerankRequest) -> tuple[EmbeddingInput, ...]:
     """Return the tokens of each pair of query and document, as the ranking model takes them.
 
     Raises as encode_inputs() does.
     """
-    info, embedding = service.engine.info, service.engine.info.embedding
+    info, embedding = leased.engine.info, leased.engine.info.embedding
     assert embedding
     head = body.query
     if embedding.pair:
         head = embedding.pair.format(query=body.query, instruction=body.instruction or embedding.instruction)
     elif body.instruction is not None:
         note_ignored(request, ["instruction"])
-    (query,) = encode_texts(service.engine, [head])
+    (query,) = encode_texts(leased.engine, [head])
     documents: Sequence[str] = body.documents
     if embedding.pair:
         # As one text: a document's first token may begin with the space before it.
         documents = [f"{head} {document}" for document in documents]
-    encoded = encode_texts(service.engine, documents)
+    encoded = encode_texts(leased.engine, documents)
     return _as_pairs(body, info, query, encoded)
 
 
@@ -360,7 +362,7 @@ def _as_pairs(
 
 async def answer_embeddings(
     request: Request,
-    service: Service,
+    leased: LeasedModel,
     encode: Callable[[], tuple[EmbeddingInput, ...]],
     write: Callable[[Sequence[bytes], int], bytes],
     dimensions: int | None = None,
@@ -375,14 +377,14 @@ async def answer_embeddings(
         inputs = encode()
         return inputs, count_alike(inputs)
 
-    inputs, num_alike = await service.prepare(request, prepare)
-    numbers = await embed(request, service, inputs, num_alike, dimensions)
+    inputs, num_alike = await leased.prepare(request, prepare)
+    numbers = await embed(request, leased, inputs, num_alike, dimensions)
     return LongResponse(await FORMAT.run(write, numbers, sum(len(one.tokens) for one in inputs)))
 
 
 async def embed(
     request: Request,
-    service: Service,
+    leased: LeasedModel,
     inputs: tuple[EmbeddingInput, ...],
     num_alike: int,
     dimensions: int | None = None,
@@ -393,7 +395,7 @@ async def embed(
 
     Raises ApiError if the engine refuses or fails, and ClientGoneError if the client disconnects.
     """
-    engine = cast("EmbeddingEngine", service.engine)
+    engine = cast("EmbeddingEngine", leased.engine)
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Embedded | Failed] = loop.create_future()
 
@@ -403,7 +405,7 @@ async def embed(
 
     asked = EmbeddingRequest(record_of(request).engine_request_id, inputs, dimensions, num_alike)
     try:
-        engine.embed(asked, lambda event: service.call_on_loop(lambda: note(event)))
+        engine.embed(asked, lambda event: leased.app.call_on_loop(lambda: note(event)))
     except EngineError as fault:
         raise from_engine(fault) from fault
     try:
@@ -459,11 +461,11 @@ router = APIRouter()
 async def create_embeddings(request: Request) -> Response:
     """Make a vector of each text, with a model that embeds."""
     body = await read_body(request, EmbeddingsRequest)
-    service = await lease_for(request, body, "embed")
-    model = service.check_model(body.model)
+    leased = await lease_for(request, body, "embed")
+    model = leased.check_name(body.model)
     write = partial(write_embeddings, encoding_format=body.encoding_format, model=model)
-    encode = partial(encode_inputs, request, service, body)
-    return await answer_embeddings(request, service, encode, write, body.dimensions)
+    encode = partial(encode_inputs, request, leased, body)
+    return await answer_embeddings(request, leased, encode, write, body.dimensions)
 
 
 _BODY = body_schema(RerankRequest)
@@ -475,12 +477,12 @@ _BODY = body_schema(RerankRequest)
 async def rerank(request: Request) -> Response:
     """Sort documents by how well they answer a query, with a model that ranks. Jina's and Cohere's."""
     body = await read_body(request, RerankRequest)
-    service = await lease_for(request, body, "rerank")
-    model = service.check_model(body.model)
+    leased = await lease_for(request, body, "rerank")
+    model = leased.check_name(body.model)
     documents = body.documents if body.return_documents else None
     request_id = record_of(request).id
     write = partial(write_ranking, documents=documents, top_n=body.top_n, request_id=request_id, model=model)
-    return await answer_embeddings(request, service, partial(encode_pairs, request, service, body), write)
+    return await answer_embeddings(request, leased, partial(encode_pairs, request, leased, body), write)
 
 
 PART_BYTES = 256 * 2**10

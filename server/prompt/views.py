@@ -284,18 +284,21 @@ class ViewMaker:
 class PromptViews:
     """Makes the views of a model's conversations, on the threads of the executor.
 
-    max_pending: maximum number of conversations whose views are made at once.
-    draft_type: the draft type of requests that name none.
-
-    making: the tasks that are making views.
+    making: the tasks of all models that are making views.
+    max_pending: maximum number of them. draft_type: the draft type of requests that name none.
     """
 
     def __init__(
-        self, engine: ModelEngine, executor: Executor, max_pending: int, draft_type: DraftType
+        self,
+        engine: ModelEngine,
+        executor: Executor,
+        making: set[asyncio.Task[None]],
+        max_pending: int,
+        draft_type: DraftType,
     ) -> None:
-        self._executor, self._max_pending, self._draft_type = executor, max_pending, draft_type
+        self._executor, self._making = executor, making
+        self._max_pending, self._draft_type = max_pending, draft_type
         self._maker = ViewMaker(engine, MAX_VIEW_BYTES)
-        self.making: set[asyncio.Task[None]] = set()
 
     def begin(self, body: ChatRequest, owner: str) -> tuple[Views, Iterator[None] | None]:
         """Return an empty list of views, and the slices of work that fill it.
@@ -305,7 +308,7 @@ class PromptViews:
         """
         views: Views = []
         looks_up = (body.draft.type or self._draft_type) in ("auto", "suffix") and body.draft.max_tokens != 0
-        if not looks_up or len(self.making) >= self._max_pending:
+        if not looks_up or len(self._making) >= self._max_pending:
             return views, None
 
         def slices() -> Iterator[None]:
@@ -332,8 +335,8 @@ class PromptViews:
 
     def _run(self, making: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(making)
-        self.making.add(task)
-        task.add_done_callback(self.making.discard)
+        self._making.add(task)
+        task.add_done_callback(self._making.discard)
         return task
 
     async def _make(self, client: str, slices: Iterator[None], *, is_first: bool) -> None:
@@ -344,11 +347,6 @@ class PromptViews:
                 pass
         except Exception:
             log.error("the views of a conversation cannot be made", exc_info=True)
-
-    def close(self) -> None:
-        """Stop making views."""
-        for task in self.making:
-            task.cancel()
 
 
 def _count(views: Sequence[View]) -> int:

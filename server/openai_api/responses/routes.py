@@ -16,7 +16,7 @@ from reprise.server.errors import BadRequestError, ContextLengthError, NotFoundE
 from reprise.server.executor import FORMAT
 from reprise.server.generation.lease import lease_for, lease_model
 from reprise.server.generation.prepare import encode_prompt, prepare_chat
-from reprise.server.generation.service import Service
+from reprise.server.generation.service import LeasedModel
 from reprise.server.generation.stream import answer, known_stream, response_head
 from reprise.server.http.access import key_digest
 from reprise.server.http.body import read_body, read_query
@@ -324,21 +324,21 @@ ITEM_BYTES = 400
 async def create_response(request: Request) -> Response:
     """Generate a response, which may continue an earlier one."""
     body = await read_body(request, ResponsesRequest)
-    service = await lease_for(request, body)
-    head = response_head(request, service, body.model)
-    conversion, chat, stored_input = await _convert(request, service, body, head)
+    leased = await lease_for(request, body)
+    head = response_head(request, leased, body.model)
+    conversion, chat, stored_input = await _convert(request, leased, body, head)
 
     def store(response: dict[str, Any]) -> None:
         if body.store:
             stored = stored_response(response, conversion.previous, stored_input)
             add, owner = _store_of(request).add, key_digest(request)
-            service.call_on_loop(lambda: add(owner, str(response["id"]), stored))
+            leased.app.call_on_loop(lambda: add(owner, str(response["id"]), stored))
 
     repeats = len(await request.body()) <= MAX_REPEATED_BYTES
     num_items, tools = len(conversion.items), conversion.shown_tools
     presenter = ResponsePresenter(head, body, num_items, store, tools, repeats=repeats)
     try:
-        return await answer(request, service, partial(prepare_chat, request, service, chat), presenter)
+        return await answer(request, leased, partial(prepare_chat, request, leased, chat), presenter)
     except ContextLengthError as fault:
         if not body.stream:
             raise
@@ -352,14 +352,14 @@ async def create_response(request: Request) -> Response:
 async def count_input_tokens(request: Request) -> Response:
     """Count the prompt tokens that this request would have at /v1/responses."""
     body = await read_body(request, ResponsesRequest)
-    service = await lease_model(request, body.model)
-    _, chat, _ = await _convert(request, service, body)
+    leased = await lease_model(request, body.model)
+    _, chat, _ = await _convert(request, leased, body)
 
     def count() -> int:
-        check_ids(chat, service.engine.info)
-        return len(encode_prompt(request, service, chat).tokens)
+        check_ids(chat, leased.engine.info)
+        return len(encode_prompt(request, leased, chat).tokens)
 
-    num_tokens = await service.prepare(request, count)
+    num_tokens = await leased.prepare(request, count)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
@@ -367,14 +367,14 @@ async def count_input_tokens(request: Request) -> Response:
 async def compact_conversation(request: Request) -> Response:
     """Have the model summarise a conversation; what is returned can be sent in its place."""
     body = await read_body(request, CompactRequest)
-    service = await lease_for(request, body)
-    head = response_head(request, service, body.model)
-    context_tokens = service.engine.info.context_tokens
-    asked = await service.prepare(request, partial(body.asked, context_tokens))
-    conversion, chat, _ = await _convert(request, service, asked)
+    leased = await lease_for(request, body)
+    head = response_head(request, leased, body.model)
+    context_tokens = leased.engine.info.context_tokens
+    asked = await leased.prepare(request, partial(body.asked, context_tokens))
+    conversion, chat, _ = await _convert(request, leased, asked)
     items = [*conversion.earlier, *conversion.items[:-1]]
     presenter = CompactionPresenter(head, asked, items, context_tokens)
-    return await answer(request, service, partial(prepare_chat, request, service, chat), presenter)
+    return await answer(request, leased, partial(prepare_chat, request, leased, chat), presenter)
 
 
 @router.get("/v1/responses/{response_id}", openapi_extra=query_schema(GetQuery))
@@ -413,17 +413,17 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 
 async def _convert(
-    request: Request, service: Service, body: ResponsesRequest, head: ResponseHead | None = None
+    request: Request, leased: LeasedModel, body: ResponsesRequest, head: ResponseHead | None = None
 ) -> tuple[ChatConversion, ChatRequest, StoredInput]:
     """Return a request as a chat, with the stored responses and items that it names.
 
     head: of the response, for which the input is then stored.
     Raises NotFoundError, and BadRequestError if too much is named.
     """
-    notes = Notes(service.settings.unknown_fields == "refuse")
-    named = find_named(body, _store_of(request), key_digest(request), notes, service.settings.max_body_bytes)
+    notes = Notes(leased.settings.unknown_fields == "refuse")
+    named = find_named(body, _store_of(request), key_digest(request), notes, leased.settings.max_body_bytes)
     more_bytes = named.num_bytes + ITEM_BYTES * (len(named.given) + named.num_items)
     try:
-        return await service.prepare(request, partial(convert, body, named, notes, head), more_bytes)
+        return await leased.prepare(request, partial(convert, body, named, notes, head), more_bytes)
     finally:
         note_ignored(request, notes.entries())

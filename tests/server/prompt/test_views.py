@@ -15,7 +15,7 @@ BODY = {"messages": [{"role": "user", "content": NUMBERED}], "max_tokens": 3}
 
 async def texts_of(app, request):
     """Return the views of a request that are texts, once all are made."""
-    await asyncio.gather(*app.state.service.views.making)
+    await asyncio.gather(*app.state.service.making_views)
     return [bytes([*view]).decode() for view in request.views if not isinstance(view, Frame)]
 
 
