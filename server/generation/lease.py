@@ -148,7 +148,7 @@ async def _load(request: Request, service: Service, name: str, silence: bytes | 
     future = await MODEL_FILES.run(_acquire, service.models, name)
     loop, limit_s = asyncio.get_running_loop(), service.settings.load_timeout_s
     until = loop.time() + limit_s
-    loading = asyncio.wrap_future(future)
+    loading, use = asyncio.wrap_future(future), None
     try:
         if silence is None:
             await wait_unless_gone(loading, request.receive, limit_s)
@@ -160,14 +160,15 @@ async def _load(request: Request, service: Service, name: str, silence: bytes | 
                 await wait_unless_gone(loading, request.receive, min(COMMENT_S, left_s))
         if not loading.done():
             raise TimeoutError(name)
-        return loading.result()
+        use = loading.result()
+        return use
     except (ApiError, ClientGoneError):
         raise
     except Exception as fault:
         raise from_load(fault) from fault
     finally:
         # Whoever waits no longer must not keep the model.
-        if not loading.done() and not future.cancel():
+        if use is None and not future.cancel():
             future.add_done_callback(_end_use)
 
 
