@@ -166,6 +166,7 @@ def test_a_draft_model_on_rank_0_changes_no_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_rows_that_outgrow_the_memory_of_ranks_get_the_same_answers(tmp_path: Path) -> None:
     model = write_random_model("qwen2", tmp_path / "model")
     # Beside the weights, some rows of the length that they end with.
