@@ -144,7 +144,9 @@ def test_no_prompt_takes_a_prefix_of_another_picture_with_the_same_key(name: str
     elif first_is == "decoding":
         driven.step_until(lambda: len(told.text) > 0)
     elif first_is == "cancelled":
-        driven.step_until(lambda: any(s.prefill.num_computed > 20 for s in driven.worker.prefilling))
+        # Gemma 3 reads an image at once, with all that is left of so short a prompt.
+        begun = 0 if name == "gemma3" else 20
+        driven.step_until(lambda: any(s.prefill.num_computed > begun for s in driven.worker.prefilling))
         driven.worker.cancel(first.id)
     else:
         driven.finish()
