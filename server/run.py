@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from sse_starlette.sse import AppStatus
 
-from reprise.config.freed_memory import frozen
+from reprise.config.freed_memory import frozen, share_arenas
 from reprise.config.loopback import is_loopback
 from reprise.config.per_model import Section, settings_of
 from reprise.config.settings import Settings
@@ -195,6 +195,7 @@ def _start(
         if (status := follow(settings)) is not None:
             return status
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
+    share_arenas()
     try:
         bound = bind_address(settings.host, settings.port)
     except ListenError as fault:

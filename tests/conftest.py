@@ -18,7 +18,7 @@ settings.load_profile("any machine")
 
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="reprise-tests-")
 
-UNTIL = float(os.environ.get("REPRISE_TESTS_UNTIL", "inf"))
+UNTIL = float(os.environ.get("TESTS_UNTIL", "inf"))
 """No test begins later, in seconds of Unix time: CI has a limit. The summary counts what is left out."""
 
 LONGEST = (
@@ -38,7 +38,7 @@ LONGEST = (
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
     if time.time() > UNTIL:
-        pytest.skip("the time for tests is over (REPRISE_TESTS_UNTIL)")
+        pytest.skip("the time for tests is over (TESTS_UNTIL)")
 
 
 def pytest_terminal_summary(terminalreporter):

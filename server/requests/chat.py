@@ -120,17 +120,18 @@ CHOICE_NEEDS_TOOLS = {
 MESSAGES_SCHEMA: dict[str, Any] = {
     "type": "array",
     "items": {
-        "type": "object",
-        "allOf": [
-            {"properties": {"role": {"type": "string"}}},
+        "anyOf": [
+            {"type": "string", "description": "The text of a message of the user."},
             {
+                "type": "object",
+                "properties": {"role": {"type": ["string", "null"]}},
                 "anyOf": [
-                    {"required": ["role"]},
+                    {"required": ["role"], "properties": {"role": {"type": "string"}}},
                     {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
-                ]
+                ],
+                "additionalProperties": True,
             },
-        ],
-        "additionalProperties": True,
+        ]
     },
 }
 Messages = Annotated[

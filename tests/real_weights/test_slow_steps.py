@@ -44,7 +44,7 @@ def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @contextmanager
 def running(settings: Settings) -> Iterator[Engine]:
-    """Run an engine as the server does: it measures costs in idle moments."""
+    """Run an engine as the server does, once what its model can do was tried: it measures costs while idle."""
 
     def sources(vocabulary: str) -> DraftSources:
         return DraftSources(make_drafters(settings, vocabulary), score_in_slices)
@@ -52,6 +52,7 @@ def running(settings: Settings) -> Iterator[Engine]:
     engine = Engine(settings, Makers(make_sources=sources))
     engine.start()
     try:
+        wait_until(lambda: engine.info.is_tried, within_s=300)
         yield engine
     finally:
         engine.stop(drain_s=0)
