@@ -11,12 +11,16 @@ from reprise.server.conversation.model import (
     Message,
     Part,
     Role,
+    arguments_of,
+    as_string,
     check_answerable,
     check_size,
     joined,
+    note_unknown,
+    part_of,
+    parts_of,
     settle,
 )
-from reprise.server.conversation.parts import arguments_of, as_string, note_unknown, part_of, parts_of
 from reprise.server.conversation.tools import ToolReader, read_choice
 from reprise.server.validation.fields import Notes
 

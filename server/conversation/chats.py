@@ -3,8 +3,19 @@
 from collections.abc import Iterable
 from typing import Any
 
-from reprise.server.conversation.model import Call, Json, Message, Role, check_answerable, check_size, settle
-from reprise.server.conversation.parts import arguments_of, as_string, note_unknown, parts_of
+from reprise.server.conversation.model import (
+    Call,
+    Json,
+    Message,
+    Role,
+    arguments_of,
+    as_string,
+    check_answerable,
+    check_size,
+    note_unknown,
+    parts_of,
+    settle,
+)
 from reprise.server.conversation.tools import ToolReader, read_choice
 from reprise.server.errors import bad_field
 from reprise.server.validation.fields import Notes

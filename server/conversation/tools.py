@@ -8,8 +8,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError, from_json, to_json
 
-from reprise.server.conversation.model import Json, Tool, ToolChoice
-from reprise.server.conversation.parts import note_unknown
+from reprise.server.conversation.model import Json, Tool, ToolChoice, note_unknown
 from reprise.server.errors import bad_field, shortened
 from reprise.server.tools.lark import escape_lark
 from reprise.server.validation.fields import MAX_PARSED, Notes, field_error

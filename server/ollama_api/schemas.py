@@ -15,9 +15,9 @@ from reprise.server.conversation.model import (
     Part,
     check_answerable,
     check_size,
+    image,
     settle,
 )
-from reprise.server.conversation.parts import image
 from reprise.server.conversation.tools import ToolReader
 from reprise.server.openai_api.embeddings import Inputs, Text, read_inputs
 from reprise.server.requests.chat import MESSAGES_SCHEMA, ReasoningEffort, Tools, of_chats

@@ -44,7 +44,7 @@ def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @contextmanager
 def running(settings: Settings) -> Iterator[Engine]:
-    """Run an engine as the server does, once what its model can do was tried: it measures costs while idle."""
+    """Run an engine as the server does, and wait until it has tried what its model can do."""
 
     def sources(vocabulary: str) -> DraftSources:
         return DraftSources(make_drafters(settings, vocabulary), score_in_slices)

@@ -13,18 +13,16 @@ from reprise.server.conversation.model import (
     Message,
     Part,
     Tool,
-    check_answerable,
-    joined,
-    settle,
-)
-from reprise.server.conversation.parts import (
     arguments_of,
     as_string,
+    check_answerable,
     cleaned,
+    joined,
     note_unknown,
     part_of,
     parts_of,
     readable,
+    settle,
 )
 from reprise.server.conversation.tools import ToolReader, function_name, read_choice
 from reprise.server.errors import BadRequestError, requested_name

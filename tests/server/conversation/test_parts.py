@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from reprise.server.conversation.chats import from_chats
-from reprise.server.conversation.model import settle
-from reprise.server.conversation.parts import (
+from reprise.server.conversation.model import (
     LEFT_OUT,
     MEDIA,
     TEXTS,
@@ -15,6 +14,7 @@ from reprise.server.conversation.parts import (
     arguments_of,
     cleaned,
     parts_of,
+    settle,
 )
 from reprise.server.errors import BadRequestError
 from reprise.server.validation.fields import Notes

@@ -4,7 +4,7 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.models import AnswerLimits
-from reprise.server.generation.choices import Prompts, choice_seed, make_engine_requests
+from reprise.server.generation.prepare import Prompts, choice_seed, make_engine_requests
 from reprise.server.requests.completions import CompletionRequest
 from tests.server.openai_shapes import assert_error
 

@@ -10,7 +10,7 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.events import DraftingReport
 from reprise.engine.interface.request import DraftChoice
 from reprise.server.app import create_app
-from reprise.server.generation.choices import Prompts, make_engine_requests
+from reprise.server.generation.prepare import Prompts, make_engine_requests
 from reprise.server.requests.completions import CompletionRequest
 from tests.server.fake_engine import traces
 from tests.server.openai_shapes import valid_chat

@@ -8,7 +8,7 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.events import Usage
 from reprise.engine.interface.request import WindowSettings
 from reprise.server.errors import BadRequestError
-from reprise.server.generation.choices import Prompts, make_engine_requests
+from reprise.server.generation.prepare import Prompts, make_engine_requests
 from reprise.server.output.presenter import measure_timings
 from reprise.server.requests.completions import CompletionRequest
 

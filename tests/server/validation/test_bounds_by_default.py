@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from reprise.engine.text.templates.fit import merge, split_calls
 from reprise.server.anthropic_api.routes import to_chat_request
 from reprise.server.anthropic_api.schemas import MessagesRequest
-from reprise.server.conversation.parts import arguments_of
+from reprise.server.conversation.model import arguments_of
 from reprise.server.conversation.tools import MAX_NAME_CHARACTERS, function_name
 from reprise.server.errors import BadRequestError
 from reprise.server.openai_api.responses.items import ChatConversion
