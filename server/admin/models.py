@@ -14,13 +14,6 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.embeddings import EmbeddingInfo
 from reprise.engine.interface.images import VisionInfo
 from reprise.engine.interface.models import ModelEntry, ModelInfo
-from reprise.server.anthropic_api.presenter import (
-    MessagesModel,
-    MessagesModelList,
-    is_anthropic_client,
-    messages_model,
-    messages_models,
-)
 from reprise.server.engine_types import Models
 from reprise.server.errors import (
     ApiError,
@@ -42,11 +35,15 @@ from reprise.server.logs import LOGGER
 from reprise.server.output.model_cards import (
     EmbeddingCard,
     ListedModelCard,
+    MessagesModel,
+    MessagesModelList,
     Modalities,
     ModelCard,
     ModelList,
     ModelMeta,
     VisionCard,
+    messages_model,
+    messages_models,
 )
 from reprise.server.requests.generation_fields import LoadRequest, ModelRequest, PullRequest
 
@@ -67,7 +64,12 @@ async def list_models(request: Request) -> ModelList | MessagesModelList:
     With the header anthropic-version, in Anthropic's shape.
     """
     listed = await served_models(service_of(request))
-    return messages_models(listed.data) if is_anthropic_client(request) else listed
+    return messages_models(listed.data) if _is_anthropic_client(request) else listed
+
+
+def _is_anthropic_client(request: Request) -> bool:
+    """Return whether a request for models is for Anthropic's API, which has the same path as OpenAI's."""
+    return "anthropic-version" in request.headers
 
 
 async def served_models(service: Service) -> ModelList:
@@ -91,7 +93,7 @@ async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModel
     service = service_of(request)
     service.check_ready()
     card = _card(service, name, await find_entry(service, name))
-    return messages_model(card) if is_anthropic_client(request) else card
+    return messages_model(card) if _is_anthropic_client(request) else card
 
 
 @router.post("/v1/models/load", openapi_extra=body_schema(LoadRequest))

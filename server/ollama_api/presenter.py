@@ -11,8 +11,7 @@ from reprise.engine.interface.events import TokenLogprob
 from reprise.server.errors import ApiError
 from reprise.server.http.errors import ollama_error
 from reprise.server.ollama_api.schemas import GeneratingFields
-from reprise.server.openai_api.chat import chat_logprobs
-from reprise.server.output.openai_objects import Timings, UsageBlock
+from reprise.server.output.openai_objects import Timings, UsageBlock, chat_logprobs
 from reprise.server.output.parts import (
     CallArgumentsPart,
     CallStartPart,

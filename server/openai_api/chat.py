@@ -1,6 +1,5 @@
 """POST /v1/chat/completions and /v1/completions: the routes, and how answers are formatted."""
 
-import math
 import secrets
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -24,21 +23,20 @@ from reprise.server.output.openai_objects import (
     CalledFunction,
     ChatChoice,
     ChatChunkChoice,
-    ChatLogprobs,
     Choice,
     CompletionChoice,
     CompletionLogprobs,
     ContinuedToolCall,
     Delta,
     Envelope,
-    LikelyToken,
     MessageToolCall,
     MoreArguments,
     MoreInput,
     Timings,
-    TokenEntry,
     TracedText,
     UsageBlock,
+    chat_logprobs,
+    finite,
 )
 from reprise.server.output.parts import (
     CallArgumentsPart,
@@ -61,29 +59,6 @@ from reprise.server.output.presenter import KEEP_ALIVE, Events, ResponseHead
 from reprise.server.output.text_parser import PromptPositions, TokenPositions
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
-
-FLOOR = -9999.0
-"""Replaces the log probability of a token that cannot occur, as in OpenAI's API: JSON has no infinity."""
-
-
-def chat_logprobs(entries: Sequence[TokenLogprob]) -> ChatLogprobs:
-    """Format log probabilities for /v1/chat/completions.
-
-    A token that holds only part of a character is shown as U+FFFD, along with its bytes.
-    """
-    return ChatLogprobs(content=[_entry(entry) for entry in entries], refusal=None)
-
-
-def _entry(entry: TokenLogprob) -> TokenEntry:
-    return TokenEntry(
-        token=_text(entry.token_bytes),
-        bytes=list(entry.token_bytes),
-        logprob=_finite(entry.logprob),
-        top_logprobs=[
-            LikelyToken(token=_text(token_bytes), bytes=list(token_bytes), logprob=_finite(logprob))
-            for _, token_bytes, logprob in entry.top
-        ],
-    )
 
 
 class CompletionLogprobsBuilder:
@@ -127,7 +102,7 @@ class CompletionLogprobsBuilder:
 def _format(entries: Sequence[TokenLogprob], offsets: list[int]) -> CompletionLogprobs:
     return CompletionLogprobs(
         tokens=[_token_string(entry.token_bytes) for entry in entries],
-        token_logprobs=[None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
+        token_logprobs=[None if entry.logprob is None else finite(entry.logprob) for entry in entries],
         top_logprobs=[None if entry.logprob is None else _top_logprobs(entry) for entry in entries],
         text_offset=offsets,
     )
@@ -137,13 +112,9 @@ def _top_logprobs(entry: TokenLogprob) -> dict[str, float]:
     """Return the most likely tokens, and the sampled token if it is not among them."""
     found: dict[str, float] = {}
     for _, token_bytes, logprob in entry.top:
-        found.setdefault(_token_string(token_bytes), _finite(logprob))
-    found.setdefault(_token_string(entry.token_bytes), _finite(entry.logprob))
+        found.setdefault(_token_string(token_bytes), finite(logprob))
+    found.setdefault(_token_string(entry.token_bytes), finite(entry.logprob))
     return found
-
-
-def _text(token_bytes: bytes) -> str:
-    return token_bytes.decode(errors="replace")
 
 
 def _token_string(token_bytes: bytes) -> str:
@@ -152,10 +123,6 @@ def _token_string(token_bytes: bytes) -> str:
         return token_bytes.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
-
-
-def _finite(logprob: float | None) -> float:
-    return logprob if logprob is not None and math.isfinite(logprob) and logprob > FLOOR else FLOOR
 
 
 class ResponseFormat(Protocol):

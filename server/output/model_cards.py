@@ -1,5 +1,7 @@
-"""Describe models as GET /v1/models lists them."""
+"""Describe models as GET /v1/models lists them, for clients of OpenAI and of Anthropic."""
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Literal
 
 from pydantic import BaseModel
@@ -107,3 +109,42 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ListedModelCard | ModelCard]
+
+
+class MessagesModel(BaseModel):
+    """A model under one of its names. The limits are null until it is loaded."""
+
+    id: str
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
+class MessagesModelList(BaseModel):
+    """All models; there is never a second page."""
+
+    data: list[MessagesModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False] = False
+
+
+def messages_model(card: ModelCard) -> MessagesModel:
+    """Return a model in Anthropic's shape."""
+    return MessagesModel(
+        id=card.id,
+        display_name=card.id,
+        created_at=datetime.fromtimestamp(card.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        max_input_tokens=card.context_length,
+        max_tokens=card.context_length,
+    )
+
+
+def messages_models(cards: Sequence[ModelCard]) -> MessagesModelList:
+    """Return the list of models in Anthropic's shape."""
+    models = [messages_model(card) for card in cards]
+    first, last = (models[0].id, models[-1].id) if models else (None, None)
+    return MessagesModelList(data=models, first_id=first, last_id=last)

@@ -4,10 +4,13 @@ Fields that OpenAI always sends are always set, to null if there is no value. Fi
 request are otherwise left unset, and unset fields are not sent.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel
 
+from reprise.engine.interface.events import TokenLogprob
 from reprise.server.output.parts import FinishReason
 
 
@@ -309,3 +312,36 @@ class Envelope(BaseModel):
     def to_json(self) -> bytes:
         """Return the JSON to send, without unset fields."""
         return self.model_dump_json(exclude_unset=True).encode()
+
+
+FLOOR = -9999.0
+"""Replaces the log probability of a token that cannot occur, as in OpenAI's API: JSON has no infinity."""
+
+
+def finite(logprob: float | None) -> float:
+    """Return a log probability that JSON can write; see FLOOR."""
+    return logprob if logprob is not None and math.isfinite(logprob) and logprob > FLOOR else FLOOR
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob]) -> ChatLogprobs:
+    """Format log probabilities for /v1/chat/completions.
+
+    A token that holds only part of a character is shown as U+FFFD, along with its bytes.
+    """
+    return ChatLogprobs(content=[_entry(entry) for entry in entries], refusal=None)
+
+
+def _entry(entry: TokenLogprob) -> TokenEntry:
+    return TokenEntry(
+        token=_shown(entry.token_bytes),
+        bytes=list(entry.token_bytes),
+        logprob=finite(entry.logprob),
+        top_logprobs=[
+            LikelyToken(token=_shown(token_bytes), bytes=list(token_bytes), logprob=finite(logprob))
+            for _, token_bytes, logprob in entry.top
+        ],
+    )
+
+
+def _shown(token_bytes: bytes) -> str:
+    return token_bytes.decode(errors="replace")

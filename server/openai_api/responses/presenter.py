@@ -10,10 +10,9 @@ from reprise.engine.interface.events import TokenLogprob
 from reprise.server.conversation.model import Tool
 from reprise.server.conversation.tools import InputDecoder
 from reprise.server.errors import ApiError, ContextLengthError
-from reprise.server.openai_api.chat import chat_logprobs
 from reprise.server.openai_api.responses.items import encode_reasoning
 from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
-from reprise.server.output.openai_objects import Timings, UsageBlock
+from reprise.server.output.openai_objects import Timings, UsageBlock, chat_logprobs
 from reprise.server.output.parts import (
     CallArgumentsPart,
     CallStartPart,
