@@ -12,11 +12,11 @@ from typing import Any
 from reprise.bench.experiment import first_difference
 from reprise.engine.interface.request import View
 from reprise.engine.text.tokenizer import Tokenizer
-from reprise.server.conversation.chats import from_chats
-from reprise.server.conversation.tools import read_tool
 from reprise.server.errors import BadRequestError
 from reprise.server.prompt.views import ViewMaker
 from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.chat_messages import from_chats
+from reprise.server.requests.tools import read_tool
 from reprise.server.validation.fields import Notes, validate
 
 Message = dict[str, Any]

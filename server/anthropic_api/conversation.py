@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from reprise.server.conversation.chats import chat_message, check_message, named
-from reprise.server.conversation.model import (
+from reprise.server.requests.chat_messages import chat_message, check_message, named
+from reprise.server.requests.messages import (
     Call,
     Json,
     Media,
@@ -21,7 +21,7 @@ from reprise.server.conversation.model import (
     parts_of,
     settle,
 )
-from reprise.server.conversation.tools import ToolReader, read_choice
+from reprise.server.requests.tools import ToolReader, read_choice
 from reprise.server.validation.fields import Notes
 
 _ROLES: tuple[Role, ...] = ("user", "assistant", "system")

@@ -9,7 +9,6 @@ from fastapi.responses import JSONResponse
 from reprise.server.anthropic_api.conversation import kept_system
 from reprise.server.anthropic_api.presenter import MessagePresenter
 from reprise.server.anthropic_api.schemas import ConversationFields, CountTokensRequest, MessagesRequest
-from reprise.server.conversation.model import Message
 from reprise.server.generation.lease import lease_for
 from reprise.server.generation.prepare import Prepared, encode_prompt, prepare_chat
 from reprise.server.generation.service import LeasedModel
@@ -19,6 +18,7 @@ from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.requests.chat import ChatRequest, extended
 from reprise.server.requests.generation_fields import WindowFields
+from reprise.server.requests.messages import Message
 from reprise.server.validation.fields import Notes, validate_known
 
 _SAMPLING = ("temperature", "top_p", "top_k")

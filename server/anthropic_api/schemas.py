@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
 from reprise.server.anthropic_api.conversation import read_conversation
-from reprise.server.conversation.model import ToolChoice
 from reprise.server.requests.chat import (
     CHOICE_NEEDS_TOOLS,
     ChatExtensions,
@@ -20,6 +19,7 @@ from reprise.server.requests.chat import (
     of_chats,
 )
 from reprise.server.requests.generation_fields import DraftFields, KeepAlive, WindowFields
+from reprise.server.requests.messages import ToolChoice
 from reprise.server.requests.structured_output import GUIDED, NO_WORDS, at_most_one
 from reprise.server.validation.fields import (
     INT32_MAX,

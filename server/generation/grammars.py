@@ -12,13 +12,13 @@ from reprise.engine.interface.errors import GrammarError
 from reprise.engine.interface.request import Grammar, ThinkingBudget
 from reprise.engine.interface.wanted import check_wanted
 from reprise.engine.text.markers import Marker, Markers
-from reprise.server.conversation.model import Tool
-from reprise.server.conversation.tools import MAX_ENFORCED_BYTES, check_enforced_in_full, of_tool
 from reprise.server.engine_types import ModelEngine
 from reprise.server.errors import BadRequestError
 from reprise.server.http.request_log import note_relaxed
 from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.messages import Tool
 from reprise.server.requests.structured_output import StructuredFields
+from reprise.server.requests.tools import MAX_ENFORCED_BYTES, check_enforced_in_full, of_tool
 from reprise.server.tools.formats import JsonFormat, find_format
 from reprise.server.tools.grammar import (
     ANY_ARGUMENTS,
@@ -27,8 +27,8 @@ from reprise.server.tools.grammar import (
     json_arguments,
     marker_tokens,
 )
-from reprise.server.tools.lark import escape_regex, json_rule
 from reprise.server.validation.json_schema import check_schema, explain_grammar_error, with_null_types
+from reprise.server.validation.lark import escape_regex, json_rule
 from reprise.server.validation.relaxed_schema import RelaxedSchema, closed, relaxations, takes_nothing
 
 _TEXT = "TEXT: /(.|\\n)*/"

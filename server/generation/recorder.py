@@ -22,11 +22,11 @@ from reprise.config.setting import SettingsError
 from reprise.config.settings import Settings
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import GenerationRequest
-from reprise.server.conversation.model import Message
 from reprise.server.engine_types import ModelEngine
 from reprise.server.logs import LOGGER
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.generation_fields import GenerationFields
+from reprise.server.requests.messages import Message
 
 MakeLines = Callable[[], Iterable[bytes]]
 """Makes lines, each with its line break. Runs on the recorder's thread."""

@@ -9,7 +9,6 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field, ValidationInfo, model_validator
 from pydantic_core import to_json
 
-from reprise.server.conversation.chats import read_chat
 from reprise.server.executor import FORMAT
 from reprise.server.generation.lease import lease_for, lease_model
 from reprise.server.generation.prepare import encode_prompt
@@ -18,6 +17,7 @@ from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
 from reprise.server.prompt.encoder import TokenIds, decode, encode_text
 from reprise.server.requests.chat import ONE_END, ChatRequest, Messages, TemplateArguments, Tools
+from reprise.server.requests.chat_messages import read_chat
 from reprise.server.validation.fields import (
     RequestModel,
     Rules,

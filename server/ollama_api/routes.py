@@ -21,7 +21,6 @@ from reprise.server.admin.models import (
     named_entries,
     unload,
 )
-from reprise.server.conversation.model import Message
 from reprise.server.errors import (
     ApiError,
     BadRequestError,
@@ -57,6 +56,7 @@ from reprise.server.openai_api.embeddings import (
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
+from reprise.server.requests.messages import Message
 from reprise.server.validation.fields import Notes, validate
 
 RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)

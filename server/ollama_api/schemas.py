@@ -7,8 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJsonSchema, model_validator
 
-from reprise.server.conversation.chats import from_chats
-from reprise.server.conversation.model import (
+from reprise.server.openai_api.embeddings import Inputs, Text, read_inputs
+from reprise.server.requests.chat import MESSAGES_SCHEMA, ReasoningEffort, Tools, of_chats
+from reprise.server.requests.chat_messages import from_chats
+from reprise.server.requests.generation_fields import DraftFields, KeepAlive
+from reprise.server.requests.messages import (
     MAX_PARTS,
     Json,
     Message,
@@ -18,10 +21,7 @@ from reprise.server.conversation.model import (
     image,
     settle,
 )
-from reprise.server.conversation.tools import ToolReader
-from reprise.server.openai_api.embeddings import Inputs, Text, read_inputs
-from reprise.server.requests.chat import MESSAGES_SCHEMA, ReasoningEffort, Tools, of_chats
-from reprise.server.requests.generation_fields import DraftFields, KeepAlive
+from reprise.server.requests.tools import ToolReader
 from reprise.server.validation.fields import (
     INT32_MAX,
     INT64_MAX,

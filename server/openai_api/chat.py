@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from reprise.engine.interface.events import TokenLogprob
-from reprise.server.conversation.tools import InputDecoder
 from reprise.server.errors import ApiError
 from reprise.server.generation.lease import lease_for
 from reprise.server.generation.prepare import prepare_chat, prepare_completion
@@ -59,6 +58,7 @@ from reprise.server.output.presenter import KEEP_ALIVE, Events, ResponseHead
 from reprise.server.output.text_parser import PromptPositions, TokenPositions
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
+from reprise.server.requests.tools import InputDecoder
 
 
 class CompletionLogprobsBuilder:

@@ -12,9 +12,9 @@ from reprise.engine.interface.images import ImageProcessor, PromptImage, mark, n
 from reprise.engine.interface.kept import Kept
 from reprise.engine.interface.wanted import check_wanted
 from reprise.engine.sandbox.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
-from reprise.server.conversation.model import Media, Message, Part, check_answerable, newest_start
 from reprise.server.errors import BadRequestError
 from reprise.server.http.request_log import note_ignored
+from reprise.server.requests.messages import Media, Message, Part, check_answerable, newest_start
 from reprise.server.validation.fields import Notes
 
 DECODER = ImageDecoder()

@@ -1,4 +1,5 @@
-"""The request bodies of the OpenAI endpoints and of /tokenize: every field with its type and limits.
+"""Bodies, messages and tools in the normal form, which those of every API are translated into.
 
-Nothing here talks to the engine or builds a response.
+History is never refused: messages.py says what of it is left out, and what is shown as text. Nothing here
+talks to the engine or builds a response.
 """

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from reprise.engine.interface.request import DraftChoice, DraftType
-from reprise.server.conversation.model import parts_of
 from reprise.server.errors import bad_field, shortened
+from reprise.server.requests.messages import parts_of
 from reprise.server.requests.structured_output import StructuredFields
 from reprise.server.validation.fields import (
     INT32_MAX,

@@ -21,9 +21,9 @@ from reprise.server.tools.formats import (
     ListedFormat,
     TaggedFormat,
 )
-from reprise.server.tools.lark import ANY_TEXT, escape_lark, json_rule, lark_rule, text_patterns
 from reprise.server.tools.values import ALL_TYPES, STRING, escape_entities, find_types
 from reprise.server.validation.json_schema import constrains_besides, list_of, target_of
+from reprise.server.validation.lark import ANY_TEXT, escape_lark, json_rule, lark_rule, text_patterns
 
 _NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _TEXT_WORDS = ("pattern", "minLength", "maxLength")

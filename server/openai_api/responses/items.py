@@ -5,8 +5,12 @@ import binascii
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from reprise.server.conversation.chats import ASSISTANT_ONLY, OF_API, ROLES, apart, chat_message, named
-from reprise.server.conversation.model import (
+from reprise.server.errors import BadRequestError, requested_name
+from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
+from reprise.server.openai_api.responses.store import Turn
+from reprise.server.requests.chat import ChatRequest, extended
+from reprise.server.requests.chat_messages import ASSISTANT_ONLY, OF_API, ROLES, apart, chat_message, named
+from reprise.server.requests.messages import (
     Call,
     Json,
     Media,
@@ -24,11 +28,7 @@ from reprise.server.conversation.model import (
     readable,
     settle,
 )
-from reprise.server.conversation.tools import ToolReader, function_name, read_choice
-from reprise.server.errors import BadRequestError, requested_name
-from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
-from reprise.server.openai_api.responses.store import Turn
-from reprise.server.requests.chat import ChatRequest, extended
+from reprise.server.requests.tools import ToolReader, function_name, read_choice
 from reprise.server.validation.fields import Notes, validate_known
 
 REASONING_PREFIX = "reprise:"

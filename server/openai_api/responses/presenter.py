@@ -7,8 +7,6 @@ from typing import Any, Literal
 from pydantic_core import to_json
 
 from reprise.engine.interface.events import TokenLogprob
-from reprise.server.conversation.model import Tool
-from reprise.server.conversation.tools import InputDecoder
 from reprise.server.errors import ApiError, ContextLengthError
 from reprise.server.openai_api.responses.items import encode_reasoning
 from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
@@ -25,6 +23,8 @@ from reprise.server.output.parts import (
     merge_adjacent,
 )
 from reprise.server.output.presenter import Events, ResponseHead
+from reprise.server.requests.messages import Tool
+from reprise.server.requests.tools import InputDecoder
 
 _PREFIX = "resp_"
 

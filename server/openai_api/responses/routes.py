@@ -11,7 +11,6 @@ from pydantic import Field
 from pydantic_core import from_json, to_json
 
 from reprise.engine.interface.events import TokenLogprob
-from reprise.server.conversation.model import Tool
 from reprise.server.errors import BadRequestError, ContextLengthError, NotFoundError, RequestFailedError
 from reprise.server.executor import FORMAT
 from reprise.server.generation.lease import lease_for, lease_model
@@ -46,6 +45,7 @@ from reprise.server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPa
 from reprise.server.output.presenter import ResponseHead
 from reprise.server.prompt.encoder import check_ids
 from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.messages import Tool
 from reprise.server.validation.fields import AcceptsPeerFields, Notes, no_effect, unsupported, validate
 
 SHARE_OF_CONTEXT = 8

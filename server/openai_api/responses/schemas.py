@@ -14,7 +14,6 @@ from pydantic import (
 )
 from pydantic_core import to_json
 
-from reprise.server.conversation.model import check_size
 from reprise.server.requests.chat import (
     CHOICE_NEEDS_TOOLS,
     TOOL_CHOICE_SCHEMA,
@@ -25,6 +24,7 @@ from reprise.server.requests.chat import (
     extension,
 )
 from reprise.server.requests.generation_fields import KeepAlive
+from reprise.server.requests.messages import check_size
 from reprise.server.requests.structured_output import (
     ANY_TEXT,
     GUIDED,

@@ -1,4 +1,4 @@
-"""A session that meets every kind of tests/server/conversation once: all it sent before stays cached.
+"""A session with every kind of tests/server/requests/conversations: all that it sent before stays cached.
 
 The histories of the cases are its turns, one after the other, each with the server's answer between.
 """
@@ -14,7 +14,7 @@ import pytest
 
 from tests.end_to_end.clients.scripted import recording, serving_script
 from tests.engine.text.templates.test_chat_template import FOLDER
-from tests.server.conversation.test_cases import CASES, LARGE
+from tests.server.requests.conversations.test_cases import CASES, LARGE
 
 RULES = "Answer in one line, and say what you did."
 SAID = "It is done."

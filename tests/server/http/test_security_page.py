@@ -5,7 +5,6 @@ from pathlib import Path
 
 from reprise.config.settings import Settings
 from reprise.engine.sandbox.chat_templates import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
-from reprise.server.conversation.model import MAX_MESSAGES, MAX_PARTS
 from reprise.server.executor import LARGE_BYTES
 from reprise.server.http.body import MAX_HEADERS
 from reprise.server.http.connection import (
@@ -18,6 +17,7 @@ from reprise.server.http.connection import (
 from reprise.server.llama_server_api.tokens import TOKENS_AT_ONCE
 from reprise.server.openai_api.responses.routes import MAX_NAMED
 from reprise.server.openai_api.responses.schemas import MAX_ITEMS
+from reprise.server.requests.messages import MAX_MESSAGES, MAX_PARTS
 from reprise.server.tools.values import MAX_SIGNS
 from reprise.server.validation.body import (
     FRAGMENT_BYTES,

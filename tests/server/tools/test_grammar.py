@@ -6,10 +6,10 @@ import pytest
 
 from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.text.markers import HARMONY, Marker, Markers
-from reprise.server.conversation.model import ToolChoice
 from reprise.server.errors import BadRequestError
 from reprise.server.generation.grammars import chat_grammar
 from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.messages import ToolChoice
 from tests.engine.text.test_tokenizer import make_thinker
 
 SPECIAL = [

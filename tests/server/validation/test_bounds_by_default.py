@@ -14,12 +14,12 @@ from pydantic_core import to_json
 from reprise.engine.text.templates.fit import merge, split_calls
 from reprise.server.anthropic_api.routes import to_chat_request
 from reprise.server.anthropic_api.schemas import MessagesRequest
-from reprise.server.conversation.model import arguments_of
-from reprise.server.conversation.tools import MAX_NAME_CHARACTERS, function_name
 from reprise.server.errors import BadRequestError
 from reprise.server.openai_api.responses.items import ChatConversion
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.messages import arguments_of
+from reprise.server.requests.tools import MAX_NAME_CHARACTERS, function_name
 from reprise.server.validation.body import MAX_CONTAINERS, parse_liberally
 from reprise.server.validation.fields import Notes
 from tests.machine import allowed_s

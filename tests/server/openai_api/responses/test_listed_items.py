@@ -6,8 +6,8 @@ import pytest
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
-from reprise.server.conversation.model import settle
 from reprise.server.openai_api.responses.items import as_listed, from_items
+from reprise.server.requests.messages import settle
 from reprise.server.validation.fields import Notes
 
 ITEM = TypeAdapter(ResponseItem)

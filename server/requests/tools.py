@@ -8,9 +8,8 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError, from_json, to_json
 
-from reprise.server.conversation.model import Json, Tool, ToolChoice, note_unknown
 from reprise.server.errors import bad_field, shortened
-from reprise.server.tools.lark import escape_lark
+from reprise.server.requests.messages import Json, Tool, ToolChoice, note_unknown
 from reprise.server.validation.fields import MAX_PARSED, Notes, field_error
 from reprise.server.validation.json_schema import (
     MAX_SCHEMA_BYTES,
@@ -19,6 +18,7 @@ from reprise.server.validation.json_schema import (
     check_schema,
     with_null_types,
 )
+from reprise.server.validation.lark import escape_lark
 from reprise.server.validation.relaxed_schema import relaxations
 
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from reprise.server.conversation.model import (
+from reprise.server.errors import bad_field
+from reprise.server.requests.messages import (
     Call,
     Json,
     Message,
@@ -16,8 +17,7 @@ from reprise.server.conversation.model import (
     parts_of,
     settle,
 )
-from reprise.server.conversation.tools import ToolReader, read_choice
-from reprise.server.errors import bad_field
+from reprise.server.requests.tools import ToolReader, read_choice
 from reprise.server.validation.fields import Notes
 
 ROLES: dict[Any, Role] = {

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from reprise.server.conversation.chats import from_chats
-from reprise.server.conversation.model import (
+from reprise.server.errors import BadRequestError
+from reprise.server.requests.chat_messages import from_chats
+from reprise.server.requests.messages import (
     LEFT_OUT,
     MEDIA,
     TEXTS,
@@ -16,7 +17,6 @@ from reprise.server.conversation.model import (
     parts_of,
     settle,
 )
-from reprise.server.errors import BadRequestError
 from reprise.server.validation.fields import Notes
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"

@@ -11,12 +11,12 @@ from pydantic_core import to_json
 
 from reprise.server.anthropic_api.routes import to_chat_request
 from reprise.server.anthropic_api.schemas import MessagesRequest
-from reprise.server.conversation.chats import ROLES
-from reprise.server.conversation.model import LEFT_OUT, MEDIA, TEXTS
 from reprise.server.errors import BadRequestError
 from reprise.server.openai_api.responses.items import ChatConversion
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.chat_messages import ROLES
+from reprise.server.requests.messages import LEFT_OUT, MEDIA, TEXTS
 from reprise.server.validation.body import parse_liberally
 from reprise.server.validation.fields import Notes
 
