@@ -63,7 +63,7 @@ class Engine:
         catalogue = catalogue or Catalogue(settings)
         self._known = KnownModels(settings, sections or {}, catalogue, may_unload=self.may_unload)
         maker = EngineMaker(self._known, makers, make_sources, make_engine, EmbeddingEngine)
-        self._loop = Loop(self._known, Loads(self._known, maker.make, maker.save), self._tell_death)
+        self._loop = Loop(self._known, Loads(self._known, maker), self._tell_death)
         if makers and makers.ranks:
             makers.ranks.abort = self.abort
 

@@ -192,19 +192,14 @@ SPARE_SHARE = 16
 class Loads:
     """Loads and unloads models. Used by the thread that owns MLX only.
 
-    known: all models. make_engine: makes the engine of one. save: saves the drafters that engines share.
+    known: all models. maker: makes their engines.
     serve: takes a time by perf_counter(), and lets models that have work run until then.
     interrupt: ends a load that runs, and any later one. For other threads.
     """
 
-    def __init__(
-        self,
-        known: KnownModels,
-        make_engine: Callable[[ServedModel], ModelEngine],
-        save: Callable[[], None],
-    ) -> None:
+    def __init__(self, known: KnownModels, maker: EngineMaker) -> None:
         self.serve: Callable[[float], None] = lambda _: None
-        self._known, self._make_engine, self._save = known, make_engine, save
+        self._known, self._maker = known, maker
         self._log_level = logging.INFO if known.may_unload else logging.DEBUG
         self._memory = SharedMemory(known.settings.memory_bytes or usable_bytes(), self._unload_for)
         self._served_at = 0.0
@@ -248,7 +243,7 @@ class Loads:
 
     def end(self) -> None:
         """Save the drafters that models share."""
-        self._save()
+        self._maker.save()
 
     def _load_wanted(self) -> None:
         """Load models in the order in which they were asked for, until one lacks memory."""
@@ -324,7 +319,7 @@ class Loads:
             model.progress, model.phase, model.fault = 0.0, None, None
         try:
             if engine is None:
-                engine = self._make_engine(model)
+                engine = self._maker.make(model)
                 with self._known.lock:
                     if self._known.is_stopping:
                         raise ModelError("the server is stopping")

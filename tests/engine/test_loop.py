@@ -82,8 +82,8 @@ class DyingEngine(IdleEngine):
 
 def loop_of(known: KnownModels, on_death: Callable[[str], None]) -> Loop:
     """Return a loop over models whose engines are there already."""
-    no_engine: Any = None
-    return Loop(known, Loads(known, no_engine, lambda: None), on_death)
+    no_maker: Any = SimpleNamespace(save=lambda: None)
+    return Loop(known, Loads(known, no_maker), on_death)
 
 
 def run(script: list[str]) -> list[int]:
