@@ -1,12 +1,10 @@
 """The engine as other threads see it. The loop does their requests on the thread that owns MLX."""
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
@@ -18,51 +16,56 @@ from reprise.engine.generating.engine import GeneratingEngine, TableOfModel
 from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.errors import EngineError, ModelLoadError, SharedTableError
 from reprise.engine.interface.events import Sink
-from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse, OneModel
+from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse
 from reprise.engine.interface.request import GenerationRequest, Grammar
 from reprise.engine.interface.status import EngineCounts, EngineStatus, sum_counts
-from reprise.engine.loop import Loading, Loop
-from reprise.engine.model.files.model_folder import ModelFolder
+from reprise.engine.loop import Loop
 from reprise.engine.model.hub import ReportBytes
 from reprise.engine.model.loading import Progress, StartProgress, check_adapter, find_folder
-from reprise.engine.models.catalogue import Catalogue, FoundModel, choose_first
-from reprise.engine.models.known import KnownModels, ServedModel
-from reprise.engine.models.loads import EngineMaker, GivenModel, Loads, MakeEngine, Makers, MakeSourcesFor
-from reprise.engine.models.model_engine import Inbox
+from reprise.engine.models.catalogue import Catalogue, choose_first
+from reprise.engine.models.known import KnownModels
+from reprise.engine.models.loads import EngineMaker, Loads, MakeEngine, Makers, MakeSourcesFor
 from reprise.engine.speculative.costs.exact_widths import Exactness, Shape, Tried, find_exact_shapes
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.text.tokenizer import Tokenizer
 
 
-class LoopEngine(ABC):
-    """The part of an engine that is the same for one model and for many. Any thread may call its methods.
+class Engine:
+    """All models of a server, one or many, and the loop that runs them. Any thread may call its methods.
 
-    known: the models of this engine. loading: loads and unloads them.
-    attached: objects that users of the engine keep with it, by names of their own.
+    Their engines work as if each were alone: queue, batch, recovery and drafts are theirs. They share the
+    thread that owns MLX (models/watchdog.py), the machine's memory (memory/budget.py), and the
+    drafters of a vocabulary (models/loads.py).
+
+    makers: make the parts of the only model, which is loaded from start to end. None: models are loaded and
+        unloaded as requests ask for them.
+    sections: the settings of single models, by section name. make_sources: makes a model's drafters; None to
+        draft nothing.
+    catalogue: lists the models that can be loaded; by default those that the settings name.
+    make_engine: makes the engine of a model that generates text.
+    may_unload: whether models are loaded and unloaded while it runs.
     on_death: if set, called once on the engine's thread with the fault's text if that thread dies.
     """
 
-    def __init__(self, settings: Settings, known: KnownModels, loading: Loading) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        makers: Makers | None = None,
+        *,
+        sections: Mapping[str, Section] | None = None,
+        make_sources: MakeSourcesFor | None = None,
+        catalogue: Catalogue | None = None,
+        make_engine: MakeEngine = GeneratingEngine,
+    ) -> None:
         self.settings = settings
-        self.attached: dict[str, Any] = {}
+        self.may_unload = makers is None
         self.on_death: Callable[[str], None] | None = None
-        self._known = known
-        self._loop = Loop(known, loading, self._tell_death)
-
-    @property
-    @abstractmethod
-    def first_engine(self) -> GeneratingEngine:
-        """The engine of the model that is loaded at the start. Raises EngineError if it has none now."""
-
-    @property
-    def table(self) -> TableOfModel:
-        """The first model's n-gram table. Raises SharedTableError."""
-        return self.first_engine.table
-
-    @property
-    def _fault(self) -> str | None:
-        """Why the engine is dead; None if it is not."""
-        return self._known.fault
+        catalogue = catalogue or Catalogue(settings)
+        self._known = KnownModels(settings, sections or {}, catalogue, may_unload=self.may_unload)
+        maker = EngineMaker(self._known, makers, make_sources, make_engine, EmbeddingEngine)
+        self._loop = Loop(self._known, Loads(self._known, maker), self._tell_death)
+        if makers and makers.ranks:
+            makers.ranks.abort = self.abort
 
     def start(self, on_progress: StartProgress | None = None) -> None:
         """Load the first model; returns when requests are accepted. Raises ModelError.
@@ -77,6 +80,48 @@ class LoopEngine(ABC):
         Requests that wait for a row, and those that do not finish in time, get Failed("draining").
         """
         self._loop.stop(drain_s)
+
+    @property
+    def first_name(self) -> str:
+        """The name of the model that the server started with."""
+        return self.settings.model_name
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model that the server started with. Raises RuntimeError before start() has returned."""
+        info = self._known.first.info
+        if info is None:
+            raise RuntimeError("the engine has not been started")
+        return info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model that the server started with, while that is loaded."""
+        engine = self._known.first.engine
+        if engine is None:
+            raise EngineError("draining", f"{self._known.first.name} is not loaded")
+        return engine.tokenizer
+
+    @property
+    def first_engine(self) -> GeneratingEngine:
+        """The engine of the model that the server started with. Raises EngineError if it has none now."""
+        engine = self._known.first.engine
+        if not isinstance(engine, GeneratingEngine):
+            raise EngineError("draining", f"{self._known.first.name} is not loaded, or generates no text")
+        return engine
+
+    @property
+    def table(self) -> TableOfModel:
+        """The first model's n-gram table. Raises SharedTableError."""
+        first = self._known.first
+        if not first.is_loaded or first.found.folder.purpose != "generate":
+            raise SharedTableError(f"{first.name} is not loaded, or generates no text")
+        return self.first_engine.table
+
+    @property
+    def costs(self) -> StepCosts:
+        """The costs of the first model's steps as learned so far. Raises RuntimeError if it is not loaded."""
+        return self.first_engine.costs
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Queue a request for the first model. See GeneratingEngine.submit()."""
@@ -98,7 +143,10 @@ class LoopEngine(ABC):
         with self._known.lock:
             statuses = [model.engine.status() for model in self._known.list_all() if model.engine]
             num_waiting = sum(len(model.waiting) for model in self._known.list_all())
-        state, fault = "ready", self._fault
+        state, fault = "ready", self._known.fault
+        if not self.may_unload and fault is None:
+            # The requests of the only model end before the loop does.
+            fault = next((one.fault for one in statuses), None)
         if fault is not None:
             state = "dead"
         elif self._known.is_stopping:
@@ -128,141 +176,6 @@ class LoopEngine(ABC):
             peak_bytes=mx.get_peak_memory(),
             cache_bytes=mx.get_cache_memory(),
         )
-
-    def _tell_death(self, fault: str) -> None:
-        if self.on_death:
-            self.on_death(fault)
-
-
-class Engine(LoopEngine, OneModel):
-    """An engine with one model, loaded from start to end. makers: make its parts; see Makers."""
-
-    def __init__(self, settings: Settings, makers: Makers | None = None) -> None:
-        makers = makers or Makers()
-        known = KnownModels(settings, {}, Catalogue(settings))
-        super().__init__(settings, known, GivenModel(known, self._tell_death))
-        self._engine = GeneratingEngine(settings, makers, Inbox(known.wake.set))
-        name = settings.model_name
-        found = FoundModel(name, ModelFolder(name, Path(settings.model_source), 0))
-        known.by_name[name] = ServedModel(found, engine=self._engine)
-        if makers.ranks:
-            makers.ranks.abort = self.abort
-
-    @property
-    def first_engine(self) -> GeneratingEngine:
-        """The engine of the model."""
-        return self._engine
-
-    @property
-    def _fault(self) -> str | None:
-        # Its requests end before the loop does.
-        return self._known.fault or self._engine.lifecycle.fault
-
-    @property
-    def info(self) -> ModelInfo:
-        """The loaded model. Raises RuntimeError before start() has returned."""
-        return self._engine.info
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The loaded model's tokenizer. Raises RuntimeError before start() has returned."""
-        return self._engine.tokenizer
-
-    @property
-    def costs(self) -> StepCosts:
-        """The costs of steps as learned so far. Raises RuntimeError before start() has returned."""
-        return self._engine.costs
-
-    def prefix_status(self) -> dict[str, dict[str, int]]:
-        """Return the prefix caches' counts, by "target" and "draft" and the names of PrefixStatus."""
-        return self._engine.prefix_status()
-
-    def margin(self, tokens: tuple[int, ...]) -> float:
-        """Return the difference between the two highest logits of the token that follows, >= 0.
-
-        Explains why two answers diverge: a margin near 0 is a near-tie, which rounding decides.
-        """
-
-        def measure() -> float:
-            logits = self._engine.loaded.model(mx.array([list(tokens)]))[0, -1].astype(mx.float32)
-            top: list[float] = mx.sort(logits)[-2:].tolist()  # type: ignore[assignment]
-            return top[1] - top[0]
-
-        return float(self._engine.between_steps(measure))
-
-    def find_exact(self, shapes: Iterable[Shape], progress: Progress = lambda _: None) -> Exactness:
-        """Find the (rows, width) shapes whose logits equal those of width 1 byte for byte; takes a while.
-
-        shapes: those to try. progress: called on the engine's thread with the share that is done.
-        """
-
-        def find() -> Exactness:
-            loaded, kv_bits = self._engine.loaded, self.settings.kv_bits
-            info, sharing = loaded.info, loaded.find_sharing(kv_bits)
-            tried = Tried(loaded.model, sharing, kv_bits, info.vocab_size, info.context_tokens)
-            return find_exact_shapes(tried, shapes, progress)
-
-        found: Exactness = self._engine.between_steps(find)
-        return found
-
-    def abort(self, reason: str) -> None:
-        """End every request at once, as the engine's thread waits for a lost rank and will never go on.
-
-        Any thread may call this. The process must end after it.
-        """
-        self._known.fault = reason
-        self._engine.abandon(reason)
-        self._tell_death(reason)
-
-
-class ModelPool(LoopEngine):
-    """Models that are loaded and unloaded as requests ask for them.
-
-    Their engines work as if each were alone: queue, batch, recovery and drafts are theirs. They share the
-    thread that owns MLX (models/watchdog.py), the machine's memory (memory/budget.py), and the
-    drafters of a vocabulary (models/loads.py).
-
-    sections: the settings of single models, by section name. make_sources: makes a model's drafters; None to
-        draft nothing.
-    catalogue: lists the models that can be loaded; by default those that the settings name.
-    make_engine: makes the engine of a model that generates text.
-    is_fixed: see OneModel.
-    """
-
-    is_fixed = False
-
-    def __init__(
-        self,
-        settings: Settings,
-        sections: dict[str, Section] | None = None,
-        make_sources: MakeSourcesFor | None = None,
-        catalogue: Catalogue | None = None,
-        make_engine: MakeEngine = GeneratingEngine,
-    ) -> None:
-        known = KnownModels(settings, sections or {}, catalogue or Catalogue(settings))
-        maker = EngineMaker(known, make_sources, make_engine, EmbeddingEngine)
-        super().__init__(settings, known, Loads(known, maker.make, maker.save))
-
-    @property
-    def first_name(self) -> str:
-        """The name of the model that the server started with."""
-        return self.settings.model_name
-
-    @property
-    def info(self) -> ModelInfo:
-        """The model that the server started with. Raises RuntimeError before start() has returned."""
-        info = self._known.first.info
-        if info is None:
-            raise RuntimeError("the engine has not been started")
-        return info
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the model that the server started with, while that is loaded."""
-        engine = self._known.first.engine
-        if engine is None:
-            raise EngineError("draining", f"{self._known.first.name} is not loaded")
-        return engine.tokenizer
 
     def entries(self) -> list[ModelEntry]:
         """Describe all models, the one that the server started with first. Reads the disk."""
@@ -351,7 +264,12 @@ class ModelPool(LoopEngine):
         return entry
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
-        """Return the prefix caches' counts by the model's name, followed by " draft" for its draft model."""
+        """Return the prefix caches' counts, by the model's name, followed by " draft" for its draft model.
+
+        Those of an only model: by "target" and "draft".
+        """
+        if not self.may_unload:
+            return self.first_engine.prefix_status()
         with self._known.lock:
             engines = {model.name: model.engine for model in self._known.list_all() if model.engine}
         return {
@@ -360,21 +278,48 @@ class ModelPool(LoopEngine):
             for part, status in engine.prefix_status().items()
         }
 
-    @property
-    def first_engine(self) -> GeneratingEngine:
-        """The engine of the model that the server started with. Raises EngineError if it has none now."""
-        engine = self._known.first.engine
-        if not isinstance(engine, GeneratingEngine):
-            raise EngineError("draining", f"{self._known.first.name} is not loaded, or generates no text")
-        return engine
+    def margin(self, tokens: tuple[int, ...]) -> float:
+        """Return the difference between the two highest logits of the token that follows, >= 0.
 
-    @property
-    def table(self) -> TableOfModel:
-        """See LoopEngine."""
-        first = self._known.first
-        if not first.is_loaded or first.found.folder.purpose != "generate":
-            raise SharedTableError(f"{first.name} is not loaded, or generates no text")
-        return self.first_engine.table
+        Explains why two answers diverge: a margin near 0 is a near-tie, which rounding decides.
+        """
+
+        def measure() -> float:
+            logits = self.first_engine.loaded.model(mx.array([list(tokens)]))[0, -1].astype(mx.float32)
+            top: list[float] = mx.sort(logits)[-2:].tolist()  # type: ignore[assignment]
+            return top[1] - top[0]
+
+        return float(self.first_engine.between_steps(measure))
+
+    def find_exact(self, shapes: Iterable[Shape], progress: Progress = lambda _: None) -> Exactness:
+        """Find the (rows, width) shapes whose logits equal those of width 1 byte for byte; takes a while.
+
+        shapes: those to try. progress: called on the engine's thread with the share that is done.
+        """
+
+        def find() -> Exactness:
+            loaded, kv_bits = self.first_engine.loaded, self.settings.kv_bits
+            info, sharing = loaded.info, loaded.find_sharing(kv_bits)
+            tried = Tried(loaded.model, sharing, kv_bits, info.vocab_size, info.context_tokens)
+            return find_exact_shapes(tried, shapes, progress)
+
+        found: Exactness = self.first_engine.between_steps(find)
+        return found
+
+    def abort(self, reason: str) -> None:
+        """End every request at once, as the engine's thread waits for a lost rank and will never go on.
+
+        Any thread may call this. The process must end after it.
+        """
+        self._known.fault = reason
+        for model in self._known.list_all():
+            if model.engine:
+                model.engine.abandon(reason)
+        self._tell_death(reason)
+
+    def _tell_death(self, fault: str) -> None:
+        if self.on_death:
+            self.on_death(fault)
 
 
 def make_engine(
@@ -382,7 +327,7 @@ def make_engine(
     make_sources: MakeSourcesFor | None = None,
     sections: Mapping[str, Section] | None = None,
     on_progress: StartProgress = lambda *_: None,
-) -> Engine | ModelPool:
+) -> Engine:
     """Make the engine of the settings: of one model, or of several if requests may load and unload them.
 
     A model of the hub is downloaded first. The caller starts the engine, whose settings are those in force.
@@ -393,10 +338,11 @@ def make_engine(
     Raises ModelError.
     """
     check_model(settings)
-    if not settings.may_unload and _find_purpose(settings, on_progress) == "generate":
-        settings = settings_of(settings, sections or {}, settings.model_name)
-        return Engine(settings, Makers(make_sources=make_sources(settings) if make_sources else None))
-    return ModelPool(choose_first(settings), dict(sections or {}), make_sources)
+    sections = sections or {}
+    if settings.may_unload or _find_purpose(settings, on_progress) != "generate":
+        return Engine(choose_first(settings), sections=sections, make_sources=make_sources)
+    settings = settings_of(settings, sections, settings.model_name)
+    return Engine(settings, Makers(make_sources=make_sources(settings) if make_sources else None))
 
 
 def check_model(settings: Settings) -> None:

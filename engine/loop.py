@@ -10,13 +10,14 @@ import logging
 import threading
 from collections.abc import Callable
 from time import perf_counter
-from typing import Protocol, get_args
+from typing import get_args
 
 import mlx.core as mx
 
 from reprise.engine.interface.stations import EngineStation, StationClock, station
 from reprise.engine.model.loading import StartProgress
 from reprise.engine.models.known import KnownModels, ServedModel
+from reprise.engine.models.loads import Loads
 from reprise.engine.models.model_engine import STOPPING
 from reprise.engine.models.watchdog import SLICE_S, TimeShares, Watchdog
 
@@ -30,45 +31,18 @@ BLOCKED_S = 0.02
 """Seconds after which to look again whether a request fits into memory, if nothing else is to be done."""
 
 
-class Loading(Protocol):
-    """Loads and unloads models, on the thread that owns MLX.
-
-    serve: takes a time by perf_counter(), and lets models that have work run until then.
-    interrupt: ends a load that runs, and any later one. For other threads.
-    """
-
-    serve: Callable[[float], None]
-    interrupt: Callable[[], None]
-
-    def begin(self, on_progress: StartProgress | None) -> None:
-        """Load the models that are to be there from the start. Raises ModelError."""
-
-    def advance(self) -> None:
-        """Load and unload the models for which that is due."""
-
-    @property
-    def due_in_s(self) -> float:
-        """Seconds until the next load or unload is due, at most a day."""
-
-    def lose(self, model: ServedModel) -> None:
-        """Go on without a model whose engine has died, or stop if none is left to serve."""
-
-    def end(self) -> None:
-        """Refuse all who wait for models, and save what models share."""
-
-
 class Loop:
     """Owns the thread that owns MLX. Other threads call its public methods only.
 
-    known: all models. loading: loads and unloads them.
+    known: all models. loads: loads and unloads them.
     on_death: called once on the thread with the fault's text if the thread dies.
     num_stalls: how often the watchdog found no progress.
     """
 
-    def __init__(self, known: KnownModels, loading: Loading, on_death: Callable[[str], None]) -> None:
+    def __init__(self, known: KnownModels, loads: Loads, on_death: Callable[[str], None]) -> None:
         self.num_stalls = 0
-        self._known, self._loading, self._on_death = known, loading, on_death
-        loading.serve = self._serve
+        self._known, self._loads, self._on_death = known, loads, on_death
+        loads.serve = self._serve
         self._shares: TimeShares[ServedModel] = TimeShares()
         self._current: ServedModel | None = None
         self._until = 0.0
@@ -106,7 +80,7 @@ class Loop:
         except BaseException:
             # Ctrl-C while loading. Exiting with the thread at work could abort the process.
             self._known.is_stopping = True
-            self._loading.interrupt()
+            self._loads.interrupt()
             self._thread.join()
             raise
         if self._start_error:
@@ -120,7 +94,7 @@ class Loop:
             for model in self._known.list_all():
                 if model.engine:
                     model.engine.begin_stop(drain_s)
-        self._loading.interrupt()
+        self._loads.interrupt()
         self._known.wake.set()
         self.join()
 
@@ -133,7 +107,7 @@ class Loop:
         self._stations.start()
         try:
             try:
-                self._loading.begin(self._on_progress)
+                self._loads.begin(self._on_progress)
             # Whoever waits for the start must be told.
             except BaseException as fault:
                 self._start_error = fault
@@ -161,7 +135,7 @@ class Loop:
 
     def _advance(self) -> None:
         self._known.wake.clear()
-        self._loading.advance()
+        self._loads.advance()
         if not self._run_one(perf_counter() + SLICE_S):
             self._rest()
 
@@ -193,8 +167,19 @@ class Loop:
         # After a piece of a pass the rows of others have waited for as long as they may.
         self._shares.charge(model, taken_s, passes_on=engine.passes_on)
         if engine.lifecycle.is_dead:
-            self._loading.lose(model)
+            self._lose(model)
         return True
+
+    def _lose(self, model: ServedModel) -> None:
+        """Go on without a model whose engine has died, or stop if it is the only one."""
+        if self._known.may_unload:
+            self._loads.lose(model)
+            return
+        self._known.is_stopping = True
+        # Another thread may have ended it before: Engine.abort().
+        if self._known.fault is None and model.engine:
+            self._known.fault = model.engine.lifecycle.fault
+            self._on_death(str(self._known.fault))
 
     def _is_over(self) -> bool:
         return self._known.wake.is_set() or perf_counter() >= self._until
@@ -202,15 +187,15 @@ class Loop:
     def _rest(self) -> None:
         """Wait until there is something to do. Once it is calm, do what can be done in advance."""
         mx.clear_cache()
-        wake, loading = self._known.wake, self._loading
+        wake, loads = self._known.wake, self._loads
         with station("idle"):
-            if wake.wait(min(CALM_S, loading.due_in_s)):
+            if wake.wait(min(CALM_S, loads.due_in_s)):
                 return
         ready = [model.engine for model in self._known.list_all() if model.is_loaded and model.engine]
-        while not wake.is_set() and loading.due_in_s and any(engine.prepare(wake.is_set) for engine in ready):
+        while not wake.is_set() and loads.due_in_s and any(engine.prepare(wake.is_set) for engine in ready):
             pass
         with station("idle"):
-            wake.wait(loading.due_in_s)
+            wake.wait(loads.due_in_s)
 
     def _end(self) -> None:
         """End all requests, and free all models."""
@@ -218,7 +203,7 @@ class Loop:
         for model in self._known.list_all():
             if model.engine:
                 model.engine.end(STOPPING)
-        self._loading.end()
+        self._loads.end()
 
     def _die(self, fault: BaseException) -> None:
         log.critical("the engine's thread died", exc_info=fault)

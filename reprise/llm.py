@@ -32,7 +32,7 @@ from reprise.server.errors import ApiError, UnavailableError
 
 if TYPE_CHECKING:
     # Importing them takes seconds.
-    from reprise.engine.engine import Engine, ModelPool
+    from reprise.engine.engine import Engine
     from reprise.engine.speculative.proposers import MakeSources
     from reprise.in_process import Call, InProcess
 
@@ -504,7 +504,7 @@ def _read_whole(body: bytes, is_chat: bool) -> Completion:
     return reader.finish()
 
 
-def _start(settings: Settings, show: Callable[[str, float], None]) -> "tuple[Engine | ModelPool, InProcess]":
+def _start(settings: Settings, show: Callable[[str, float], None]) -> "tuple[Engine, InProcess]":
     # Logs go where the program has them go, and nowhere if it has not said where.
     logging.getLogger("reprise").addHandler(logging.NullHandler())
     # transformers logs by a handler of its own: that PyTorch is missing.
@@ -537,7 +537,7 @@ def _start(settings: Settings, show: Callable[[str, float], None]) -> "tuple[Eng
         raise
 
 
-def _stop(engine: "Engine | ModelPool", server: "InProcess", one: threading.Lock) -> None:
+def _stop(engine: "Engine", server: "InProcess", one: threading.Lock) -> None:
     engine.stop(drain_s=0)
     server.close()
     one.release()

@@ -120,7 +120,7 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
         app.include_router(routes.router)
 
     def served() -> Served | None:
-        if not models.is_fixed:
+        if models.may_unload:
             return None
         return Served(models.info.vocab_size, models.tokenizer.fim is not None, settings.max_n)
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reprise.engine.embedding.engine import EmbeddingEngine as EmbeddingEngine
-    from reprise.engine.engine import Engine, ModelPool
-    from reprise.engine.generating.engine import GeneratingEngine
+    from reprise.engine.engine import Engine
+    from reprise.engine.generating.engine import GeneratingEngine as GeneratingEngine
     from reprise.engine.text.tokenizer import Tokenizer as Tokenizer
 
-    Models = Engine | ModelPool
+    Models = Engine
     """All models, one or many. As an engine it is that of the one that the server started with."""
     ModelEngine = Models | GeneratingEngine
     """The engine of a model that generates."""
 else:
-    EmbeddingEngine = Models = ModelEngine = Tokenizer = Any
+    EmbeddingEngine = GeneratingEngine = Models = ModelEngine = Tokenizer = Any

@@ -217,7 +217,7 @@ def _start(
                 show = _show_progress(bar, waiting, settings)
                 engine = make_engine(settings, make_sources, sections, show)
             settings = engine.settings
-            if not engine.is_fixed and settings.allow_load is None:
+            if engine.may_unload and settings.allow_load is None:
                 settings = replace(settings, allow_load=is_loopback(bound.getsockname()[0]))
             return serve(engine, settings, bound)
         except ModelError as fault:
@@ -351,7 +351,7 @@ def _announce(engine: Models, settings: Settings, address: str) -> None:
         has_template = engine.tokenizer.has_chat_template
         sampling = describe_sampling(settings, engine.info)
         decoding, needs_key = describe_decoding(settings), settings.needs_key
-        others = "" if engine.is_fixed else describe_models(engine.entries()[1:], settings)
+        others = describe_models(engine.entries()[1:], settings) if engine.may_unload else ""
         tools = describe_tools(engine.tokenizer.markers)
         served = Served(names, address, drafts, has_template, needs_key, sampling, decoding, others, tools)
         text = banner(engine.info, served, is_verbose=settings.verbose)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +18,7 @@ from reprise.engine.interface.status import EngineCounts, sum_counts
 from reprise.engine.memory.budget import Holder
 from reprise.engine.models.catalogue import Catalogue, FoundModel
 from reprise.engine.models.model_engine import ModelEngine
+from reprise.engine.text.markers import Markers
 
 
 @dataclass(eq=False)
@@ -45,8 +47,7 @@ class ServedModel:
     phase: str | None = None
     fault: str | None = None
     info: ModelInfo | None = None
-    can_call: bool | None = None
-    can_think: bool | None = None
+    markers: Markers | None = None
     can_infill: bool | None = None
     num_uses: int = 0
     num_loads: int = 0
@@ -76,7 +77,7 @@ class ServedModel:
         tokens = self.info.context_tokens if self.info else self.found.folder.context_tokens
         if tokens and self.max_context_tokens:
             tokens = min(tokens, self.max_context_tokens)
-        vision = self.found.folder.vision if self.shows_images else None
+        vision, markers = self.found.folder.vision if self.shows_images else None, self.markers
         return ModelEntry(
             name=self.name,
             state="loaded" if self.is_loaded else "unloaded" if self.progress is None else "loading",
@@ -89,8 +90,9 @@ class ServedModel:
             num_waiting=(status.num_waiting if status else 0) + len(self.waiting),
             num_loads=self.num_loads,
             info=self.info,
-            can_call=self.can_call,
-            can_think=self.can_think,
+            can_call=markers.can_call if markers else None,
+            can_think=markers.can_think if markers else None,
+            tool_format=markers.format_name if markers else None,
             purpose=self.info.purpose if self.info else self.found.folder.purpose,
             embedding=self.info.embedding if self.info else self.found.folder.embedding,
             vision=self.info.vision if self.info else vision,
@@ -109,6 +111,7 @@ class KnownModels:
     """All models by name, and who waits for which. Any thread may call its methods.
 
     settings: for all models. sections: settings of single models, by name. catalogue: the models on disk.
+    may_unload: whether models are loaded and unloaded as requests ask; else there is one, which stays.
 
     lock: guards everything here that more than one thread reads or changes.
     wake: set when there is something to do for the thread that owns MLX.
@@ -118,9 +121,12 @@ class KnownModels:
     num_loading_steps: grows with the progress of loads. fault: why the thread that owns MLX died, if it did.
     """
 
-    def __init__(self, settings: Settings, sections: dict[str, Section], catalogue: Catalogue) -> None:
+    def __init__(
+        self, settings: Settings, sections: Mapping[str, Section], catalogue: Catalogue, *, may_unload: bool
+    ) -> None:
         self.settings = settings
         self.catalogue = catalogue
+        self.may_unload = may_unload
         self.by_name: dict[str, ServedModel] = {}
         self.wanted: deque[ServedModel] = deque()
         self.lock = threading.RLock()

@@ -130,6 +130,7 @@ MakeEmbedder = Callable[[Settings, str, Inbox, Callable[[], int]], ModelEngine]
 class EngineMaker:
     """Makes the engines of models.
 
+    makers: make the parts of the only model. None: the parts of each model are made as its settings say.
     make_sources: makes the models' drafters; None to draft nothing.
     make_engine: makes the engine of a model that generates text. make_embedder: of one that embeds or ranks.
     """
@@ -137,20 +138,24 @@ class EngineMaker:
     def __init__(
         self,
         known: KnownModels,
+        makers: Makers | None,
         make_sources: MakeSourcesFor | None,
         make_engine: MakeEngine,
         make_embedder: MakeEmbedder,
     ) -> None:
-        self._known, self._make_engine, self._make_embedder = known, make_engine, make_embedder
+        self._known, self._makers = known, makers
+        self._make_engine, self._make_embedder = make_engine, make_embedder
         self._sources = KeptSources(make_sources) if make_sources else None
 
     def make(self, model: ServedModel) -> ModelEngine:
         """Make the engine of a model; the engine loads the model later."""
+        inbox = Inbox(self._known.wake.set)
+        if self._makers:
+            return self._make_engine(self._known.settings, self._makers, inbox)
         found, settings = model.found, self._known.settings_of(model.name)
         # The first may be downloaded at its first load.
         if model is not self._known.first or (model.num_loads and found.folder.path.is_dir()):
             settings = replace(settings, model=str(found.folder.path))
-        inbox = Inbox(self._known.wake.set)
         if found.folder.purpose != "generate":
             settings = replace(settings, model=str(found.folder.path))
             return self._make_embedder(settings, model.name, inbox, self._count_running)
@@ -187,18 +192,15 @@ SPARE_SHARE = 16
 class Loads:
     """Loads and unloads models. Used by the thread that owns MLX only.
 
-    known: all models. make_engine: makes the engine of one. save: saves the drafters that engines share.
-    serve, interrupt: see Loading in loop.py.
+    known: all models. maker: makes their engines.
+    serve: takes a time by perf_counter(), and lets models that have work run until then.
+    interrupt: ends a load that runs, and any later one. For other threads.
     """
 
-    def __init__(
-        self,
-        known: KnownModels,
-        make_engine: Callable[[ServedModel], ModelEngine],
-        save: Callable[[], None],
-    ) -> None:
+    def __init__(self, known: KnownModels, maker: EngineMaker) -> None:
         self.serve: Callable[[float], None] = lambda _: None
-        self._known, self._make_engine, self._save = known, make_engine, save
+        self._known, self._maker = known, maker
+        self._log_level = logging.INFO if known.may_unload else logging.DEBUG
         self._memory = SharedMemory(known.settings.memory_bytes or usable_bytes(), self._unload_for)
         self._served_at = 0.0
         self._on_progress: StartProgress | None = None
@@ -241,7 +243,7 @@ class Loads:
 
     def end(self) -> None:
         """Save the drafters that models share."""
-        self._save()
+        self._maker.save()
 
     def _load_wanted(self) -> None:
         """Load models in the order in which they were asked for, until one lacks memory."""
@@ -311,13 +313,13 @@ class Loads:
         fault = model.found.folder.fault
         if fault and model is not self._known.first:
             raise ModelLoadError("not_loadable", f"model {model.name!r} cannot be loaded: {fault}")
-        log.info("loading %s", model.name)
+        log.log(self._log_level, "loading %s", model.name)
         engine = model.engine
         with self._known.lock:
             model.progress, model.phase, model.fault = 0.0, None, None
         try:
             if engine is None:
-                engine = self._make_engine(model)
+                engine = self._maker.make(model)
                 with self._known.lock:
                     if self._known.is_stopping:
                         raise ModelError("the server is stopping")
@@ -336,30 +338,28 @@ class Loads:
             self._memory.loading_bytes = 0
         if self._known.is_stopping:
             raise ModelLoadError("draining", "the server is stopping")
-        raise ModelLoadError("not_loadable", f"model {model.name!r} cannot be loaded: {told}")
+        if self._known.may_unload:
+            told = f"model {model.name!r} cannot be loaded: {told}"
+        raise ModelLoadError("not_loadable", told)
 
     def _note_loaded(self, model: ServedModel, engine: ModelEngine) -> None:
-        budget = model.budget = engine.memory_budget
-        assert budget is not None
-        budget.shared = self._memory
-        self._memory.holders.append(budget)
-        markers = engine.tokenizer.markers
+        self._note_worker(model, engine)
         with self._known.lock:
-            model.is_loaded, model.progress, model.info = True, None, engine.info
-            model.can_call, model.can_think = markers.can_call, markers.can_think
-            model.can_infill = engine.tokenizer.fim is not None
+            model.is_loaded, model.progress = True, None
+            model.markers, model.can_infill = engine.tokenizer.markers, engine.tokenizer.fim is not None
             model.num_loads += 1
             model.used_at, model.keep_s = time.monotonic(), None
-        log.info("loaded %s", model.name)
+        log.log(self._log_level, "loaded %s", model.name)
+        engine.on_remade = partial(self._note_worker, model, engine)
 
-        engine.on_remade = partial(self._note_remade, model, engine)
-
-    def _note_remade(self, model: ServedModel, engine: ModelEngine) -> None:
-        """Note the memory and the facts of a model whose worker was replaced."""
-        budget, old = engine.memory_budget, model.budget
-        assert budget is not None
-        budget.shared = self._memory
-        self._memory.holders = [budget if one is old else one for one in self._memory.holders]
+    def _note_worker(self, model: ServedModel, engine: ModelEngine) -> None:
+        """Note the memory and the facts of a model whose worker is new."""
+        budget = engine.memory_budget
+        # An only model shares its memory with nobody.
+        if budget and self._known.may_unload:
+            budget.shared = self._memory
+            others = [one for one in self._memory.holders if one is not model.budget]
+            self._memory.holders = [*others, budget]
         with self._known.lock:
             model.budget, model.info = budget, engine.info
 
@@ -452,53 +452,6 @@ class Loads:
         for future in waiting:
             if future.set_running_or_notify_cancel():
                 future.set_exception(raised)
-
-
-class GivenModel:
-    """Loads the only model of a server, whose engine exists already when loading begins.
-
-    on_death: called with the fault's text if the model's engine dies.
-    serve, interrupt: see Loading in loop.py.
-    """
-
-    def __init__(self, known: KnownModels, on_death: Callable[[str], None]) -> None:
-        self.serve: Callable[[float], None] = lambda _: None
-        self._known, self._on_death = known, on_death
-        self._interruptible = Interruptible()
-        self.interrupt = self._interruptible.interrupt
-
-    def begin(self, on_progress: StartProgress | None) -> None:
-        """Load the model. Raises ModelError."""
-        model = self._known.first
-        assert model.engine
-        try:
-            self._interruptible.run(partial(model.engine.load, partial(self._note_progress, on_progress)))
-        except Interruption:
-            raise ModelError("loading was interrupted") from None
-        model.is_loaded = True
-
-    def _note_progress(self, on_progress: StartProgress | None, stage: str, share: float) -> None:
-        if self._known.is_stopping:
-            raise ModelError("loading was interrupted")
-        if on_progress:
-            on_progress(stage, share)
-
-    def advance(self) -> None:
-        """Do nothing: no other model is loaded, and this one stays."""
-
-    due_in_s = DAY_S
-
-    def lose(self, model: ServedModel) -> None:
-        """Stop the server, since its only model's engine has died."""
-        assert model.engine
-        self._known.is_stopping = True
-        # Another thread may have ended it before: Engine.abort().
-        if self._known.fault is None:
-            self._known.fault = model.engine.lifecycle.fault
-            self._on_death(str(self._known.fault))
-
-    def end(self) -> None:
-        """Do nothing: the model's engine saves its drafters itself."""
 
 
 def _collect() -> None:

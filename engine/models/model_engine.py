@@ -150,7 +150,7 @@ class ModelEngine(ABC):
         self.settings = settings
         self.inbox = inbox
         self.lifecycle = Lifecycle(settings.capacity)
-        self.attached: dict[str, Any] = {}
+        self.attached: dict[Any, Any] = {}
         self.on_remade: Callable[[], None] = lambda: None
         self._about: tuple[ModelInfo, Tokenizer] | None = None
 

@@ -90,7 +90,7 @@ async def health(request: Request) -> JSONResponse:
     }
     if status.fault is not None:
         body["reason"] = status.fault
-    if not service.models.is_fixed:
+    if service.models.may_unload:
         body["models"] = [
             {
                 "id": entry.name,

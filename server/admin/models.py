@@ -230,7 +230,7 @@ def _pull_error(fault: Exception, request_id: str) -> ApiError:
 
 def _check_loads(service: Service) -> None:
     service.check_ready()
-    if service.models.is_fixed:
+    if not service.models.may_unload:
         raise ForbiddenError(
             "This server serves one model. Start it with --models-dir or --allow-load to serve several.",
             code="loading_not_allowed",
@@ -283,7 +283,7 @@ def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
         waiting=entry.num_waiting,
         **_seeing(service.settings, entry.vision),
     )
-    if not service.models.is_fixed:
+    if service.models.may_unload:
         return card
     return ModelCard(**{name: getattr(card, name) for name in ModelCard.model_fields})
 

@@ -54,7 +54,7 @@ async def lease_model(
     service = service_of(request)
     service.check_ready()
     models, keep_s = service.models, None
-    if not models.is_fixed:
+    if models.may_unload:
         keep_s = keep_alive_s(keep_alive)
     else:
         # Whatever the name: there is no other.
@@ -68,7 +68,7 @@ async def lease_model(
     use.keep_s = keep_s
     end_later(request, use.end)
     _check_purpose(name, use.engine.info.purpose, purpose)
-    if not models.is_fixed:
+    if models.may_unload:
         record_of(request).model = name
     return service.leased(use.engine, name)
 

@@ -16,7 +16,7 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.errors import EngineError, UnbrokenTextError
 from reprise.engine.interface.stations import LoopStation, StationClock
-from reprise.server.engine_types import ModelEngine, Models
+from reprise.server.engine_types import GeneratingEngine, Models
 from reprise.server.errors import (
     BadRequestError,
     ModelNotFoundError,
@@ -36,7 +36,6 @@ from reprise.server.prompt.images import ImageReader
 from reprise.server.prompt.views import PromptViews
 
 ResultT = TypeVar("ResultT")
-_LEASED = "leased"
 LIMIT_S = 60.0
 """Maximum time from a prompt's arrival until it is prepared."""
 ANY_MODEL = "*"
@@ -65,20 +64,14 @@ class Service:
         self._stations = StationClock(get_args(LoopStation))
         self._stations.start()
         self._loop_lag = LoopLag(self._loop, self._stations, metrics.observe_lag, self._note_hold)
-        self._only: LeasedModel | None = None
         self.created = int(time.time())
 
-    def leased(self, engine: ModelEngine, name: str) -> "LeasedModel":
-        """Return what the requests for a loaded model are prepared with, made at the first one.
-
-        name: the name by which requests know the model.
-        """
-        if engine is self.models:
-            self._only = self._only or LeasedModel(self, engine, self.settings, self.model_names)
-            return self._only
-        known: LeasedModel | None = engine.attached.get(_LEASED)
+    def leased(self, engine: GeneratingEngine, name: str) -> "LeasedModel":
+        """Return what the requests for a loaded model are prepared with, made at the first one."""
+        known: LeasedModel | None = engine.attached.get(self)
         if known is None:
-            known = engine.attached[_LEASED] = LeasedModel(self, engine, engine.settings, (name,))
+            settings = engine.settings if self.models.may_unload else self.settings
+            known = engine.attached[self] = LeasedModel(self, engine, settings, name)
         return known
 
     async def prepare(
@@ -171,17 +164,6 @@ class Service:
             case "dead":
                 raise UnavailableError(f"The engine has died: {status.fault}.", code="engine_dead")
 
-    def check_model(self, requested: str | None) -> str:
-        """Return the name that a request gives the server's only model, or its own if it gives none.
-
-        Raises ModelNotFoundError.
-        """
-        if requested is None:
-            return self.model_names[0]
-        if requested not in self.model_names and ANY_MODEL not in self.settings.served_model_name:
-            raise ModelNotFoundError(requested, self.model_names)
-        return requested
-
     def resolve(self, requested: str | None, purpose: Purpose | None = None) -> str:
         """Return the requested name, the first model's name for its aliases, or the default model's for None.
 
@@ -194,7 +176,7 @@ class Service:
     def resolve_unknown(self, name: str, purpose: Purpose | None = None) -> str:
         """Return the name of the model that serves unknown names. Raises ModelNotFoundError if none does."""
         if ANY_MODEL not in self.settings.served_model_name:
-            raise ModelNotFoundError(name, self.model_names if self.models.is_fixed else ())
+            raise ModelNotFoundError(name, () if self.models.may_unload else self.model_names)
         return self._default_name(purpose)
 
     def _default_name(self, purpose: Purpose | None) -> str:
@@ -207,11 +189,11 @@ class Service:
 class LeasedModel:
     """A loaded model, and what the requests for it are prepared with.
 
-    app: the shared objects. settings: the model's. names: those by which requests know the model.
+    app: the shared objects. settings: the model's. name: the name by which requests know the model.
     """
 
-    def __init__(self, app: Service, engine: ModelEngine, settings: Settings, names: tuple[str, ...]) -> None:
-        self.app, self.engine, self.settings, self.names = app, engine, settings, names
+    def __init__(self, app: Service, engine: GeneratingEngine, settings: Settings, name: str) -> None:
+        self.app, self.engine, self.settings, self.name = app, engine, settings, name
         self.grammars = GrammarCompiler(engine)
         self.images = ImageReader(settings)
         self.views = PromptViews(
@@ -231,16 +213,6 @@ class LeasedModel:
         info = self.engine.info
         known = (info.name, info.fingerprint, info.num_parameters, info.dtype, info.device)
         return "fp_" + hashlib.sha256(repr(known).encode()).hexdigest()[:12]
-
-    def check_name(self, requested: str | None) -> str:
-        """Return the model's name for the response: the requested one, or its own if None.
-
-        Raises ModelNotFoundError.
-        """
-        if self.engine is self.app.models:
-            return self.app.check_model(requested)
-        # Else it was found by what was requested.
-        return requested or self.names[0]
 
 
 def service_of(request: Request) -> Service:

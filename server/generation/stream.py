@@ -392,11 +392,11 @@ def _grammar_param(body: GenerationFields) -> str:
 def response_head(
     request: Request, leased: LeasedModel, model: str | None, service_tier: str | None = None
 ) -> ResponseHead:
-    """Return the head of the response to a request. Raises ModelNotFoundError."""
+    """Return the head of the response to a request. model: the name that it gives, if it gives one."""
     return ResponseHead(
         id=record_of(request).unique,
         created=int(time.time()),
-        model=leased.check_name(model),
+        model=model or leased.name,
         system_fingerprint=leased.fingerprint,
         service_tier=service_tier,
     )

@@ -48,7 +48,7 @@ class Submission:
         self.deltas: list[list[Delta]] = [[] for _ in engine_requests]
         self._engine = leased.engine
         self._metrics = leased.app.metrics
-        self._model = leased.names[0]
+        self._model = leased.name
         self._event_bridge = leased.app.event_bridge
         self._event_queue = EventQueue(leased.settings.keep_alive_s)
         self._num_submitted = 0

@@ -37,7 +37,7 @@ class Metrics(Collector):
         self._models = models
         self._stored = stored
         self._process = psutil.Process(os.getpid())
-        self._names_models = not models.is_fixed
+        self._names_models = models.may_unload
         self._counted = {
             metric.name: _make(metric, (MODEL,) if group.is_by_model and self._names_models else ())
             for group in GROUPS

@@ -28,7 +28,7 @@ from reprise.server.errors import (
     ModelNotFoundError,
     NotImplementedHereError,
 )
-from reprise.server.generation.lease import lease_model
+from reprise.server.generation.lease import find_loadable, lease_model
 from reprise.server.generation.prepare import Prepared, prepare_chat, prepare_completion
 from reprise.server.generation.service import LeasedModel, Service, service_of
 from reprise.server.generation.stream import LINES_TYPE, TokenStream, answer
@@ -295,11 +295,11 @@ async def _load_or_unload(request: Request, body: GeneratingFields, presenter: L
     if not _is_zero(body.keep_alive):
         await lease_model(request, name, keep_alive=body.keep_alive)
         return _done(presenter, "load")
-    if service.models.is_fixed:
-        service.check_model(name)
-        note_ignored(request, ["keep_alive"])
-    else:
+    if service.models.may_unload:
         await unload(service, name)
+    else:
+        await find_loadable(service, name)
+        note_ignored(request, ["keep_alive"])
     return _done(presenter, "unload")
 
 

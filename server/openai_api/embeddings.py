@@ -462,7 +462,7 @@ async def create_embeddings(request: Request) -> Response:
     """Make a vector of each text, with a model that embeds."""
     body = await read_body(request, EmbeddingsRequest)
     leased = await lease_for(request, body, "embed")
-    model = leased.check_name(body.model)
+    model = body.model or leased.name
     write = partial(write_embeddings, encoding_format=body.encoding_format, model=model)
     encode = partial(encode_inputs, request, leased, body)
     return await answer_embeddings(request, leased, encode, write, body.dimensions)
@@ -478,7 +478,7 @@ async def rerank(request: Request) -> Response:
     """Sort documents by how well they answer a query, with a model that ranks. Jina's and Cohere's."""
     body = await read_body(request, RerankRequest)
     leased = await lease_for(request, body, "rerank")
-    model = leased.check_name(body.model)
+    model = body.model or leased.name
     documents = body.documents if body.return_documents else None
     request_id = record_of(request).id
     write = partial(write_ranking, documents=documents, top_n=body.top_n, request_id=request_id, model=model)

@@ -1,5 +1,6 @@
 """When the loop measures what steps cost: only where no client sends one request after another."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ from reprise.config.settings import Settings
 from reprise.engine.loop import Loop
 from reprise.engine.models.catalogue import Catalogue
 from reprise.engine.models.known import KnownModels, ServedModel
-from reprise.engine.models.loads import GivenModel
+from reprise.engine.models.loads import Loads
 from reprise.engine.models.model_engine import Call, Inbox, ModelEngine
 
 
@@ -36,7 +37,8 @@ class IdleEngine(ModelEngine):
     worker: Any = SimpleNamespace(has_work=False, is_blocked=False, num_progressed=0, running=())
     num_measured = 0
 
-    def load(self, _: Any) -> None: ...
+    def load(self, _: Any) -> None:
+        self._about = Any, SimpleNamespace(markers=None, fim=None)  # type: ignore[assignment]
 
     def unload(self) -> None: ...
 
@@ -78,11 +80,17 @@ class DyingEngine(IdleEngine):
         super().die(fault)
 
 
+def loop_of(known: KnownModels, on_death: Callable[[str], None]) -> Loop:
+    """Return a loop over models whose engines are there already."""
+    no_maker: Any = SimpleNamespace(save=lambda: None)
+    return Loop(known, Loads(known, no_maker), on_death)
+
+
 def run(script: list[str]) -> list[int]:
     """Run a loop; return how often costs had been measured at each message."""
     seen: list[int] = []
     settings = Settings()
-    known = KnownModels(settings, {}, Catalogue(settings))
+    known = KnownModels(settings, {}, Catalogue(settings), may_unload=False)
     engine = IdleEngine(settings, Inbox(lambda: None))
     wake = ScriptedWake([], engine.inbox)
     known.wake = wake  # type: ignore[assignment]
@@ -90,7 +98,7 @@ def run(script: list[str]) -> list[int]:
     for event in script:
         wake.script.append(event if event == "pause" else _noting(engine, seen))
     wake.script.append(_stopping(known, engine))
-    loop = Loop(known, GivenModel(known, lambda _: None), lambda _: None)
+    loop = loop_of(known, lambda _: None)
     loop.start()
     loop.join()
     return seen
@@ -120,13 +128,13 @@ def test_costs_are_measured_in_pauses_and_not_between_requests_that_follow_each_
 
 def test_the_thread_ends_though_requests_were_ended_before_on_another_one() -> None:
     settings = Settings()
-    known = KnownModels(settings, {}, Catalogue(settings))
+    known = KnownModels(settings, {}, Catalogue(settings), may_unload=False)
     engine = known.first.engine = DyingEngine(settings, Inbox(known.wake.set))
     # As Engine.abort() does when another machine is lost.
     known.fault = "another machine was lost"
     engine.abandon(known.fault)
     told: list[str] = []
-    loop = Loop(known, GivenModel(known, told.append), told.append)
+    loop = loop_of(known, told.append)
     loop.start()
     loop.join()
     assert engine.num_steps == 1
@@ -136,7 +144,7 @@ def test_the_thread_ends_though_requests_were_ended_before_on_another_one() -> N
 
 def test_a_model_that_cannot_be_freed_does_not_keep_others_from_ending() -> None:
     settings = Settings()
-    known = KnownModels(settings, {}, Catalogue(settings))
+    known = KnownModels(settings, {}, Catalogue(settings), may_unload=False)
     freed: list[str] = []
 
     class Engine(IdleEngine):
@@ -147,10 +155,11 @@ def test_a_model_that_cannot_be_freed_does_not_keep_others_from_ending() -> None
             raise OSError("no space left on device")
 
     known.first.engine = Engine(settings, Inbox(known.wake.set))
-    known.by_name["other"] = ServedModel(known.first.found, engine=Engine(settings, Inbox(known.wake.set)))
-    known.by_name["other"].engine.name = "other"
+    other = Engine(settings, Inbox(known.wake.set))
+    other.name = "other"
+    known.by_name["other"] = ServedModel(known.first.found, engine=other, is_loaded=True)
     died: list[str] = []
-    loop = Loop(known, GivenModel(known, died.append), died.append)
+    loop = loop_of(known, died.append)
     loop.start()
     loop.stop(0)
     assert freed == ["first", "other"]

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from reprise.config.settings import Settings
-from reprise.engine.engine import Engine, ModelPool
+from reprise.engine.engine import Engine
 from reprise.engine.generating import engine as generating
 from reprise.engine.generating.setup import try_the_rest
 from reprise.engine.memory.footprint import estimate, measure
@@ -107,14 +107,14 @@ def test_answers_are_the_same_before_and_after_the_rest_was_tried(
 
 
 def test_a_pool_counts_the_memory_of_the_new_worker_and_unloads_it(may_try: threading.Event) -> None:
-    pool = ModelPool(Settings(allow_load=True, **SETTINGS), {}, lambda _: make_sources)
+    pool = Engine(Settings(allow_load=True, **SETTINGS), make_sources=lambda _: make_sources)
     pool.start()
     try:
         name = pool.first_name
         assert not pool.info.is_tried
         may_try.set()
         wait_until(lambda: pool.info.is_tried)
-        loads: Any = pool._loop._loading
+        loads: Any = pool._loop._loads
         assert loads._memory.holders == [pool.first_engine.memory_budget]
         pool.unload(name).result()
         assert loads._memory.holders == []

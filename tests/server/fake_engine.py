@@ -24,7 +24,7 @@ from reprise.engine.interface.events import (
     Usage,
 )
 from reprise.engine.interface.images import ImageProcessor, VisionInfo, mark
-from reprise.engine.interface.models import ModelInfo, OneModel
+from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse
 from reprise.engine.interface.request import GenerationRequest, Grammar, PromptEnd
 from reprise.engine.interface.status import EngineCounts, EngineStatus
 from reprise.engine.text.markers import FimTokens, Marker, Markers
@@ -252,17 +252,19 @@ SCRIPTS: dict[str, Script] = {
 }
 
 
-class FakeEngine(OneModel):
-    """Stands in for the engine. Public attributes may be changed between requests.
+class FakeEngine:
+    """Stands in for the engine, which has one model. Public attributes may be changed between requests.
 
     drafting: the report of every sequence. counted, prefixes: the engine's and the prefix caches' counts.
     memory: the shared table's counts; None for no table.
     memory_fault: why the table's file cannot be written or read; None if it can.
     """
 
+    may_unload = False
     on_death: Callable[[str], None] | None = None
 
     def __init__(self, script: Script = echo) -> None:
+        self.attached: dict[Any, Any] = {}
         self.script = script
         self.refusal: Literal["engine_dead", "queue_full", "draining"] | None = None
         self.retry_after_s = RETRY_AFTER_S
@@ -300,6 +302,37 @@ class FakeEngine(OneModel):
     def start(self, on_progress: Callable[[str, float], None] | None = None) -> None:
         if on_progress is not None:
             on_progress("Loading fake", 1.0)
+
+    @property
+    def first_name(self) -> str:
+        return self.info.name
+
+    def entries(self) -> list[ModelEntry]:
+        info, markers = self.info, self.tokenizer.markers
+        entry = ModelEntry(
+            name=info.name,
+            state="loaded",
+            size_bytes=info.weight_bytes,
+            context_tokens=info.context_tokens,
+            num_running=len(self._live),
+            num_waiting=self.num_waiting,
+            num_loads=1,
+            info=info,
+            can_call=markers.can_call,
+            can_think=markers.can_think,
+            can_infill=self.tokenizer.fim is not None,
+            vision=info.vision,
+            tool_format=markers.format_name,
+        )
+        return [entry]
+
+    loaded_entries = entries
+
+    def find(self, name: str) -> ModelEntry | None:
+        return self.entries()[0] if name == self.info.name else None
+
+    def use_loaded(self, name: str) -> ModelUse | None:
+        return ModelUse(self, lambda _: None) if name == self.info.name else None
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         if self.refusal is not None and (self.refusal != "queue_full" or self._live):

@@ -34,7 +34,7 @@ def url(thinker):
         info = describe(model, CONFIGS["llama"] | WIDE, "thinker", WIDE["vocab_size"], None, 0.0)
         return LoadedModel(model, thinker, info)
 
-    settings = Settings()
+    settings = Settings(model="thinker")
     engine = Engine(settings, Makers(load, costs=flat_costs()))
     engine.start()
     with served(create_app(engine, settings)) as address:

@@ -20,7 +20,7 @@ import pytest
 
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
-from reprise.engine.engine import ModelPool
+from reprise.engine.engine import Engine
 from reprise.engine.generating.engine import GeneratingEngine
 from reprise.engine.model.hub import HubCache
 from reprise.engine.models.catalogue import Catalogue
@@ -70,7 +70,7 @@ def serving(models: Path, hub: HubCache, gate: Gate | None = None, **settings: A
     given = {"model": str(models / "one"), "models_dir": str(models), "allow_load": True} | settings
     wanted = Settings(**given)
     make_engine = gate.make_engine if gate else GeneratingEngine
-    pool = ModelPool(wanted, catalogue=Catalogue(wanted, hub), make_engine=make_engine)
+    pool = Engine(wanted, catalogue=Catalogue(wanted, hub), make_engine=make_engine)
     pool.start()
     try:
         with served(create_app(pool, wanted)) as url, httpx.Client(base_url=url, timeout=60) as client:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reprise.config.settings import Settings
-from reprise.engine.engine import ModelPool
+from reprise.engine.engine import Engine
 from reprise.engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest
 from tests.engine.embedding.encoder_folders import minilm
 
@@ -18,7 +18,7 @@ WAIT_S = 120
 class Asker:
     """Asks one model of a pool for vectors."""
 
-    def __init__(self, pool: ModelPool, name: str) -> None:
+    def __init__(self, pool: Engine, name: str) -> None:
         self.pool = pool
         self.use = pool.acquire(name).result(WAIT_S)
         self.engine = self.use.engine
@@ -50,7 +50,7 @@ def pool_of() -> Iterator[Callable[..., Asker]]:
     pools = []
 
     def start(folder: Path, **settings: object) -> Asker:
-        pool = ModelPool(Settings(model=str(folder), calibration_file=None, **settings))
+        pool = Engine(Settings(model=str(folder), calibration_file=None, **settings))
         pool.start()
         pools.append(pool)
         return Asker(pool, folder.name)
@@ -62,7 +62,7 @@ def pool_of() -> Iterator[Callable[..., Asker]]:
 
 @pytest.fixture(scope="package")
 def minilm_asker() -> Iterator[Asker]:
-    pool = ModelPool(Settings(embedding_model=str(minilm()), calibration_file=None))
+    pool = Engine(Settings(embedding_model=str(minilm()), calibration_file=None))
     pool.start()
     yield Asker(pool, "model")
     pool.stop(0)

@@ -14,7 +14,7 @@ import pytest
 from reprise.bench.architectures.tiny_models import write_random_model
 from reprise.config.settings import Settings
 from reprise.engine.checkpoint import check_folder, inspect_checkpoint
-from reprise.engine.engine import ModelPool
+from reprise.engine.engine import Engine
 from reprise.engine.interface.errors import ModelError, ModelLoadError
 from reprise.engine.model.files.folder_reader import MAX_DEPTH, MAX_JSON_BYTES, parse_json, read_bytes
 from reprise.engine.model.files.model_folder import INDEX, MAX_FAULT_CHARACTERS, MAX_MISSING, describe_folder
@@ -161,7 +161,7 @@ def test_a_folder_in_place_of_a_file_is_no_regular_file(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def pool(tmp_path: Path, whole: Path) -> Iterator[ModelPool]:
+def pool(tmp_path: Path, whole: Path) -> Iterator[Engine]:
     """A pool on a folder with a good model, an adapter that is odd, and all odd folders."""
     models = tmp_path / "models"
     write_model(models / "good", "llama", 1)
@@ -175,13 +175,13 @@ def pool(tmp_path: Path, whole: Path) -> Iterator[ModelPool]:
     shutil.copytree(whole, models / os.fsdecode(b"\xff, odd"))
     put_pipe("config.json")(models / "pipe, odd")
     settings = choose_first(Settings(models_dir=str(models), allow_load=True))
-    pool = ModelPool(settings, catalogue=Catalogue(settings, HubCache(tmp_path / "hub")))
+    pool = Engine(settings, catalogue=Catalogue(settings, HubCache(tmp_path / "hub")))
     pool.start()
     yield pool
     pool.stop(drain_s=0)
 
 
-def test_odd_folders_take_nothing_from_others(pool: ModelPool, tmp_path: Path) -> None:
+def test_odd_folders_take_nothing_from_others(pool: Engine, tmp_path: Path) -> None:
     entries = {entry.name: entry for entry in pool.entries()}
     assert entries.keys() == {"good"} | {f"{name}, odd" for name in (*ODD, *SEEING)}
     with served(create_app(pool, pool.settings)) as url:

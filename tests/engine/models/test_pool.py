@@ -21,7 +21,7 @@ from reprise.config.freed_memory import frozen
 from reprise.config.settings import Settings
 from reprise.drafters.assembly import make_drafters
 from reprise.drafters.repetition import score_in_slices
-from reprise.engine.engine import ModelPool
+from reprise.engine.engine import Engine
 from reprise.engine.generating.engine import GeneratingEngine
 from reprise.engine.interface.errors import EngineError, ModelError, ModelLoadError
 from reprise.engine.interface.events import Failed, Finished
@@ -35,7 +35,7 @@ from tests.engine.model_folders import answer_of, answer_with, write_adapter, wr
 from tests.engine.support import Answer, prompt_of, request, wait_until
 from tests.engine.test_machine import POISON, Breaking
 
-StartPool = Callable[..., ModelPool]
+StartPool = Callable[..., Engine]
 
 NAMES = ("one", "org/two", "three")
 FOR_TWO, FOR_ONE = 17 * 2**20, 15 * 2**20
@@ -51,14 +51,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def start_pool(models: Path, tmp_path: Path) -> Iterator[StartPool]:
     """Return a function that starts a pool on the folder's models, the first of them loaded."""
-    pools: list[ModelPool] = []
+    pools: list[Engine] = []
 
-    def start(
-        first: str = "one", sections: Any = None, make_sources: Any = None, **settings: Any
-    ) -> ModelPool:
+    def start(first: str = "one", sections: Any = None, make_sources: Any = None, **settings: Any) -> Engine:
         wanted = Settings(**{"model": str(models / first), "models_dir": str(models)} | settings)
         catalogue = Catalogue(wanted, HubCache(tmp_path / "hub"))
-        pool = ModelPool(wanted, sections, make_sources, catalogue)
+        pool = Engine(wanted, sections=sections, make_sources=make_sources, catalogue=catalogue)
         pool.start()
         pools.append(pool)
         return pool
@@ -72,7 +70,7 @@ def make_lookup_drafters(settings: Settings) -> Any:
     return lambda name: DraftSources(make_drafters(settings, name), score_in_slices)
 
 
-def ask(pool: ModelPool, name: str, asked: GenerationRequest, keep_s: float | None = None) -> Answer:
+def ask(pool: Engine, name: str, asked: GenerationRequest, keep_s: float | None = None) -> Answer:
     """Ask a model of the pool, which is loaded for it; return the Answer."""
     use = pool.acquire(name).result(60)
     answer = Answer()
@@ -83,7 +81,7 @@ def ask(pool: ModelPool, name: str, asked: GenerationRequest, keep_s: float | No
     return answer
 
 
-def states(pool: ModelPool) -> dict[str, str]:
+def states(pool: Engine) -> dict[str, str]:
     return {entry.name: entry.state for entry in pool.entries()}
 
 
@@ -267,7 +265,7 @@ def check_ends(
 
 
 def run_at_random(
-    pool: ModelPool, models: Path, num_rounds: int, seed: int, names: Sequence[str] = NAMES
+    pool: Engine, models: Path, num_rounds: int, seed: int, names: Sequence[str] = NAMES
 ) -> None:
     """Load, unload, ask and cancel at random; every answer must be right, or cancelled by the test."""
     chance = random.Random(seed)
@@ -306,9 +304,7 @@ def test_any_order_of_loads_and_requests_leaves_nothing_behind(
     check_nothing_is_left(start_pool(memory_bytes=memory_bytes), models, num_rounds)
 
 
-def check_nothing_is_left(
-    pool: ModelPool, models: Path, num_rounds: int, names: Sequence[str] = NAMES
-) -> None:
+def check_nothing_is_left(pool: Engine, models: Path, num_rounds: int, names: Sequence[str] = NAMES) -> None:
     """Run at random twice; after the second time memory must hold what it held after the first."""
     for name in names:
         answer_of(models / name, request(prompt_of(5), 1))
@@ -394,7 +390,7 @@ def breaking_engine(
 def test_a_failing_step_of_one_model_leaves_the_others(models: Path, tmp_path: Path) -> None:
     make_engine = partial(breaking_engine, Breaking)
     wanted = Settings(model=str(models / "one"), models_dir=str(models))
-    pool = ModelPool(wanted, catalogue=Catalogue(wanted, HubCache(tmp_path)), make_engine=make_engine)
+    pool = Engine(wanted, catalogue=Catalogue(wanted, HubCache(tmp_path)), make_engine=make_engine)
     pool.start()
     good = [request(prompt_of(30, at), max_tokens=40, name=f"good {at}") for at in range(4)]
     answers = [ask(pool, ("one", "three")[at % 2], one) for at, one in enumerate(good)]
@@ -496,7 +492,7 @@ def test_an_engine_that_dies_takes_only_its_own_requests_along(
     monkeypatch.setattr(logging.getLogger("reprise.engine"), "disabled", True)
     wanted = Settings(model=str(models / "one"), models_dir=str(models))
     make_engine = partial(breaking_engine, Dying)
-    pool = ModelPool(wanted, catalogue=Catalogue(wanted, HubCache(tmp_path)), make_engine=make_engine)
+    pool = Engine(wanted, catalogue=Catalogue(wanted, HubCache(tmp_path)), make_engine=make_engine)
     pool.start()
     asked = request(prompt_of(30), max_tokens=60)
     answer_of(models / "three", asked)
@@ -620,7 +616,7 @@ def test_stopping_ends_a_load_that_makes_no_progress(models: Path, tmp_path: Pat
         return GeneratingEngine(settings, replace(makers, load=load), inbox)
 
     wanted = Settings(model=str(models / "one"), models_dir=str(models))
-    pool = ModelPool(wanted, catalogue=Catalogue(wanted, HubCache(tmp_path)), make_engine=make_engine)
+    pool = Engine(wanted, catalogue=Catalogue(wanted, HubCache(tmp_path)), make_engine=make_engine)
     if is_first:
         with ThreadPoolExecutor() as starting:
             started = starting.submit(pool.start)
