@@ -203,14 +203,16 @@ def _allow_what_is_mended(schema: Json) -> None:
         if name in UNLIMITED:
             fields[name] = _or(given, {"const": -1})
         for kind in given.get("anyOf", [given]):
-            held = kind.get("items", {}).get("type") if kind.get("type") == "array" else None
-            if held in ("string", "integer"):
-                fields[name] = _or(fields[name], kind["items"])
-            elif held == "object":
+            held = kind.get("items", {}) if kind.get("type") == "array" else {}
+            message = next((one for one in held.get("anyOf", ()) if "allOf" in one), None)
+            if held.get("type") in ("string", "integer"):
+                fields[name] = _or(fields[name], held)
+            elif message:
                 # What must be in a message cannot be left out of it.
-                one = kind["items"] if "allOf" in kind["items"] else {"type": "object"}
-                kind["items"] = one if "allOf" in one else {}
-                fields[name] = _or(fields[name], one)
+                fields[name] = _or(fields[name], message)
+            elif held.get("type") == "object":
+                kind["items"] = {}
+                fields[name] = _or(fields[name], {"type": "object"})
 
 
 def _or(given: Json, other: Json) -> Json:

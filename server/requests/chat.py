@@ -124,10 +124,14 @@ MESSAGES_SCHEMA: dict[str, Any] = {
             {"type": "string", "description": "The text of a message of the user."},
             {
                 "type": "object",
-                "properties": {"role": {"type": ["string", "null"]}},
-                "anyOf": [
-                    {"required": ["role"], "properties": {"role": {"type": "string"}}},
-                    {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+                "allOf": [
+                    {"properties": {"role": {"type": ["string", "null"]}}},
+                    {
+                        "anyOf": [
+                            {"required": ["role"], "properties": {"role": {"type": "string"}}},
+                            {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+                        ]
+                    },
                 ],
                 "additionalProperties": True,
             },
