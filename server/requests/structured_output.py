@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic_core import from_json, to_json
 
 from reprise.engine.interface.request import Grammar
+from reprise.server.tools.lark import check_lark
 from reprise.server.validation.fields import (
     AcceptsPeerFields,
     RequestModel,
@@ -19,13 +20,12 @@ from reprise.server.validation.fields import (
 )
 from reprise.server.validation.json_schema import (
     MAX_SCHEMA_BYTES,
-    check_lark,
     check_regex,
     check_schema,
     check_size,
+    relaxations,
     with_null_types,
 )
-from reprise.server.validation.relaxed_schema import relaxations
 
 MAX_CHOICES = 1000
 MAX_CHOICES_CHARACTERS = 32_768
