@@ -1,6 +1,7 @@
 """Compile the grammar of an answer, or as much of its schemas as can be enforced. All of it blocks."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,12 +14,12 @@ from reprise.engine.interface.request import Grammar, ThinkingBudget
 from reprise.engine.interface.wanted import check_wanted
 from reprise.engine.text.markers import Marker, Markers
 from reprise.server.engine_types import ModelEngine
-from reprise.server.errors import BadRequestError
+from reprise.server.errors import BadRequestError, shortened
 from reprise.server.http.request_log import note_relaxed
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.messages import Tool
 from reprise.server.requests.structured_output import StructuredFields
-from reprise.server.requests.tools import MAX_ENFORCED_BYTES, check_enforced_in_full, of_tool
+from reprise.server.requests.tools import MAX_ENFORCED_BYTES, of_tool
 from reprise.server.tools.formats import JsonFormat, find_format
 from reprise.server.tools.grammar import (
     ANY_ARGUMENTS,
@@ -27,9 +28,15 @@ from reprise.server.tools.grammar import (
     json_arguments,
     marker_tokens,
 )
-from reprise.server.validation.json_schema import check_schema, explain_grammar_error, with_null_types
+from reprise.server.validation.json_schema import (
+    RelaxedSchema,
+    check_schema,
+    closed,
+    forms,
+    takes_nothing,
+    with_null_types,
+)
 from reprise.server.validation.lark import escape_regex, json_rule
-from reprise.server.validation.relaxed_schema import RelaxedSchema, closed, relaxations, takes_nothing
 
 _TEXT = "TEXT: /(.|\\n)*/"
 _SPACE = "SPACE: /[ \\n]{0,4}/"
@@ -95,15 +102,12 @@ def optional_calls(body: ChatRequest, markers: Markers, *, has_schemas: bool = T
 
 def _enforceable(tool: Tool) -> dict[str, Any]:
     """Return as much of a tool's schema as can be enforced."""
+    schema = with_null_types(tool.parameters)
     try:
-        check_schema(with_null_types(tool.parameters))
-        return _schema(tool)
+        form = next(forms(schema))
     except PydanticCustomError:
-        pass
-    try:
-        return closed(next(relaxations(tool.parameters)).schema)
-    except (PydanticCustomError, StopIteration):
         return ANY_ARGUMENTS
+    return _schema(tool) if form.schema is schema else closed(form.schema)
 
 
 def with_budget(
@@ -372,13 +376,11 @@ class GrammarCompiler:
         schema = body.relaxable_schema
         if schema is None:
             return self.compile(grammar, param), False
-        try:
-            check_schema(schema)
-            return self.compile(json_grammar(closed(schema)), param), False
-        except (BadRequestError, PydanticCustomError) as fault:
-            grammar, relaxed = self._compile_some(schema, param, fault)
-            note_relaxed(request, relaxed.paths(param))
-            return grammar, True
+        grammar, form = self._compile_some(schema, param)
+        if form.schema is schema:
+            return grammar, False
+        note_relaxed(request, form.paths(param))
+        return grammar, True
 
     def compile(self, grammar: Grammar, param: str, whose: str = "") -> Grammar:
         """Return the compiled grammar, for the engine's requests.
@@ -391,24 +393,26 @@ class GrammarCompiler:
             compiled: Grammar = self._engine.compile_grammar(grammar)
             return compiled
         except GrammarError as fault:
-            message = f"'{param}' {whose}{whose and ' '}{explain_grammar_error(str(fault))}."
+            message = f"'{param}' {whose}{whose and ' '}{_explain(str(fault))}."
             raise BadRequestError(message, param=param, code="unsupported_grammar") from fault
 
     def _compile_some(
-        self, schema: dict[str, Any], param: str, fault: Exception
+        self, schema: dict[str, Any], param: str, *, is_closed: bool = True
     ) -> tuple[Grammar, RelaxedSchema]:
-        """Compile the first relaxation of a schema that can be compiled; return it with its grammar.
+        """Compile a schema, or else the first of its relaxations that can be; return it with its grammar.
 
-        fault: raised if there is no relaxation to try; else the last one's error is.
+        is_closed: whether to close the schema itself; its relaxations always are.
         """
-        for relaxed in relaxations(schema):
-            if not relaxed.dropped and relaxed.schema == schema:
-                continue
+        refused: dict[Grammar, BadRequestError] = {}
+        for form in forms(schema):
+            is_open = form.schema is schema and not is_closed
+            grammar = json_grammar(schema if is_open else closed(form.schema))
             try:
-                return self.compile(json_grammar(closed(relaxed.schema)), param), relaxed
-            except BadRequestError as refused:
-                fault = refused
-        raise fault
+                if grammar not in refused:
+                    return self.compile(grammar, param), form
+            except BadRequestError as fault:
+                refused[grammar] = fault
+        raise next(reversed(refused.values()))
 
     def _compile_tools(
         self, request: Request, body: ChatRequest, compile_whole: Callable[[ChatRequest], Grammar | None]
@@ -418,9 +422,10 @@ class GrammarCompiler:
         Raises BadRequestError if even what can be enforced of the schemas cannot be.
         """
         try:
-            check_enforced_in_full(body.enforced_tools)
+            for tool in body.enforced_tools:
+                check_schema(with_null_types(tool.parameters))
             return compile_whole(body), []
-        except (BadRequestError, PydanticCustomError) as fault:
+        except (BadRequestError, PydanticCustomError):
             for tool in body.enforced_tools:
                 if tool.strict:
                     self.compile(json_grammar(with_null_types(tool.parameters)), tool.at, of_tool(tool))
@@ -430,24 +435,15 @@ class GrammarCompiler:
                 parameters = {tool.name: {"type": "object"} for tool in flexible}
                 note_relaxed(request, ["tools"])
             for tool in flexible if not parameters else ():
-                found = self._relax_tool(tool, fault)
-                if found is not None:
-                    parameters[tool.name] = found.schema
-                    note_relaxed(request, found.paths(tool.at))
+                schema = with_null_types(tool.parameters)
+                _, form = self._compile_some(schema, tool.at, is_closed=False)
+                if form.schema is not schema:
+                    parameters[tool.name] = form.schema
+                    note_relaxed(request, form.paths(tool.at))
             if not parameters:
                 raise
             grammar = compile_whole(body.with_parameters(parameters))
             return grammar, [tool for tool in body.tools if tool.name in parameters]
-
-    def _relax_tool(self, tool: Tool, fault: Exception) -> RelaxedSchema | None:
-        """Return as much of a tool's schema as can be enforced; None if all of it can."""
-        schema = with_null_types(tool.parameters)
-        try:
-            check_schema(schema)
-            self.compile(json_grammar(schema), tool.at)
-            return None
-        except (BadRequestError, PydanticCustomError):
-            return self._compile_some(schema, tool.at, fault)[1]
 
     def _compile_optional_calls(self, body: ChatRequest) -> Grammar | None:
         """Return the compiled grammar of calls that an answer may have: with schemas, or of known names.
@@ -484,3 +480,26 @@ class GrammarCompiler:
 def json_grammar(schema: dict[str, Any]) -> Grammar:
     """Return the grammar of JSON that satisfies a schema."""
     return Grammar("json_schema", to_json(schema).decode())
+
+
+_MAX_ERROR_CHARACTERS = 500
+
+_UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*?\])", re.DOTALL)
+_STATE = re.compile(r"\s*<state>.*", re.DOTALL)
+_KNOWN = {
+    "oneOf constraints are not supported": "uses 'oneOf' with alternatives that may overlap; use 'anyOf', "
+    "or give each alternative a distinguishing 'const'",
+    "retrieving it failed": "refers to an external schema, and nothing is fetched; put it under '$defs'",
+}
+
+
+def _explain(message: str) -> str:
+    """Convert the grammar library's message into a phrase that can follow the field's name."""
+    if match := _UNIMPLEMENTED.search(message):
+        keys = ", ".join(f"'{key}'" for key in json.loads(match[1]))
+        return f"uses {keys}, which cannot be enforced; leave it out"
+    for known, phrase in _KNOWN.items():
+        if known in message:
+            return phrase
+    detail = shortened(_STATE.sub("", message).strip(), _MAX_ERROR_CHARACTERS).rstrip(".")
+    return f"cannot be enforced: {detail}"

@@ -50,7 +50,7 @@ from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.generation_fields import GenerationFields, WindowFields
 from reprise.server.tools.formats import find_format
 from reprise.server.tools.readers import bare_calls, make_reader
-from reprise.server.validation.relaxed_schema import modern
+from reprise.server.validation.json_schema import modern
 
 _OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
 """Draft types that depend on the models served."""
@@ -106,7 +106,7 @@ def prepare_chat(
     else:
         rules = _call_rules(leased, body, is_streamed=body.stream and streams_calls)
         make_parser = parser_factory(engine.tokenizer.markers, prompt.is_thinking, rules)
-        content = to_json(modern(body.relaxable_schema)).decode() if constraint.is_relaxed else None
+        content = to_json(modern(body.relaxable_schema or {})).decode() if constraint.is_relaxed else None
         calls = {tool.name: to_json(modern(tool.parameters)).decode() for tool in constraint.relaxed_tools}
         make_parser = checked(make_parser, WholeSchemas(content, calls))
     views, slices = leased.views.begin(body, key_digest(request))
@@ -191,7 +191,7 @@ def _prepare_texts(
     if body.echo or body.is_scoring:
         texts = decode_prompts(leased.engine, body) if body.echo else [""] * len(prompts)
         make_parser = echo_parsers(texts, body.n, body.is_scoring)
-    schema = to_json(modern(body.relaxable_schema)).decode() if is_relaxed else None
+    schema = to_json(modern(body.relaxable_schema or {})).decode() if is_relaxed else None
     make_parser = checked(make_parser, WholeSchemas(schema))
     return _prepared(request, leased, body, Prompts(prompts, grammar), make_parser)
 

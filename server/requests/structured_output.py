@@ -19,13 +19,13 @@ from reprise.server.validation.fields import (
 )
 from reprise.server.validation.json_schema import (
     MAX_SCHEMA_BYTES,
-    check_lark,
     check_regex,
     check_schema,
     check_size,
+    relaxations,
     with_null_types,
 )
-from reprise.server.validation.relaxed_schema import relaxations
+from reprise.server.validation.lark import check_lark
 
 MAX_CHOICES = 1000
 MAX_CHOICES_CHARACTERS = 32_768

@@ -13,13 +13,12 @@ from reprise.server.requests.messages import Json, Tool, ToolChoice, note_unknow
 from reprise.server.validation.fields import MAX_PARSED, Notes, field_error
 from reprise.server.validation.json_schema import (
     MAX_SCHEMA_BYTES,
-    check_lark,
     check_regex,
     check_schema,
+    relaxations,
     with_null_types,
 )
-from reprise.server.validation.lark import escape_lark
-from reprise.server.validation.relaxed_schema import relaxations
+from reprise.server.validation.lark import check_lark, escape_lark
 
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _PART = re.compile(r'[^"\\]+|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....|\\[^u]')
@@ -289,9 +288,10 @@ def check_enforced(tools: Iterable[Tool]) -> None:
     num_bytes = 0
     for tool in tools:
         try:
-            given = tool.parameters
-            schema = with_null_types(given) if tool.strict else next(relaxations(given)).schema
-            num_bytes += len(check_schema(schema))
+            if tool.strict:
+                num_bytes += len(check_schema(with_null_types(tool.parameters)))
+            else:
+                num_bytes += next(relaxations(tool.parameters)).num_bytes
         except PydanticCustomError as fault:
             context = fault.context or {}
             phrase = f"{of_tool(tool)} {context['phrase']}"
@@ -302,12 +302,6 @@ def check_enforced(tools: Iterable[Tool]) -> None:
             "Send fewer or smaller ones"
         )
         raise field_error("schema_too_large", phrase, "tools")
-
-
-def check_enforced_in_full(tools: Sequence[Tool]) -> None:
-    """Refuse tools whose schemas cannot be enforced in full. Raises PydanticCustomError."""
-    for tool in tools:
-        check_schema(with_null_types(tool.parameters))
 
 
 _MODES: dict[Any, ToolChoice] = {

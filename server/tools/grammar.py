@@ -22,7 +22,7 @@ from reprise.server.tools.formats import (
     TaggedFormat,
 )
 from reprise.server.tools.values import ALL_TYPES, STRING, escape_entities, find_types
-from reprise.server.validation.json_schema import constrains_besides, list_of, target_of
+from reprise.server.validation.json_schema import ANNOTATIONS, list_of, target_of
 from reprise.server.validation.lark import ANY_TEXT, escape_lark, json_rule, lark_rule, text_patterns
 
 _NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -117,7 +117,7 @@ class Literals:
         return f"({' | '.join(self._typed(kind, schema) for kind in sorted(kinds))})"
 
     def _check(self, schema: dict[str, Any], *known: str) -> None:
-        if self._is_strict and constrains_besides(schema, *known):
+        if self._is_strict and _constrains_besides(schema, *known):
             raise ValueError("has a property whose schema this format cannot follow")
 
     def _reference(self, target: dict[str, Any]) -> str:
@@ -235,6 +235,11 @@ class Literals:
             case str() | int() | float():
                 return json.dumps(json.dumps(value, ensure_ascii=False), ensure_ascii=False)
         raise ValueError("has an enum of objects or arrays, which this format cannot follow")
+
+
+def _constrains_besides(schema: dict[str, Any], *keys: str) -> bool:
+    """Return whether a schema constrains values by keywords other than these."""
+    return bool(schema.keys() - ANNOTATIONS - set(keys))
 
 
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
@@ -373,7 +378,7 @@ class CallGrammar:
     def _enforced_arguments(self, index: int, layout: TaggedFormat) -> Iterator[str]:
         name, schema = self._tools[index]
         is_strict = name in self._strict
-        if is_strict and constrains_besides(schema, *_OBJECT_WORDS):
+        if is_strict and _constrains_besides(schema, *_OBJECT_WORDS):
             raise UnenforceableError(
                 index, "has keywords beside its properties that this format cannot follow"
             )
@@ -416,7 +421,7 @@ class CallGrammar:
                 yield f"json_{rule}: {json_rule(_within(root, schema))}"
             return
         node = schema if isinstance(schema, dict) else {}
-        if types == STRING and not constrains_besides(node, *_STRING_WORDS):
+        if types == STRING and not _constrains_besides(node, *_STRING_WORDS):
             texts = [node["const"]] if "const" in node else node.get("enum")
             if isinstance(texts, list):
                 choices = (self._choice(text, layout) for text in texts if isinstance(text, str))
@@ -424,7 +429,7 @@ class CallGrammar:
             else:
                 yield from self._text_value(rule, layout, *text_patterns(node))
             return
-        if is_strict and (types == STRING or constrains_besides(node, "type")):
+        if is_strict and (types == STRING or _constrains_besides(node, "type")):
             raise UnenforceableError(index, "has a property whose schema this format cannot follow")
         yield from self._text_value(rule, layout, ANY_TEXT)
 

@@ -1,105 +1,94 @@
-"""Check JSON schemas, regular expressions and grammars before the grammar library compiles them.
+"""Check JSON schemas, and make of one what the grammar library can enforce: closed, or relaxed.
 
-These checks refuse schemas that are too large, recursive schemas that no finite value satisfies, and keywords
+The checks refuse schemas that are too large, recursive schemas that no finite value satisfies, and keywords
 that the library would ignore silently. Whether a schema takes the library too long is found by compiling it.
 """
 
-import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from json import JSONDecoder
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from pydantic_core import to_json
+from pydantic_core import PydanticCustomError, to_json
 
 from reprise.server.errors import shortened
 from reprise.server.validation.fields import field_error
 
 MAX_REGEX_CHARACTERS = 4096
+MAX_SCHEMA_BYTES = 65_536
+MAX_SCHEMA_DEPTH = 50
+MAX_PROPERTIES = 500
+"""Of optional ones a token of the answer takes up to 14 ms with this many."""
+_MAX_DEPTH, _MAX_BRACKETS = 60, 200
+"""Parts that lie deeper stay as they are: no grammar is made of them."""
 
+Node = dict[str, Any]
+"""A schema that is an object. The schemas true and false need no checks."""
 
-def check_regex(regex: str, at: str = "") -> None:
-    """Refuse a regular expression that is too long. at: see field_error()."""
-    if len(regex) > MAX_REGEX_CHARACTERS:
-        raise field_error(
-            "invalid_value", f"has {len(regex)} characters; at most {MAX_REGEX_CHARACTERS} are allowed", at
-        )
-
-
-def end_of_atom(regex: str, index: int) -> int:
-    """Return the index after the escape, character class or single character that begins at an index."""
-    if regex[index] == "\\":
-        named = re.compile(r"\\[pPxuU]\{[^}]*\}").match(regex, index)
-        return named.end() if named else index + 2
-    if regex[index] != "[":
-        return index + 1
-    depth = 0
-    while index < len(regex):
-        if regex[index] == "\\":
-            index += 1
-        elif regex[index] == "[":
-            depth += 1
-            # A closing bracket right after the opening one is a member of the class.
-            index += 1 if regex.startswith("]", index + 1) else 2 if regex.startswith("^]", index + 1) else 0
-        elif regex[index] == "]":
-            depth -= 1
-            if not depth:
-                return index + 1
-        index += 1
-    return index
-
-
-_SINGLE = ("items", "additionalProperties", "not", "contains", "if", "then", "else", "propertyNames")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_PLACES = {
+    **dict.fromkeys(("items", "additionalProperties", "not", "contains"), "schema"),
+    **dict.fromkeys(("if", "then", "else", "propertyNames"), "schema"),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), "list"),
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), "map"),
+}
+"""What a keyword that has subschemas has them in."""
+_OLD_PLACES = {
+    **_PLACES,
+    **dict.fromkeys(("additionalItems", "unevaluatedItems", "unevaluatedProperties"), "schema"),
+    "items": "schema or list",
+    "dependentSchemas": "map",
+}
+"""The same for schemas of any draft."""
 _DATA = frozenset({"const", "enum", "default", "examples", "example"})
+
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "$comment", "$id", "$schema", "$defs", "definitions"}
     | {"deprecated", "readOnly", "writeOnly", "discriminator"}
 )
 """Keywords that constrain no value."""
-_OF_TYPES = ANNOTATIONS | {
-    *(
-        "type",
-        "properties",
-        "required",
-        "additionalProperties",
-        "items",
-        "prefixItems",
-        "minItems",
-        "maxItems",
-    ),
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    *("minLength", "maxLength", "pattern", "format"),
-}
+_HARMLESS = (ANNOTATIONS - {"$schema"}) | {"example", "$anchor", "id", "xml", "externalDocs"}
+_OF_CLOSED = ANNOTATIONS | {"type", "properties", "required", "minProperties", "maxProperties", "nullable"}
+"""The keywords beside which an object can be closed: all others may need, or mean, further members."""
+_SHAPE = frozenset(
+    {"type", "enum", "const", "properties", "required", "additionalProperties", "items", "prefixItems"}
+)
+_COMBINED = _SHAPE | {"allOf", "anyOf", "$ref"}
+_SCALAR_LIMITS = frozenset(
+    {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+    | {"minLength", "maxLength", "pattern", "format", "minItems", "maxItems"}
+)
+_LIMITED = _COMBINED | _SCALAR_LIMITS | {"patternProperties", "minProperties", "maxProperties"}
+_LEVELS = (_LIMITED, _COMBINED, _SHAPE, frozenset({"type"}))
+"""The keywords that a relaxed schema keeps: as many as possible."""
+_OF_TYPES = ANNOTATIONS | (_SHAPE - {"enum", "const"}) | _SCALAR_LIMITS
 """Keywords that constrain no null: those of other types."""
-_MAX_DEPTH = 200
+_FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+_FOREIGN_REGEX = re.compile(r"\(\?(?:[=!>(]|<[=!])|\\[bBkGAzZ1-9]")
+_IGNORED_BY_LIBRARY = {
+    "nullable": "add 'null' to type instead",
+    "additionalItems": "use prefixItems and items",
+    "divisibleBy": "use multipleOf",
+    "extends": "use allOf",
+    "disallow": "leave it out",
+    "x-guidance": "leave it out",
+}
 
-Node = dict[str, Any]
-"""A schema that is an object. The schemas true and false need no checks."""
+
+def list_of(value: object) -> Sequence[Any]:
+    """Return the value if it is a list, else an empty sequence."""
+    return value if isinstance(value, list) else ()
 
 
-def constrains_besides(node: Node, *keys: str) -> bool:
-    """Return whether a schema constrains values by keywords other than these."""
-    return bool(node.keys() - ANNOTATIONS - set(keys))
-
-
-def children(node: Node) -> Iterator[tuple[str, Node]]:
-    """Yield the direct subschemas of a schema, each with the path to it, such as .properties.name."""
-    for key in _SINGLE:
-        if isinstance(child := node.get(key), dict):
-            yield f".{key}", child
-    for key in _LISTS:
-        for index, child in enumerate(list_of(node.get(key))):
-            if isinstance(child, dict):
-                yield f".{key}[{index}]", child
-    for key in _MAPS:
-        if isinstance(members := node.get(key), dict):
-            for name, child in members.items():
-                if isinstance(child, dict):
-                    yield f".{key}.{shortened(name)}", child
+def check_regex(regex: str, at: str = "") -> None:
+    """Refuse a regular expression that is too long. at: see field_error()."""
+    if len(regex) > MAX_REGEX_CHARACTERS:
+        phrase = f"has {len(regex)} characters; at most {MAX_REGEX_CHARACTERS} are allowed"
+        raise field_error("invalid_value", phrase, at)
 
 
 def target_of(schema: Node, node: Node) -> Node | None:
@@ -123,6 +112,35 @@ def target_of(schema: Node, node: Node) -> Node | None:
     return found if isinstance(found, dict) else None
 
 
+def _changed(
+    key: str, value: Any, change: Callable[[str, Node], Any], places: Mapping[str, str] = _PLACES
+) -> Any:
+    """Return a keyword's value with its subschemas changed.
+
+    change: gets the path to a subschema, such as .properties.name, and the subschema.
+    """
+    place = places.get(key, "")
+    if isinstance(value, dict) and place == "map":
+        return {
+            name: change(f".{key}.{shortened(name)}", child) if isinstance(child, dict) else child
+            for name, child in value.items()
+        }
+    if isinstance(value, list) and "list" in place:
+        return [
+            change(f".{key}[{index}]", child) if isinstance(child, dict) else child
+            for index, child in enumerate(value)
+        ]
+    return change(f".{key}", value) if isinstance(value, dict) and "schema" in place else value
+
+
+def _children(node: Node) -> list[tuple[str, Node]]:
+    """Return the direct subschemas of a schema, each with the path to it."""
+    found: list[tuple[str, Node]] = []
+    for key in filter(node.__contains__, _PLACES):
+        _changed(key, node[key], lambda *child: found.append(child))
+    return found
+
+
 def with_definitions(schema: Node) -> Node:
     """Move referenced schemas outside of $defs, as in #/components/schemas, to $defs; return the new schema.
 
@@ -132,7 +150,7 @@ def with_definitions(schema: Node) -> Node:
     names: dict[str, str] = {}
 
     def moved(value: Any, depth: int = 0) -> Any:
-        if depth > _MAX_DEPTH:
+        if depth > _MAX_BRACKETS:
             return value
         if isinstance(value, list):
             return [moved(child, depth + 1) for child in value]
@@ -142,8 +160,7 @@ def with_definitions(schema: Node) -> Node:
         pointer = node.get("$ref")
         if not isinstance(pointer, str) or not pointer.startswith("#/"):
             return node
-        step = pointer[2:].partition("/")[0]
-        if step not in (*_SINGLE, *_LISTS, *_MAPS) and (target := target_of(schema, value)) is not None:
+        if pointer[2:].partition("/")[0] not in _PLACES and (target := target_of(schema, value)) is not None:
             if pointer not in names:
                 # A plain name, as pointers escape some characters.
                 names[pointer] = name = f"{re.sub(r'[^A-Za-z0-9]', '_', pointer[2:])}_{len(names)}"
@@ -159,128 +176,52 @@ def with_definitions(schema: Node) -> Node:
     return {**whole, "$defs": {**(own if isinstance(own, dict) else {}), **found}}
 
 
-def with_null_types(schema: Node) -> Node:
+def with_null_types(node: Node, depth: int = 0) -> Node:
     """Return the schema with null allowed wherever OpenAPI's `nullable: true` allows it."""
-    changed: Node = _null_types(schema, 0)
-    return changed
-
-
-def _null_types(node: Any, depth: int) -> Any:
-    if not isinstance(node, dict) or depth > _MAX_DEPTH:
+    if depth > _MAX_BRACKETS:
         return node
-    changed = dict(node)
-    for key in _SINGLE:
-        if key in changed:
-            changed[key] = _null_types(changed[key], depth + 1)
-    for key in _LISTS:
-        if isinstance(changed.get(key), list):
-            changed[key] = [_null_types(child, depth + 1) for child in changed[key]]
-    for key in _MAPS:
-        if isinstance(changed.get(key), dict):
-            changed[key] = {name: _null_types(child, depth + 1) for name, child in changed[key].items()}
-    return allow_null(changed) if changed.pop("nullable", False) is True else changed
+    changed: Node = {}
+    for key, value in node.items():
+        changed[key] = _changed(key, value, lambda _, child: with_null_types(child, depth + 1))
+    return _allow_null(changed)
 
 
-def allow_null(node: Node) -> Node:
-    """Return a schema that also allows null: among its types if that is enough, else as an alternative."""
+def _allow_null(node: Node) -> Node:
+    """Replace `nullable` by null among a schema's types if that is enough, else as an alternative."""
+    if node.pop("nullable", False) is not True:
+        return node
     types = node.get("type")
     if not isinstance(types, str | list) or not node.keys() <= _OF_TYPES:
         return {"anyOf": [node, {"type": "null"}]}
-    listed = types if isinstance(types, list) else [types]
+    listed = _listed(types)
     return {**node, "type": listed if "null" in listed else [*listed, "null"]}
 
 
-def list_of(value: object) -> Sequence[Any]:
-    """Return the value if it is a list, else an empty sequence."""
-    return value if isinstance(value, list) else ()
+def modern(node: Node, depth: int = 0) -> Node:
+    """Convert a schema of any draft to the keywords of draft 2020-12."""
+    if depth > _MAX_DEPTH:
+        return node
+    node = {
+        key: _changed(key, value, lambda _, child: modern(child, depth + 1), _OLD_PLACES)
+        for key, value in node.items()
+        if key != "$schema"
+    }
+    if isinstance(node.get("items"), list):
+        node["prefixItems"] = node.pop("items")
+        if "additionalItems" in node:
+            node["items"] = node.pop("additionalItems")
+    node.pop("additionalItems", None)
+    for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(node.get(exclusive), bool) and node.pop(exclusive) and limit in node:
+            node[exclusive] = node.pop(limit)
+    if isinstance(needs := node.get("dependencies"), dict):
+        del node["dependencies"]
+        node["dependentRequired"] = {name: need for name, need in needs.items() if isinstance(need, list)}
+        node["dependentSchemas"] = {name: need for name, need in needs.items() if isinstance(need, dict)}
+    return _allow_null(node)
 
 
-def find_endless(schema: Node) -> str | None:
-    """Return the path of a schema whose every value would contain another one; None if there is none."""
-    paths: dict[int, str] = {}
-    nodes: dict[int, Node] = {}
-    holders: defaultdict[int, list[int]] = defaultdict(list)
-    unseen = [("", schema)]
-    while unseen:
-        path, node = unseen.pop()
-        if id(node) in nodes:
-            continue
-        nodes[id(node)], paths[id(node)] = node, path
-        found = list(children(node))
-        if (target := target_of(schema, node)) is not None:
-            found.append((node["$ref"], target))
-        for step, child in found:
-            holders[id(child)].append(id(node))
-            unseen.append((step if step.startswith("#") else path + step, child))
-    ended: set[int] = set()
-    # Checked from the end: the schemas found last lie deepest, and the others mostly depend on them.
-    waiting = list(nodes)
-    while waiting:
-        key = waiting.pop()
-        if key not in ended and _has_end(schema, nodes[key], ended):
-            ended.add(key)
-            waiting += holders[key]
-    return next((paths[key] or "#" for key in nodes if key not in ended), None)
-
-
-def _has_end(schema: Node, node: Node, ended: set[int]) -> bool:
-    """Return whether a finite value of this schema exists, given the schemas known to have one."""
-
-    def ends(child: object) -> bool:
-        return not isinstance(child, dict) or id(child) in ended
-
-    if (target := target_of(schema, node)) is not None and not ends(target):
-        return False
-    if not all(map(ends, list_of(node.get("allOf")))):
-        return False
-    for key in ("anyOf", "oneOf"):
-        if (choices := list_of(node.get(key))) and not any(map(ends, choices)):
-            return False
-    return _may_be_scalar(node) or _has_finite_members(node, ends)
-
-
-def _may_be_scalar(node: Node) -> bool:
-    """Return whether a value need not be an object or an array, or is one of a finite list of values."""
-    kinds = node.get("type")
-    if "const" in node or "enum" in node:
-        return True
-    holds_objects = "object" in (kinds if isinstance(kinds, list) else [kinds])
-    holds_arrays = "array" in (kinds if isinstance(kinds, list) else [kinds])
-    if kinds is None or (isinstance(kinds, list) and len(kinds) > holds_objects + holds_arrays):
-        return True
-    return not holds_objects and not holds_arrays
-
-
-def _has_finite_members(node: Node, ends: Any) -> bool:
-    """Return whether the members that this schema requires of an object or array can be finite."""
-    kinds = node["type"] if isinstance(node["type"], list) else [node["type"]]
-    members = node.get("properties")
-    members = members if isinstance(members, dict) else {}
-    names = [name for name in list_of(node.get("required")) if isinstance(name, str)]
-    object_ends = all(ends(members.get(name, node.get("additionalProperties"))) for name in names)
-    first = list_of(node.get("prefixItems"))
-    num_items = node.get("minItems", 0)
-    num_items = num_items if isinstance(num_items, int) else 0
-    array_ends = all(map(ends, first[:num_items])) and (num_items <= len(first) or ends(node.get("items")))
-    return ("object" in kinds and object_ends) or ("array" in kinds and array_ends)
-
-
-MAX_SCHEMA_BYTES = 65_536
-MAX_SCHEMA_DEPTH = 50
-MAX_PROPERTIES = 500
-"""Of optional ones a token of the answer takes up to 14 ms with this many."""
-
-_IGNORED_BY_LIBRARY = {
-    "nullable": "add 'null' to type instead",
-    "additionalItems": "use prefixItems and items",
-    "divisibleBy": "use multipleOf",
-    "extends": "use allOf",
-    "disallow": "leave it out",
-    "x-guidance": "leave it out",
-}
-
-
-def check_schema(schema: dict[str, Any], at: str = "") -> bytes:
+def check_schema(schema: Node, at: str = "") -> bytes:
     """Refuse a schema that is too large, too complex or endless; return its JSON text.
 
     at: path from the validated field to the schema, see field_error().
@@ -289,16 +230,16 @@ def check_schema(schema: dict[str, Any], at: str = "") -> bytes:
     text = check_size(schema, at)
     schema = with_definitions(schema)
     num_properties, has_references = 0, False
-    for node, path, depth in _nodes(schema, at):
+    unseen = [(schema, at, 0)]
+    while unseen:
+        node, path, depth = unseen.pop()
         if depth > MAX_SCHEMA_DEPTH:
-            raise field_error(
-                "schema_too_deep",
-                f"is nested too deeply; at most {MAX_SCHEMA_DEPTH} levels are allowed",
-                at,
-            )
-        _check_node(node, path)
+            phrase = f"is nested too deeply; at most {MAX_SCHEMA_DEPTH} levels are allowed"
+            raise field_error("schema_too_deep", phrase, at)
+        _check_keywords(node, path)
         num_properties += len(node["properties"]) if isinstance(node.get("properties"), dict) else 0
         has_references |= "$ref" in node
+        unseen += [(child, path + step, depth + 1) for step, child in _children(node)]
     if num_properties > MAX_PROPERTIES:
         phrase = f"has {num_properties} properties; a schema may have at most {MAX_PROPERTIES}"
         raise field_error("schema_too_large", phrase, at)
@@ -307,7 +248,7 @@ def check_schema(schema: dict[str, Any], at: str = "") -> bytes:
     return text
 
 
-def check_size(schema: dict[str, Any], at: str = "") -> bytes:
+def check_size(schema: Node, at: str = "") -> bytes:
     """Refuse a schema that is too large; return its JSON text. at: see field_error()."""
     # Serializing megabytes takes longer than noticing that they exceed the limit.
     text = to_json(schema) if _is_within(schema, MAX_SCHEMA_BYTES) else b""
@@ -334,16 +275,7 @@ def _is_within(value: object, num_bytes: int) -> bool:
     return num_bytes >= 0
 
 
-def _nodes(schema: Node, path: str) -> Iterator[tuple[Node, str, int]]:
-    """Yield the schema and all schemas in it, each with its path and depth."""
-    unseen = [(schema, path, 0)]
-    while unseen:
-        node, path, depth = unseen.pop()
-        yield node, path, depth
-        unseen += [(child, path + step, depth + 1) for step, child in children(node)]
-
-
-def _check_node(node: Node, path: str) -> None:
+def _check_keywords(node: Node, path: str) -> None:
     for key, instead in _IGNORED_BY_LIBRARY.items():
         if key in node and node[key] is not False:
             raise field_error("unsupported_schema", f"is not supported; {instead}", f"{path}.{key}")
@@ -356,57 +288,224 @@ def _check_node(node: Node, path: str) -> None:
         check_regex(node["pattern"], f"{path}.pattern")
 
 
-MAX_LARK_CHARACTERS = 16_384
-MAX_LARK_LINES = 1000
-MAX_LARK_REPEATS = 1000
+def find_endless(schema: Node) -> str | None:
+    """Return the path of a schema whose every value would contain another one; None if there is none."""
+    nodes: dict[int, tuple[str, Node]] = {}
+    holders: defaultdict[int, list[int]] = defaultdict(list)
+    unseen = [("", schema)]
+    while unseen:
+        path, node = unseen.pop()
+        if id(node) in nodes:
+            continue
+        nodes[id(node)] = path, node
+        found = [(path + step, child) for step, child in _children(node)]
+        if (target := target_of(schema, node)) is not None:
+            found.append((node["$ref"], target))
+        for _, child in found:
+            holders[id(child)].append(id(node))
+        unseen += found
+    ended: set[int] = set()
+    # Checked from the end: the schemas found last lie deepest, and the others mostly depend on them.
+    waiting = list(nodes)
+    while waiting:
+        key = waiting.pop()
+        if key not in ended and _has_end(schema, nodes[key][1], ended):
+            ended.add(key)
+            waiting += holders[key]
+    return next((path or "#" for key, (path, _) in nodes.items() if key not in ended), None)
 
-_EMBEDDED = re.compile(r"%json\s*")
-_LARK_REPEAT = re.compile(r"[{~]\s*(\d*)\s*(?:(?:,|\.\.)\s*(\d*))?")
-_LARK_OPTION = re.compile(r"^\s*[?!\w-]+\[[^\]\n]*\b(temperature|max_tokens|stop)\s*=", re.MULTILINE)
+
+def _has_end(schema: Node, node: Node, ended: set[int]) -> bool:
+    """Return whether a finite value of this schema exists, given the schemas known to have one."""
+
+    def ends(child: object) -> bool:
+        return not isinstance(child, dict) or id(child) in ended
+
+    if (target := target_of(schema, node)) is not None and not ends(target):
+        return False
+    if not all(map(ends, list_of(node.get("allOf")))):
+        return False
+    for key in ("anyOf", "oneOf"):
+        if (choices := list_of(node.get(key))) and not any(map(ends, choices)):
+            return False
+    kinds = _listed(node.get("type"))
+    holds_objects, holds_arrays = "object" in kinds, "array" in kinds
+    if "const" in node or "enum" in node or not kinds or len(kinds) > holds_objects + holds_arrays:
+        return True
+    members = node.get("properties")
+    members = members if isinstance(members, dict) else {}
+    names = [name for name in list_of(node.get("required")) if isinstance(name, str)]
+    if holds_objects and all(ends(members.get(name, node.get("additionalProperties"))) for name in names):
+        return True
+    first, num_items = list_of(node.get("prefixItems")), node.get("minItems", 0)
+    num_items = num_items if isinstance(num_items, int) else 0
+    array_ends = all(map(ends, first[:num_items])) and (num_items <= len(first) or ends(node.get("items")))
+    return holds_arrays and array_ends
 
 
-def check_lark(given: str) -> None:
-    """Refuse a Lark grammar beyond the limits."""
-    if len(given) > MAX_LARK_CHARACTERS or given.count("\n") >= MAX_LARK_LINES:
-        phrase = (
-            f"is too long; at most {MAX_LARK_CHARACTERS} characters and {MAX_LARK_LINES} lines are allowed"
-        )
-        raise field_error("invalid_value", phrase)
-    if option := _LARK_OPTION.search(given):
-        phrase = f"sets {option[1]} for a rule, which is not supported; leave it out"
-        raise field_error("unsupported_value", phrase)
-    for match in _LARK_REPEAT.finditer(given):
-        if any(int(number[:9]) > MAX_LARK_REPEATS for number in match.groups() if number):
-            phrase = f"repeats something too often; at most {MAX_LARK_REPEATS} repetitions are allowed"
-            raise field_error("invalid_value", phrase)
-    for match in _EMBEDDED.finditer(given):
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def closed(schema: Node) -> Node:
+    """Return the schema with additionalProperties: false wherever an object is fully described.
+
+    Objects within "not", "allOf" and the like stay open. If there is a reference within one of those, the
+    schema is returned unchanged.
+    """
+    fixed: list[Any] = []
+
+    def close(_: str, node: Node) -> Node:
+        if "$ref" in node and not node.keys() <= ANNOTATIONS | {"$ref", "type", "nullable"}:
+            fixed.append({"$ref": node["$ref"]})
+        places = {key: place for key, place in _PLACES.items() if key in node and _is_closable(key, node)}
+        # Values, not schemas, are in these, and whatever they look like.
+        data = {*places, *_OF_CLOSED, "$ref", "enum", "const"}
+        fixed.extend(value for key, value in node.items() if key not in data)
+        changed = {key: _changed(key, value, close, places) for key, value in node.items()}
+        return {**changed, "additionalProperties": False} if _is_described(node) else changed
+
+    result = close("", schema)
+    return schema if _has_reference(fixed) else result
+
+
+def _is_closable(key: str, node: Node) -> bool:
+    """Return whether the subschemas of a keyword can be closed."""
+    value = node[key]
+    if key in ("anyOf", "allOf"):
+        # Only a combination that says all that the schema says.
+        is_one = key == "anyOf" or len(list_of(value)) == 1
+        return isinstance(value, list) and is_one and node.keys() <= ANNOTATIONS | {key, "type", "nullable"}
+    if key in ("items", "additionalProperties"):
+        return True
+    return (
+        isinstance(value, list) if key == "prefixItems" else isinstance(value, dict) and _PLACES[key] == "map"
+    )
+
+
+def _is_described(node: Node) -> bool:
+    """Return whether a schema lists all members that a value needs, and says nothing of others."""
+    properties = node.get("properties")
+    if not isinstance(properties, dict) or not properties or not node.keys() <= _OF_CLOSED:
+        return False
+    least = node.get("minProperties", 0)
+    has_enough = isinstance(least, int) and least <= len(properties)
+    return has_enough and all(name in properties for name in list_of(node.get("required")))
+
+
+def _has_reference(part: Any) -> bool:
+    """Return whether there is a reference anywhere in a part of a schema."""
+    if isinstance(part, dict):
+        return "$ref" in part or any(map(_has_reference, part.values()))
+    return isinstance(part, list) and any(map(_has_reference, part))
+
+
+def takes_nothing(schema: Node) -> bool:
+    """Return whether a tool's schema lists the properties of its arguments, and there are none."""
+    return schema.get("properties") == {} and schema.keys() <= _OF_CLOSED and not schema.get("required")
+
+
+@dataclass(slots=True)
+class RelaxedSchema:
+    """A schema without the parts that cannot be enforced.
+
+    dropped: paths of parts left out or widened. num_bytes: of its JSON, once it is checked.
+    """
+
+    schema: Node
+    dropped: list[str] = field(default_factory=list)
+    num_bytes: int = 0
+
+    def paths(self, at: str) -> list[str]:
+        """Return the paths of the dropped parts within the request. at: the schema's path there."""
+        return [f"{at}.{path}".rstrip(".") for path in self.dropped]
+
+
+def forms(schema: Node) -> Iterator[RelaxedSchema]:
+    """Yield the schema itself if it passes check_schema(), then its relaxations that differ from it."""
+    try:
+        check_schema(schema)
+    except PydanticCustomError:
+        pass
+    else:
+        yield RelaxedSchema(schema)
+    yield from (form for form in relaxations(schema) if form.dropped or form.schema != schema)
+
+
+def relaxations(schema: Node, at: str = "") -> Iterator[RelaxedSchema]:
+    """Yield relaxed schemas, each less strict than the one before; the last has hardly any rules.
+
+    The grammar library may refuse the first ones. at: see field_error(). Raises PydanticCustomError if the
+    schema is too large, or if no value satisfies it.
+    """
+    check_size(schema, at)
+    for level in range(len(_LEVELS)):
+        relaxed = relax(schema, level)
         try:
-            schema, _ = JSONDecoder().raw_decode(given, match.end())
-        except (ValueError, RecursionError):
-            phrase = "has a %json that is not followed by a JSON schema"
-            raise field_error("invalid_value", phrase) from None
-        if isinstance(schema, dict):
-            check_schema(schema)
+            relaxed.num_bytes = len(check_schema(relaxed.schema, at))
+        except PydanticCustomError as fault:
+            if fault.type == "invalid_schema":
+                raise
+        else:
+            yield relaxed
 
 
-MAX_CHARACTERS = 500
+def relax(schema: Node, level: int = 0) -> RelaxedSchema:
+    """Return the schema without parts that cannot be enforced. level: index of the keywords to keep."""
+    if level == len(_LEVELS) - 1:
+        return RelaxedSchema({"type": schema["type"]} if schema.get("type") in _TYPES else {}, [""])
+    root, known = modern(with_definitions(schema)), _LEVELS[level] | _HARMLESS
+    dropped: list[str] = []
 
-_UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*?\])", re.DOTALL)
-_STATE = re.compile(r"\s*<state>.*", re.DOTALL)
-_KNOWN = {
-    "oneOf constraints are not supported": "uses 'oneOf' with alternatives that may overlap; use 'anyOf', "
-    "or give each alternative a distinguishing 'const'",
-    "retrieving it failed": "refers to an external schema, and nothing is fetched; put it under '$defs'",
-}
+    def relaxed(path: str, node: Node, depth: int = 0) -> Node:
+        if depth > _MAX_DEPTH:
+            return node
+        if isinstance(choices := node.get("oneOf"), list):
+            dropped.append(f"{path}.oneOf")
+            node = {key: value for key, value in node.items() if key != "oneOf"}
+            others = [*list_of(node.get("allOf")), {"anyOf": choices}]
+            node |= {"allOf": others} if "anyOf" in node else {"anyOf": choices}
+        kept: Node = {}
+        for key, value in node.items():
+            if key in known and _is_enforced(root, key, node):
+                kept[key] = _changed(key, value, lambda step, child: relaxed(path + step, child, depth + 1))
+            else:
+                dropped.append(f"{path}.{key}")
+        if "patternProperties" in node and "patternProperties" not in kept:
+            # What they allow is not to be refused as additional.
+            kept.pop("additionalProperties", None)
+        return kept
+
+    return RelaxedSchema(relaxed("", root), [path.removeprefix(".") for path in dropped])
 
 
-def explain_grammar_error(message: str) -> str:
-    """Convert the grammar library's message into a phrase that can follow the field's name."""
-    if match := _UNIMPLEMENTED.search(message):
-        keys = ", ".join(f"'{key}'" for key in json.loads(match[1]))
-        return f"uses {keys}, which cannot be enforced; leave it out"
-    for known, phrase in _KNOWN.items():
-        if known in message:
-            return phrase
-    detail = shortened(_STATE.sub("", message).strip(), MAX_CHARACTERS).rstrip(".")
-    return f"cannot be enforced: {detail}"
+def _is_enforced(root: Node, key: str, node: Node) -> bool:
+    """Return whether the value of a keyword that is otherwise enforced is, too. root: the whole schema."""
+    value = node[key]
+    match key:
+        case "format":
+            return value in _FORMATS
+        case "pattern":
+            return _is_plain(value)
+        case "patternProperties":
+            return isinstance(value, dict) and all(map(_is_plain, value))
+        case "$ref":
+            is_pointer = isinstance(value, str) and value.startswith("#/")
+            return value == "#" or (is_pointer and target_of(root, node) is not None)
+        case "type":
+            return all(isinstance(kind, str) and kind in _TYPES for kind in _listed(value))
+        case "required" | "allOf":
+            return isinstance(value, list)
+        case "enum" | "anyOf":
+            return isinstance(value, list) and bool(value)
+        case "minProperties" | "maxProperties":
+            # The library counts properties only if none of them is optional.
+            properties = node.get("properties")
+            names = properties if isinstance(properties, dict) else {}
+            return all(name in list_of(node.get("required")) for name in names)
+    return True
+
+
+def _is_plain(regex: object) -> bool:
+    """Return whether the library takes a regular expression, as far as can be told from its text."""
+    return isinstance(regex, str) and len(regex) <= MAX_REGEX_CHARACTERS and not _FOREIGN_REGEX.search(regex)

@@ -1,15 +1,49 @@
-"""Write rules in llguidance's dialect of Lark."""
+"""Check grammars and write rules in llguidance's dialect of Lark."""
 
 import json
 import re
 from collections.abc import Mapping
+from json import JSONDecoder
 from typing import Any
 
-from reprise.server.validation.json_schema import end_of_atom
+from reprise.server.validation.fields import field_error
+from reprise.server.validation.json_schema import check_schema
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Spacing of JSON, the same as in the prompts that models see."""
 ANY_TEXT = "/(?s:.)*/"
+
+MAX_LARK_CHARACTERS = 16_384
+MAX_LARK_LINES = 1000
+MAX_LARK_REPEATS = 1000
+
+_EMBEDDED = re.compile(r"%json\s*")
+_LARK_REPEAT = re.compile(r"[{~]\s*(\d*)\s*(?:(?:,|\.\.)\s*(\d*))?")
+_LARK_OPTION = re.compile(r"^\s*[?!\w-]+\[[^\]\n]*\b(temperature|max_tokens|stop)\s*=", re.MULTILINE)
+
+
+def check_lark(given: str) -> None:
+    """Refuse a Lark grammar beyond the limits."""
+    if len(given) > MAX_LARK_CHARACTERS or given.count("\n") >= MAX_LARK_LINES:
+        phrase = (
+            f"is too long; at most {MAX_LARK_CHARACTERS} characters and {MAX_LARK_LINES} lines are allowed"
+        )
+        raise field_error("invalid_value", phrase)
+    if option := _LARK_OPTION.search(given):
+        phrase = f"sets {option[1]} for a rule, which is not supported; leave it out"
+        raise field_error("unsupported_value", phrase)
+    for match in _LARK_REPEAT.finditer(given):
+        if any(int(number[:9]) > MAX_LARK_REPEATS for number in match.groups() if number):
+            phrase = f"repeats something too often; at most {MAX_LARK_REPEATS} repetitions are allowed"
+            raise field_error("invalid_value", phrase)
+    for match in _EMBEDDED.finditer(given):
+        try:
+            schema, _ = JSONDecoder().raw_decode(given, match.end())
+        except (ValueError, RecursionError):
+            phrase = "has a %json that is not followed by a JSON schema"
+            raise field_error("invalid_value", phrase) from None
+        if isinstance(schema, dict):
+            check_schema(schema)
 
 
 def json_rule(schema: object) -> str:
@@ -131,11 +165,34 @@ def _escape_regex(regex: str, dot_is_all: bool) -> str:
             written.append(operator[0])
             index = operator.end()
         else:
-            end = end_of_atom(regex, index)
+            end = _end_of_atom(regex, index)
             written.append(_escape_atom(regex[index:end], dots[-1]))
             index = end
     # An alternative or a group may be empty in a regular expression, but not in a rule.
     return re.sub(r"(?<=[(|]) *(?=[)|])|^ *(?=\|)|(?<=\|) *$", '""', " ".join(written)) or '""'
+
+
+def _end_of_atom(regex: str, index: int) -> int:
+    """Return the index after the escape, character class or single character that begins at an index."""
+    if regex[index] == "\\":
+        named = re.compile(r"\\[pPxuU]\{[^}]*\}").match(regex, index)
+        return named.end() if named else index + 2
+    if regex[index] != "[":
+        return index + 1
+    depth = 0
+    while index < len(regex):
+        if regex[index] == "\\":
+            index += 1
+        elif regex[index] == "[":
+            depth += 1
+            # A closing bracket right after the opening one is a member of the class.
+            index += 1 if regex.startswith("]", index + 1) else 2 if regex.startswith("^]", index + 1) else 0
+        elif regex[index] == "]":
+            depth -= 1
+            if not depth:
+                return index + 1
+        index += 1
+    return index
 
 
 def _escape_atom(atom: str, dot_is_all: bool) -> str:

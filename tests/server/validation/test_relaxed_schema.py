@@ -10,8 +10,13 @@ from reprise.engine.interface.errors import GrammarError
 from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.sandbox.schema_checks import CHECK_LIMITS, CHECKER, SchemaChecker
 from reprise.server.generation.grammars import json_grammar
-from reprise.server.validation.json_schema import check_schema, with_definitions
-from reprise.server.validation.relaxed_schema import modern, relax, relaxations
+from reprise.server.validation.json_schema import (
+    check_schema,
+    modern,
+    relax,
+    relaxations,
+    with_definitions,
+)
 from tests.engine.support import make_tokenizer
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import assert_error
