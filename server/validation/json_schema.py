@@ -453,7 +453,8 @@ def relaxations(schema: Node, at: str = "") -> Iterator[RelaxedSchema]:
 def relax(schema: Node, level: int = 0) -> RelaxedSchema:
     """Return the schema without parts that cannot be enforced. level: index of the keywords to keep."""
     if level == len(_LEVELS) - 1:
-        return RelaxedSchema({"type": schema["type"]} if schema.get("type") in _TYPES else {}, [""])
+        kept = "type" in schema and _is_enforced(schema, "type", schema)
+        return RelaxedSchema({"type": schema["type"]} if kept else {}, [""])
     root, known = modern(with_definitions(schema)), _LEVELS[level] | _HARMLESS
     dropped: list[str] = []
 
@@ -484,7 +485,7 @@ def _is_enforced(root: Node, key: str, node: Node) -> bool:
     value = node[key]
     match key:
         case "format":
-            return value in _FORMATS
+            return isinstance(value, str) and value in _FORMATS
         case "pattern":
             return _is_plain(value)
         case "patternProperties":

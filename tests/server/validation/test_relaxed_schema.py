@@ -40,6 +40,7 @@ HARD = [
     (OVERLAPPING, ["properties.x.oneOf"]),
     ({"type": "array", "uniqueItems": True, "items": {"type": "integer"}}, ["uniqueItems"]),
     ({"type": "string", "format": "color"}, ["format"]),
+    ({"type": ["string", "null"], "format": ["color"]}, ["format"]),
     ({"not": {"type": "string"}, "type": "integer"}, ["not"]),
     ({"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}, ["if", "then"]),
     ({"type": "object", "propertyNames": {"maxLength": 3}}, ["propertyNames"]),
@@ -142,6 +143,16 @@ def test_references_to_components_are_followed_when_a_schema_is_relaxed(grammars
     tokens = make_tokenizer().encode(json.dumps(value))
     assert (matcher.count_allowed(tokens) == len(tokens)) == passes
     assert with_definitions(found.schema) == found.schema
+
+
+def test_the_last_relaxation_keeps_the_type_alone():
+    for kind, kept in (
+        ("object", {"type": "object"}),
+        (["object", "null"], {"type": ["object", "null"]}),
+        ([["x"]], {}),
+    ):
+        *_, last = relaxations({"type": kind, "title": "T"})
+        assert last.schema == kept
 
 
 def test_the_limits_hold_for_what_only_a_reference_names():
