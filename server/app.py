@@ -38,7 +38,6 @@ from reprise.server.ollama_api.schemas import (
     OllamaPullRequest,
 )
 from reprise.server.openai_api import chat, embeddings
-from reprise.server.openai_api.embeddings import EmbeddingsRequest, RerankRequest
 from reprise.server.openai_api.responses import routes as responses
 from reprise.server.openai_api.responses.routes import CompactRequest
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
@@ -46,6 +45,7 @@ from reprise.server.openai_api.responses.store import ResponseStore
 from reprise.server.page import files as page
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
+from reprise.server.requests.embeddings import EmbeddingsRequest, RerankRequest
 from reprise.server.requests.generation_fields import LoadRequest, ModelRequest, PullRequest
 
 ROUTES = (

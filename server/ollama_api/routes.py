@@ -13,14 +13,6 @@ from pydantic_core import to_json
 
 from reprise.config.version import VERSION
 from reprise.engine.interface.models import ModelEntry
-from reprise.server.admin.models import (
-    PullState,
-    begin_pull,
-    find_entry,
-    known_sampling,
-    named_entries,
-    unload,
-)
 from reprise.server.errors import (
     ApiError,
     BadRequestError,
@@ -28,8 +20,21 @@ from reprise.server.errors import (
     ModelNotFoundError,
     NotImplementedHereError,
 )
+from reprise.server.generation.embeddings import (
+    answer_embeddings,
+    encode_inputs,
+    write_numbers,
+)
 from reprise.server.generation.lease import find_loadable, lease_model
 from reprise.server.generation.prepare import Prepared, prepare_chat, prepare_completion
+from reprise.server.generation.served_models import (
+    PullState,
+    begin_pull,
+    find_entry,
+    known_sampling,
+    named_entries,
+    unload,
+)
 from reprise.server.generation.service import LeasedModel, Service, service_of
 from reprise.server.generation.stream import LINES_TYPE, TokenStream, answer
 from reprise.server.http.body import read_body
@@ -47,14 +52,9 @@ from reprise.server.ollama_api.schemas import (
     OllamaPullRequest,
     images_of,
 )
-from reprise.server.openai_api.embeddings import (
-    EmbeddingsRequest,
-    answer_embeddings,
-    encode_inputs,
-    write_numbers,
-)
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
+from reprise.server.requests.embeddings import EmbeddingsRequest
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
 from reprise.server.requests.messages import Message
 from reprise.server.validation.fields import Notes, validate

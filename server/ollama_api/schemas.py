@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJsonSchema, model_validator
 
-from reprise.server.openai_api.embeddings import Inputs, Text, read_inputs
 from reprise.server.requests.chat import MESSAGES_SCHEMA, ReasoningEffort, Tools, of_chats
 from reprise.server.requests.chat_messages import from_chats
+from reprise.server.requests.embeddings import Inputs, Text, read_inputs
 from reprise.server.requests.generation_fields import DraftFields, KeepAlive
 from reprise.server.requests.messages import (
     MAX_PARTS,

@@ -17,12 +17,12 @@ from reprise.config.settings import Settings
 from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesRequest
 from reprise.server.app import BODIES, ROUTES
 from reprise.server.metrics.definitions import ENDPOINTS
-from reprise.server.openai_api.embeddings import EmbeddingsRequest
 from reprise.server.openai_api.responses.routes import CompactRequest
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.reference import API_PAGE, SINCE, UndocumentedError, read_rows, write_api_page
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
+from reprise.server.requests.embeddings import EmbeddingsRequest
 from reprise.server.validation.fields import INSIDE, RequestModel, unsupported
 from reprise.server.validation.peer_fields import IGNORED
 

@@ -26,8 +26,8 @@ from reprise.engine.model.hub import HubCache
 from reprise.engine.models.catalogue import Catalogue
 from reprise.engine.models.loads import Makers
 from reprise.engine.models.model_engine import Inbox
-from reprise.server.admin.models import MAX_PULLS
 from reprise.server.app import create_app
+from reprise.server.generation.served_models import MAX_PULLS
 from tests.end_to_end.conftest import serving as real_server
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model import fake_hub

@@ -104,7 +104,7 @@ WORDS = "the quick brown fox jumps over the lazy dog"
 
 @pytest.mark.parametrize(
     ("agent", "context_tokens", "num_refused"),
-    # The contexts of Claude Code and qwen-code also have room for the files that they show again after that, and
+    # The contexts of Claude Code and qwen-code also have room for the files that they show again after that.
     # qwen-code sends what is too long twice.
     [(CLAUDE, 60_000, 1), (OPENCODE, 17_500, 1), (QWEN, 60_000, 2), (CLINE, 12_500, 1)],
     ids=lambda value: getattr(value, "name", ""),

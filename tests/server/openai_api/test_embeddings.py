@@ -5,7 +5,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from reprise.server.openai_api.embeddings import numbers_of
+from reprise.server.generation.embeddings import numbers_of
 from tests.server.openai_shapes import assert_error
 
 EMBEDDINGS, RERANK = "/v1/embeddings", "/v1/rerank"

@@ -1,0 +1,314 @@
+"""Embed texts and rank documents: from a body to the engine and back."""
+
+import asyncio
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, cast
+
+from fastapi import Request, Response
+from pydantic_core import to_json
+from starlette.types import Receive, Scope, Send
+
+from reprise.engine.interface.embeddings import (
+    Embedded,
+    EmbeddingInfo,
+    EmbeddingInput,
+    EmbeddingRequest,
+    count_alike,
+)
+from reprise.engine.interface.errors import EngineError
+from reprise.engine.interface.events import Failed
+from reprise.engine.interface.models import ModelInfo
+from reprise.server.engine_types import EmbeddingEngine
+from reprise.server.errors import bad_field, from_engine, from_failure
+from reprise.server.executor import FORMAT
+from reprise.server.generation.service import LeasedModel
+from reprise.server.http.disconnects import wait_unless_gone
+from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.prompt.encoder import TokenIds, check_encoded, check_token_ids, encode_texts
+from reprise.server.requests.embeddings import Cut, EmbeddingsRequest, RerankRequest
+
+FLOAT_BYTES = 4
+
+
+def numbers_of(vector: bytes) -> list[float]:
+    """Convert a vector from bytes, little-endian float32, to a list of numbers."""
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+def write_numbers(vector: bytes) -> bytes:
+    """Write a vector, little-endian float32, as a JSON array."""
+    return to_json(numbers_of(vector))
+
+
+def write_embeddings(
+    vectors: Sequence[bytes], num_tokens: int, encoding_format: Literal["float", "base64"], model: str
+) -> bytes:
+    """Write the JSON response of /v1/embeddings. May take long.
+
+    vectors: (num_texts,) little-endian float32. num_tokens: the tokens of all texts together.
+    """
+    parts = []
+    for index, vector in enumerate(vectors):
+        shown = b64encode(vector).decode() if encoding_format == "base64" else numbers_of(vector)
+        parts.append(to_json({"object": "embedding", "index": index, "embedding": shown}))
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    rest = to_json({"model": model, "usage": usage})
+    return b'{"object":"list","data":[' + b",".join(parts) + b"]," + rest[1:]
+
+
+def write_ranking(
+    rated: Sequence[bytes],
+    num_tokens: int,
+    *,
+    documents: Sequence[str] | None,
+    top_n: int | None,
+    request_id: str,
+    model: str,
+) -> bytes:
+    """Write a JSON response that has both Jina's and Cohere's rerank fields, with the best documents first.
+
+    Unless documents are returned it has Voyage's field (data) too, which Continue reads.
+    rated: (num_documents,) scores, each as a vector of one number. num_tokens: the tokens of all pairs.
+    documents: the documents' texts, to be returned too; None to return only indices and scores.
+    """
+    scores = [number for one in rated for number in numbers_of(one)]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
+    results = [
+        {"index": index, "relevance_score": scores[index]}
+        | ({"document": {"text": documents[index]}} if documents is not None else {})
+        for index in order
+    ]
+    return to_json(
+        {
+            "id": request_id,
+            "object": "list",
+            "model": model,
+            "results": results,
+            **({"data": results} if documents is None else {}),
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+        }
+    )
+
+
+_SAME = {
+    "query": ("query", "search_query"),
+    "search_query": ("search_query", "query"),
+    "document": ("document", "passage", "search_document"),
+    "passage": ("passage", "document", "search_document"),
+    "search_document": ("search_document", "document", "passage"),
+}
+"""Names that a model may have given its prompt for an input type, in the order of preference."""
+
+INSTRUCTED = "Instruct: "
+"""Beginning of the prompts of models that are told what a query is for."""
+
+
+def encode_inputs(
+    request: Request, leased: LeasedModel, body: EmbeddingsRequest
+) -> tuple[EmbeddingInput, ...]:
+    """Return the tokens of each text, with the prompt and the special tokens of the embedding model.
+
+    Raises BadRequestError, and the exceptions of encode_texts().
+    """
+    info, embedding = leased.engine.info, leased.engine.info.embedding
+    assert embedding
+    if body.dimensions is not None and body.dimensions > embedding.dimensions:
+        most = f"the vectors of '{info.name}' have {embedding.dimensions}"
+        raise bad_field("dimensions", f"is {body.dimensions}; {most}. Ask for fewer, or leave it out")
+    prompt = _find_prompt(request, body, info, embedding)
+    texts = [prompt + one for one in body.input if isinstance(one, str)]
+    encoded = iter(encode_texts(leased.engine, texts))
+    first_pooled = 0
+    if prompt and not embedding.recipe.counts_prompt:
+        (alone,) = encode_texts(leased.engine, [prompt])
+        first_pooled = len(embedding.before) + len(alone)
+    return _as_inputs(body, info, encoded, first_pooled)
+
+
+def _as_inputs(
+    body: EmbeddingsRequest, info: ModelInfo, encoded: Iterator[TokenIds], first_pooled: int
+) -> tuple[EmbeddingInput, ...]:
+    """Put the special tokens around texts, and cut them. Raises BadRequestError."""
+    embedding, inputs = info.embedding, []
+    assert embedding
+    for index, one in enumerate(body.input):
+        param = f"input[{index}]" if len(body.input) > 1 else "input"
+        if isinstance(one, str):
+            room = info.context_tokens - len(embedding.before) - len(embedding.after)
+            tokens = (*embedding.before, *_cut(next(encoded), room, body.truncate, param, info))
+            inputs.append(EmbeddingInput((*tokens, *embedding.after), min(first_pooled, len(tokens))))
+        else:
+            check_token_ids(one, param, info)
+            inputs.append(EmbeddingInput(_cut(one, info.context_tokens, body.truncate, param, info)))
+    return tuple(inputs)
+
+
+def encode_pairs(request: Request, leased: LeasedModel, body: RerankRequest) -> tuple[EmbeddingInput, ...]:
+    """Return the tokens of each pair of query and document, as the ranking model takes them.
+
+    Raises as encode_inputs() does.
+    """
+    info, embedding = leased.engine.info, leased.engine.info.embedding
+    assert embedding
+    head = body.query
+    if embedding.pair:
+        head = embedding.pair.format(query=body.query, instruction=body.instruction or embedding.instruction)
+    elif body.instruction is not None:
+        note_ignored(request, ["instruction"])
+    (query,) = encode_texts(leased.engine, [head])
+    documents: Sequence[str] = body.documents
+    if embedding.pair:
+        # As one text: a document's first token may begin with the space before it.
+        documents = [f"{head} {document}" for document in documents]
+    encoded = encode_texts(leased.engine, documents)
+    return _as_pairs(body, info, query, encoded)
+
+
+def _as_pairs(
+    body: RerankRequest, info: ModelInfo, query: TokenIds, documents: Sequence[TokenIds]
+) -> tuple[EmbeddingInput, ...]:
+    """Put the query before each document, unless it is there, and the special tokens around both.
+
+    Raises BadRequestError.
+    """
+    embedding = info.embedding
+    assert embedding
+    check_encoded(query, "query", info)
+    head = (*embedding.before, *query, *embedding.between)
+    num_there = len(query) if embedding.pair else 0
+    room = info.context_tokens - len(head) - len(embedding.after)
+    if room < 1:
+        most = info.context_tokens - len(head) + len(query) - len(embedding.after) - 1
+        phrase = f"has {len(query)} tokens; this model takes {most} with a document. Shorten it"
+        raise bad_field("query", phrase, "context_length_exceeded")
+    limit = min(room, body.max_tokens_per_doc or room)
+    pairs = []
+    for index, text in enumerate(documents):
+        document = text[num_there:][: body.max_tokens_per_doc]
+        cut = _cut(document, limit, body.truncate, f"documents[{index}]", info)
+        pairs.append(EmbeddingInput((*head, *cut, *embedding.after), first_of_second=len(head)))
+    return tuple(pairs)
+
+
+async def answer_embeddings(
+    request: Request,
+    leased: LeasedModel,
+    encode: Callable[[], tuple[EmbeddingInput, ...]],
+    write: Callable[[Sequence[bytes], int], bytes],
+    dimensions: int | None = None,
+) -> Response:
+    """Embed or score inputs and respond with the JSON that write() makes of the vectors. Raises as embed().
+
+    encode: returns the inputs. write: is given the vectors, one for each input, and the number of tokens of
+        all inputs. Both are called on a thread.
+    """
+
+    def prepare() -> tuple[tuple[EmbeddingInput, ...], int]:
+        inputs = encode()
+        return inputs, count_alike(inputs)
+
+    inputs, num_alike = await leased.prepare(request, prepare)
+    numbers = await embed(request, leased, inputs, num_alike, dimensions)
+    return LongResponse(await FORMAT.run(write, numbers, sum(len(one.tokens) for one in inputs)))
+
+
+async def embed(
+    request: Request,
+    leased: LeasedModel,
+    inputs: tuple[EmbeddingInput, ...],
+    num_alike: int,
+    dimensions: int | None = None,
+) -> tuple[bytes, ...]:
+    """Return the vector of each input, or its score as a vector of one number, in little-endian float32.
+
+    num_alike: see count_alike().
+
+    Raises ApiError if the engine refuses or fails, and ClientGoneError if the client disconnects.
+    """
+    engine = cast("EmbeddingEngine", leased.engine)
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Embedded | Failed] = loop.create_future()
+
+    def note(event: Embedded | Failed) -> None:
+        if not done.done():
+            done.set_result(event)
+
+    asked = EmbeddingRequest(record_of(request).engine_request_id, inputs, dimensions, num_alike)
+    try:
+        engine.embed(asked, lambda event: leased.app.call_on_loop(lambda: note(event)))
+    except EngineError as fault:
+        raise from_engine(fault) from fault
+    try:
+        await wait_unless_gone(done, request.receive)
+    finally:
+        if not done.done():
+            engine.cancel(asked.id)
+    if isinstance(event := done.result(), Failed):
+        raise from_failure(event, "input")
+    return event.vectors
+
+
+def _find_prompt(request: Request, body: EmbeddingsRequest, info: ModelInfo, embedding: EmbeddingInfo) -> str:
+    """Return the text that goes before every text of a request. Raises BadRequestError."""
+    prompts = embedding.recipe.prompts
+    of_query = next((prompts[name] for name in _SAME["query"] if name in prompts), "")
+    if body.instruction is not None:
+        is_instructed = of_query.startswith(INSTRUCTED)
+        return f"{INSTRUCTED}{body.instruction}\nQuery:" if is_instructed else body.instruction
+    if body.prompt_name is not None:
+        if body.prompt_name not in prompts:
+            known = ", ".join(f"'{name}'" for name in prompts)
+            phrase = f"is not one of the prompts of '{info.name}'; it has {known or 'none'}"
+            raise bad_field("prompt_name", phrase)
+        return prompts[body.prompt_name]
+    if body.input_type is not None:
+        found = next((prompts[name] for name in _SAME[body.input_type] if name in prompts), None)
+        if found is None:
+            note_ignored(request, ["input_type"])
+        return found or ""
+    return prompts.get(embedding.recipe.default_prompt or "", "")
+
+
+def _cut(tokens: Sequence[int], room: int, cut: Cut, param: str, info: ModelInfo) -> TokenIds:
+    """Return the tokens that fit.
+
+    Raises BadRequestError for too many, if none may be cut off, and for those that the weights lack.
+    """
+    if len(tokens) > room and cut == "none":
+        phrase = (
+            f"has {len(tokens)} tokens; '{info.name}' takes {room}. Shorten it, or send \"truncate\": true"
+        )
+        raise bad_field(param, phrase, "context_length_exceeded")
+    kept = tuple(tokens[-room:] if cut == "start" else tokens[:room])
+    check_encoded(kept, param, info)
+    return kept
+
+
+PART_BYTES = 256 * 2**10
+
+
+class LongResponse(Response):
+    """A JSON body that may have 100 MB and more, sent in parts.
+
+    Sent at once, the body would be copied on the event loop, and would count as unread output, which is
+    limited for each address.
+    """
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the body in parts. See Response."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, len(self.body), PART_BYTES):
+            end = start + PART_BYTES
+            part = {"body": bytes(self.body[start:end]), "more_body": end < len(self.body)}
+            await send({"type": "http.response.body", **part})
+            # A client that reads at once would keep the loop from others.
+            await asyncio.sleep(0)

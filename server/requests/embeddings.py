@@ -1,0 +1,164 @@
+"""The bodies of requests to embed texts and to rank documents."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from reprise.server.requests.generation_fields import KeepAlive
+from reprise.server.validation.fields import INT32_MAX, AcceptsPeerFields, field_error
+
+MAX_INPUTS = 2048
+MAX_INSTRUCTION_CHARACTERS = 10_000
+
+Text = str | tuple[int, ...]
+"""A text, or its token ids."""
+
+Cut = Literal["none", "start", "end"]
+"""The part that a too long text loses: nothing, its start or its end."""
+
+
+def read_inputs(given: object) -> tuple[Text, ...]:
+    """Return the texts of a string, token ids, or an array of either, as OpenAI has them."""
+    if isinstance(given, list) and given and all(type(token) is int for token in given):
+        return (tuple(given),)
+    several = given if isinstance(given, list) else [given]
+    if not several:
+        raise field_error("invalid_value", "is empty; send at least one text")
+    if len(several) > MAX_INPUTS:
+        raise field_error("invalid_value", f"has {len(several)} entries; at most {MAX_INPUTS} are allowed")
+    return tuple(
+        _text(item, f"[{index}]" if isinstance(given, list) else "") for index, item in enumerate(several)
+    )
+
+
+def _text(given: object, at: str) -> Text:
+    is_ids = isinstance(given, list) and all(type(token) is int for token in given)
+    if not (isinstance(given, str) or is_ids):
+        raise field_error("invalid_type", "must be a string, or an array of token ids", at)
+    if not given:
+        raise field_error("invalid_value", "is empty; leave it out, or send a text", at)
+    return given if isinstance(given, str) else tuple(given)  # type: ignore[arg-type]
+
+
+def _read_cut(given: object) -> Cut:
+    """Return the end at which a text is cut, for a boolean or Cohere's NONE, START and END."""
+    cuts: dict[object, Cut] = {True: "end", False: "none", "none": "none", "start": "start", "end": "end"}
+    found = cuts.get(given.lower() if isinstance(given, str) else given if isinstance(given, bool) else None)
+    if found is None:
+        raise field_error("invalid_value", 'must be a boolean, or "NONE", "START" or "END"')
+    return found
+
+
+Truncate = Annotated[
+    Cut,
+    BeforeValidator(
+        _read_cut, json_schema_input_type=bool | Literal["NONE", "START", "END", "none", "start", "end"]
+    ),
+]
+_Ids = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(min_length=1)]
+_String = Annotated[str, Field(min_length=1)]
+Inputs = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(
+        read_inputs,
+        json_schema_input_type=_String
+        | _Ids
+        | Annotated[list[_String | _Ids], Field(min_length=1, max_length=MAX_INPUTS)],
+    ),
+]
+
+
+class EmbeddingsRequest(AcceptsPeerFields):
+    """The body of POST /v1/embeddings."""
+
+    input: Inputs = Field(
+        description=f"A text, its token ids, or an array of up to {MAX_INPUTS} of either. Token ids are used "
+        "as they are, without prompt and special tokens."
+    )
+    model: str | None = Field(
+        None, description="By default --embedding-model, or else the model that the server started with."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, le=INT32_MAX, description="Keep this many leading numbers, and normalize again."
+    )
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: of little-endian float32 numbers."
+    )
+    prompt_name: str | None = Field(
+        None, description="Name of one of the model's prompts, which goes before every text. See /v1/models."
+    )
+    input_type: Literal["query", "document", "passage", "search_query", "search_document"] | None = Field(
+        None, description="What the texts are: chooses the model's prompt for queries or documents, if any."
+    )
+    instruction: str | None = Field(
+        None,
+        max_length=MAX_INSTRUCTION_CHARACTERS,
+        description="What a query is for, in the model's own form, in place of its prompt for queries.",
+    )
+    truncate: Truncate = Field(
+        "none",
+        description="Cut a text that is too long: true or END at its end, START at its start. By default it "
+        "is a 400.",
+    )
+    user: str | None = Field(None, description="Accepted; it has no effect.")
+    keep_alive: KeepAlive = None
+
+
+MAX_DOCUMENTS = 2048
+
+
+def _documents(given: object) -> tuple[str, ...]:
+    """Return the documents' texts, of strings or of objects with a text."""
+    if not isinstance(given, list):
+        raise field_error("invalid_type", "must be an array of texts")
+    if not 1 <= len(given) <= MAX_DOCUMENTS:
+        phrase = f"has {len(given)} entries; from 1 to {MAX_DOCUMENTS} are allowed"
+        raise field_error("invalid_value", phrase)
+    return tuple(_document(one, f"[{index}]") for index, one in enumerate(given))
+
+
+def _document(given: Any, at: str) -> str:
+    text = given.get("text") if isinstance(given, dict) else given
+    if not isinstance(text, str):
+        raise field_error("invalid_type", "must be a string, or an object with a text", at)
+    if not text:
+        raise field_error("invalid_value", "is empty; leave it out, or send a text", at)
+    return text
+
+
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class RerankRequest(AcceptsPeerFields):
+    """The body of POST /v1/rerank, /rerank and /v2/rerank."""
+
+    query: _Text = Field(description="What the documents are to answer.")
+    documents: Annotated[
+        tuple[str, ...],
+        BeforeValidator(
+            _documents,
+            json_schema_input_type=Annotated[
+                list[_Text | dict[str, Any]], Field(min_length=1, max_length=MAX_DOCUMENTS)
+            ],
+        ),
+    ] = Field(description=f"Up to {MAX_DOCUMENTS} texts, or objects with a text.")
+    model: str | None = Field(
+        None, description="By default --rerank-model, or else the model that the server started with."
+    )
+    top_n: int | None = Field(
+        None, ge=1, le=INT32_MAX, description="Return only so many of the best. By default all."
+    )
+    return_documents: bool = Field(False, description="Also return the documents' texts.")
+    max_tokens_per_doc: int | None = Field(
+        None, ge=1, le=INT32_MAX, description="Cut documents after so many tokens. Cohere's."
+    )
+    instruction: str | None = Field(
+        None,
+        max_length=MAX_INSTRUCTION_CHARACTERS,
+        description="What the query is for, for models that are told so (Qwen3-Reranker).",
+    )
+    truncate: Truncate = Field(
+        "end",
+        description="Cut documents that are too long, as Jina and Cohere do; false or NONE: they are a 400.",
+    )
+    keep_alive: KeepAlive = None
