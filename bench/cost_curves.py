@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from reprise.bench import document
+from reprise.engine.speculative.costs.kept_costs import METAL_QUANTISED
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,7 @@ class Curve:
 
 
 M4_PRO = Curve(
-    "M4 Pro 4-bit", ((1, 1.0), (2, 0.99), (3, 1.13), (4, 1.43), (5, 1.75), (8, 2.84), (10, 4.5), (32, 4.5)),
-    "Apple M4 Pro, 4-bit weights", "published",
+    "M4 Pro 4-bit", METAL_QUANTISED, "Apple M4 Pro, 4-bit weights", "published",
     "measured by others on Metal and quoted as published; not measured here",
 )  # fmt: skip
 CPU_BF16 = Curve(

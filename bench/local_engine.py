@@ -3,10 +3,11 @@
 import logging
 import queue
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 
 from reprise.bench.errors import ArgumentsError
+from reprise.bench.step_times import time_steps
 from reprise.bench.workloads import Turn
 from reprise.bench.workloads.chats import render, render_turn, views_of
 from reprise.config.settings import Settings
@@ -41,7 +42,7 @@ def equal_costs(*widths: int) -> StepCosts:
 class LocalEngine:
     """An engine that runs while the context is open.
 
-    costs: step costs to use instead of measuring them. on_progress: called with the progress of the start.
+    costs: step costs to use instead of learning them. on_progress: called with the progress of the start.
     drafters: by name, once the engine runs; they may be replaced while no request runs.
 
     Where mlx.launch has started several processes, they share the model, and only rank 0 gets an engine: the
@@ -51,13 +52,13 @@ class LocalEngine:
     def __init__(
         self, settings: Settings, costs: StepCosts | None = None, on_progress: StartProgress | None = None
     ) -> None:
-        self._on_progress = on_progress
+        self._on_progress, self._given_costs = on_progress, costs
         self.drafters: dict[str, Drafter] = {}
         self._ranks = _join(place, settings) if (place := read_place()) else None
         self.engine = Engine(
             settings,
             Makers(
-                make_sources=partial(self._sources, settings), costs=costs, waits_for_costs=True,
+                make_sources=partial(self._sources, settings), costs=costs, waits_for_trials=True,
                 ranks=self._ranks,
             ),
         )  # fmt: skip
@@ -80,6 +81,11 @@ class LocalEngine:
     def _sources(self, settings: Settings, vocabulary: str) -> DraftSources:
         self.drafters.update(make_drafters(settings, vocabulary))
         return DraftSources(self.drafters, score_in_slices)
+
+    @cached_property
+    def step_costs(self) -> StepCosts | None:
+        """What steps cost here, timed at the first call; None if the engine was given costs to use."""
+        return time_steps(self.engine) if self._given_costs is None else None
 
     def prompt_of(self, turn: Turn) -> Tokens:
         """Return the token ids of a turn's prompt."""

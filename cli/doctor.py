@@ -90,9 +90,9 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
     yield machine.check_python()
     yield machine.check_packages()
     yield machine.check_disk(Path(constants.HF_HUB_CACHE).expanduser(), "models")
-    if settings.calibration_file:
-        yield machine.check_disk(Path(settings.calibration_file).parent, "what is measured")
-    yield from check_costs(settings.calibration_file)
+    if settings.costs_file:
+        yield machine.check_disk(Path(settings.costs_file).parent, "what is learned")
+    yield from check_costs(settings.costs_file)
     yield machine.check_port(settings)
     with trial() as process:
         try:

@@ -69,8 +69,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "gate",
             "gate_threshold",
             "exact",
-            "calibration_file",
-            "recalibrate",
+            "costs_file",
         ),
         "Draft model": (
             "draft_model",

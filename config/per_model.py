@@ -34,7 +34,7 @@ PER_MODEL = frozenset(
         "default_max_tokens",
         "prefix_cache_bytes",
     }
-) - {"calibration_file"}
+) - {"costs_file"}
 """Settings that a section may set."""
 
 DRAFT_TYPES_OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from reprise.config.groups import GROUPS
 from reprise.config.setting import Setting
-from reprise.config.settings import SETTINGS, default_calibration_file
+from reprise.config.settings import SETTINGS, default_costs_file
 from reprise.config.sources import CONFIG_VARIABLE
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
@@ -58,9 +58,9 @@ def _row(known: Setting) -> tuple[str, str, str, str]:
 
 
 def _default(known: Setting) -> str:
-    if known.name == "calibration_file":
+    if known.name == "costs_file":
         # Not the default of this process: the page must be the same on every machine that generates it.
-        return f"`{default_calibration_file({})}` (in `XDG_CACHE_HOME` if it is set)"
+        return f"`{default_costs_file({})}` (in `XDG_CACHE_HOME` if it is set)"
     is_prose = known.default in (None, ())
     return known.default_text if is_prose else f"`{known.default_text}`"
 

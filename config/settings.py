@@ -15,9 +15,9 @@ LOOP_GUARD_TOKENS = 2048
 """How many tokens that only repeat one text end an answer, unless something else is said."""
 
 
-def default_calibration_file(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the default file for measured costs of steps, in the user's cache folder (XDG_CACHE_HOME)."""
-    return str(Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "reprise" / "costs.json")
+def default_costs_file(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the default file for learned costs of steps, in the user's cache folder (XDG_CACHE_HOME)."""
+    return str(Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "reprise" / "step_costs.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,14 +193,11 @@ class Settings(ModelSettings):
         "Draft only with widths (tokens per row and step) whose logits equal those of plain decoding byte "
         "for byte. They are tested at startup.",
     )
-    calibration_file: str | None = setting(
-        default_calibration_file(),
-        "File that keeps the measured costs of steps; its folder also keeps the tokens' bytes. With none, "
-        "both are found anew after every start.",
+    costs_file: str | None = setting(
+        default_costs_file(),
+        "File that keeps the learned costs of steps; its folder keeps the tokens' bytes. With none, both are "
+        "found anew after each start.",
         holds="path",
-    )
-    recalibrate: bool = setting(
-        False, "Measure the costs of steps again, even if they are known, and before the server listens."
     )
     draft_model: str | None = setting(
         None,

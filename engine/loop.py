@@ -24,8 +24,8 @@ from reprise.engine.models.watchdog import SLICE_S, TimeShares, Watchdog
 log = logging.getLogger("reprise.engine")
 
 CALM_S = 0.5
-"""Seconds without work after which the vocabulary for grammars is made and the costs of steps are measured. A
-request may wait for one part of that."""
+"""Seconds without work after which the vocabulary for grammars is made and trials that were put off are made.
+A request may wait for one part of that."""
 
 BLOCKED_S = 0.02
 """Seconds after which to look again whether a request fits into memory, if nothing else is to be done."""

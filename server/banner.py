@@ -158,8 +158,8 @@ def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo | None 
     if not settings.verbose:
         how = "where they save time" if settings.draft_type == "auto" else f"by {settings.draft_type}"
         return f"on, {how}{model}"
-    file = settings.calibration_file
-    costs = f"step costs from {_from_home(file)}" if file else "step costs measured at every start"
+    file = settings.costs_file
+    costs = f"step costs from {_from_home(file)}" if file else "step costs learned anew at every start"
     return f"{settings.draft_type}{model}, {costs}"
 
 

@@ -27,7 +27,7 @@ ENDLESS = SamplingParams(max_tokens=60_000, ignore_eos=True)
 @pytest.fixture(scope="module")
 def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Where measurements are kept, instead of the person's own folder."""
-    return {"calibration_file": str(tmp_path_factory.mktemp("costs") / "costs.json")}
+    return {"costs_file": str(tmp_path_factory.mktemp("costs") / "costs.json")}
 
 
 @pytest.fixture(scope="module")

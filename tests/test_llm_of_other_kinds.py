@@ -28,7 +28,7 @@ def test_a_model_that_sees_is_shown_images_in_three_ways(tmp_path: Path) -> None
     with LLM(
         write_seeing(tmp_path / "model", "qwen3_vl"),
         progress=False,
-        calibration_file=str(tmp_path / "costs.json"),
+        costs_file=str(tmp_path / "costs.json"),
     ) as seeing:
         ways = [image, file.getvalue(), str(tmp_path / "image.png")]
         answers = [seeing.chat(asked(shown), params) for shown in ways]
@@ -39,7 +39,7 @@ def test_a_model_that_sees_is_shown_images_in_three_ways(tmp_path: Path) -> None
 
 
 def test_a_model_that_embeds(tmp_path: Path) -> None:
-    with LLM(minilm(), progress=False, calibration_file=str(tmp_path / "costs.json")) as embedding:
+    with LLM(minilm(), progress=False, costs_file=str(tmp_path / "costs.json")) as embedding:
         one, two = embedding.embed(["The cat sits.", "Rates rose."])
         assert len(one) == 384
         assert sum(number * number for number in one) == pytest.approx(1, abs=1e-5)
@@ -52,4 +52,4 @@ def test_a_model_that_embeds(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="The LLM is closed"):
         embedding.embed("x")
     with pytest.raises(ModelError, match="/nowhere/at/all"):
-        LLM("/nowhere/at/all", progress=False, calibration_file=str(tmp_path / "costs.json"))
+        LLM("/nowhere/at/all", progress=False, costs_file=str(tmp_path / "costs.json"))

@@ -275,9 +275,9 @@ def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
         ]  # fmt: skip
         found = {"case": name, "turn": turn, "arm": arm, **total_parity(of_streams)}
         is_alone = len(chats) == len(chats[0].turns) == 1 and not turns[0].schema
-        costs, length, kind = local.engine.costs, drafted[0]["num_draft_tokens"], drafted[0]["draft_type"]
+        costs, length, kind = local.step_costs, drafted[0]["num_draft_tokens"], drafted[0]["draft_type"]
         # Costs that are not this machine's say nothing about what its best width would gain.
-        if is_alone and length and costs.is_learned and kind in LOOKED_UP:
+        if is_alone and length and costs and kind in LOOKED_UP:
             tokens = drafted[0]["tokens"][0]
             found["best_width"] = best_single_width(costs, kind, prompts[0], tokens, length + 1)
         checks.append(found)

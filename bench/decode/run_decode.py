@@ -69,7 +69,7 @@ def measure(
 ) -> tuple[document.Document, Row]:
     """Answer chats on an engine in all arms; return a result document and the fields of its section.
 
-    costs: step costs to use instead of measuring them.
+    costs: step costs to use instead of learning them.
     """
     streams, count = getattr(arguments, "streams", 1), arguments.cases
     own = own_chats(arguments.prompts, arguments.workloads)
@@ -78,7 +78,7 @@ def measure(
         chats = [own] if own else local.chats((count or 1) * streams)
         cases = make_cases([alike[: count and count * streams] for alike in chats], streams)
         # Before the runs, so that the machine's load is that of other processes.
-        result = document.new_document(arguments, local.engine.info, None if costs else local.engine.costs)
+        result = document.new_document(arguments, local.engine.info, local.step_costs)
         resume = {"resume": getattr(arguments, "resume", None), "key": result["command"]}
         runs = local.compare(arms, cases, arguments.repeats, stage, **resume)
         rows = rows_of(runs, check(local, cases, runs))

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     folders = dict.fromkeys(arguments.draft_model or BUNDLED_DRAFTS)
     pairs = pairs_of(arguments.model or BUNDLED_MODEL, folders, arguments.strategies)
     rows: list[Row] = []
-    # The adaptive engine comes first: it measures its step costs, which the document has.
+    # The adaptive engine comes first: the document has the costs of its steps.
     for (folder, strategy), is_adaptive in product(
         pairs, (False,) if arguments.no_adaptive else (True, False)
     ):
@@ -75,8 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         settings = settings_of(
             arguments, draft_model=str(folder), draft_translation=strategy, max_rows=1,
             num_draft_tokens=max(lengths), translation_prefix_tokens=arguments.translation_prefix_tokens,
-            # Step costs that another process measured earlier do not predict this run.
-            calibration_file=None,
+            # Step costs that another process learned earlier do not predict this run.
+            costs_file=None,
         )  # fmt: skip
         arms = {"plain": PLAIN} | {f"{length}": Arm("draft-model", length) for length in lengths}
         stage = f"{folder.name}, {strategy}, {'adaptive' if is_adaptive else 'every draft verified'}: "

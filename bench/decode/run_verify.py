@@ -28,7 +28,7 @@ from reprise.bench.tables import Column, print_rows
 from reprise.bench.workloads import Chat, read_prompts
 from reprise.config.settings import Settings
 from reprise.engine.interface.request import DraftType
-from reprise.engine.speculative.costs.calibration import WIDTHS
+from reprise.engine.speculative.costs.cost_table import WIDTHS, grid_up_to
 from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS, PROBING_SHARE
 
 RUNS, TEMPERATURES, EXACT_ROWS = 3, (0.0, 0.8), (1, 2, 4)
@@ -93,8 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.speed:
         measure, report = _compare, _report_parity
         settings = replace(settings, prefix_cache_bytes=0, max_rows=1)
-        widest = arguments.num_draft_tokens + 1
-        costs = equal_costs(widest, *(width for width in WIDTHS if width < widest))
+        costs = equal_costs(*grid_up_to(WIDTHS, arguments.num_draft_tokens + 1))
     with outputs.Work() as work, Answering(arguments, work, settings, costs) as local:
         if not (rows := measure(local, chats)):
             raise ArgumentsError("every chat is too long for this model's context")
@@ -201,7 +200,7 @@ def _report_times(local: Answering, rows: Sequence[Row]) -> int:
         f"slow single times: {drafted} of {num_runs} with drafting, {plain} without, {chance} chance",
     )
     section = {"what": "speed", "rows": rows}
-    result = document.new_document(local.arguments, engine.info, engine.costs, verify=section)
+    result = document.new_document(local.arguments, engine.info, local.step_costs, verify=section)
     title = f"Milliseconds of each request to {engine.info.name}, without drafting and with it"
     outputs.report(local.arguments, result, rows, outputs.Table(TIMED, title, notes, group="chat"))
     return int(over > 0 or not is_chance(plain, drafted))

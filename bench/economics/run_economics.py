@@ -77,16 +77,15 @@ def _measure(
 ) -> tuple[list[Row], document.Document]:
     """Return all trials, and a result document without its section.
 
-    The first engine runs as on a server, with step costs that it has just measured; the second one is made to
-    verify every draft.
+    The first engine runs as on a server; the second one is made to verify every draft.
     """
     own, lengths = own_chats(arguments.prompts, arguments.workloads), sorted(arguments.num_draft_tokens)
     real = [[Arm(name, length) for name in arguments.draft_types] for length in lengths]
-    # Step costs that another process measured earlier do not predict this run.
-    fixed = {**options.draft_model_settings(arguments), "max_rows": 1, "calibration_file": None}
+    # Step costs that another process learned earlier do not predict this run.
+    fixed = {**options.draft_model_settings(arguments), "max_rows": 1, "costs_file": None}
     with Answering(arguments, work, settings_of(arguments, **fixed), meter=meter) as local:
         chats = own or chain(*local.chats(arguments.chats, is_short=True))
-        result = document.new_document(arguments, local.engine.info, local.engine.costs)
+        result = document.new_document(arguments, local.engine.info, local.step_costs)
         cases = {str(number): Case((chat,)) for number, chat in enumerate(chats)}
         # Alternating between workloads, of which each has this many chats.
         mixed = sorted(cases.items(), key=lambda case: int(case[0]) % arguments.chats)[: arguments.chats]

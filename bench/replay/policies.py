@@ -17,7 +17,7 @@ from reprise.drafters.repetition import score_in_slices
 from reprise.drafters.suffix import SuffixDrafter
 from reprise.engine.interface.request import DraftType, GenerationRequest, Sampling
 from reprise.engine.speculative.acceptance import count_accepted
-from reprise.engine.speculative.costs.calibration import WIDTHS
+from reprise.engine.speculative.costs.cost_table import WIDTHS, grid_up_to
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.gate import LOOKUPS
 from reprise.engine.speculative.planning.planner import Planner
@@ -121,9 +121,8 @@ class ServerPlayer:
         self.drafters = [available[name] for name in LOOKUPS[settings.draft_type]]
         sources = DraftSources({drafter.name: drafter for drafter in self.drafters}, score_in_slices)
         self.proposers = Proposers(sources, settings, line_ends=setup.line_ends)
-        # Widths that the gate considers besides a draft's own stops: those that a server measures, and 10.
-        widths = {width for width in (*WIDTHS, 10) if width <= self.limit} | {self.limit + 1}
-        table = {(1, width): self.costs[width] for width in widths}
+        # Widths that the gate considers besides a draft's own stops: a server's, and 10.
+        table = {(1, width): self.costs[width] for width in grid_up_to((*WIDTHS, 10), self.limit + 1)}
         self.planner = Planner(StepCosts(table, is_learned=False))
 
     def play(self, pair: TokenPair) -> Outcome:

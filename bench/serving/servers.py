@@ -23,7 +23,7 @@ from reprise.config.loopback import takes_proxy
 OWN, MLX_LM, LLAMA = "reprise", "mlx_lm.server", "llama-server"
 PLAIN, DRAFTING = f"{OWN}-none", f"{MLX_LM}-draft"
 # Keys that the environment sets are switched off.
-_SERVE = ("serve", "--recalibrate", "--api-key", "", "--api-key-file", "none")
+_SERVE = ("serve", "--api-key", "", "--api-key-file", "none")
 COMMANDS = {
     OWN: (sys.executable, "-m", "reprise", *_SERVE, "--model"),
     MLX_LM: (sys.executable, "-m", "mlx_lm", "server", "--model"),

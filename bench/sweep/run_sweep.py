@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     longest = max(*arguments.num_draft_tokens, Settings().num_draft_tokens)
     settings = settings_of(arguments, num_draft_tokens=longest)
     with outputs.Work() as work, Answering(arguments, work, settings) as local:
-        engine, costs = local.engine, local.engine.costs
-        # The engine goes on learning its costs; all replays have those of now.
+        engine, costs = local.engine, local.step_costs
+        assert costs
         steps = tuple((width, costs.seconds(1, width) / costs.seconds(1, 1)) for width in costs.widths)
         curve = curve or Curve(f"{engine.info.name} on this machine", steps, source="measured here")
         setup = Setup(Settings(ngram_table_entries=TABLE_ENTRIES), curve, engine.tokenizer.line_ends)

@@ -49,7 +49,7 @@ class Device:
 class Answer:
     """A model's answer to the trial's question. is_equal: whether the answer with drafts has equal tokens.
 
-    model, cost_curve: as in result documents; the curve is empty if costs were not measured.
+    model, cost_curve: as in result documents; the curve is empty if it was not measured.
     """
 
     text: str
@@ -175,9 +175,7 @@ def answer(settings: Settings, measures_costs: bool) -> Answer:
     from reprise.engine.interface.request import DraftChoice, GenerationRequest, Sampling
     from reprise.engine.speculative.costs.step_costs import StepCosts
 
-    settings = replace(
-        settings, calibration_file=None, ngram_table_file=None, prefix_cache_dir=None, record=None
-    )
+    settings = replace(settings, costs_file=None, ngram_table_file=None, prefix_cache_dir=None, record=None)
     # By these costs every draft is worth verifying, so that verification is tried too.
     flat = StepCosts({(1, 1): 1.0, (1, 32): 1.0}, is_learned=False)
     with LocalEngine(settings, None if measures_costs else flat, say) as local:
@@ -193,8 +191,7 @@ def answer(settings: Settings, measures_costs: bool) -> Answer:
             local.answer([request], lambda: say("Answering", next(num_said) / (2 * MAX_TOKENS)))[0]
             for request in requests
         )
-        costs = local.engine.costs if measures_costs else None
-        known = new_document(Namespace(), local.engine.info, costs)
+        known = new_document(Namespace(), local.engine.info, local.step_costs)
         return Answer(
             local.engine.tokenizer.decode(plain.tokens), len(plain.tokens), local.engine.info.loaded_s,
             plain.usage.decode_tokens_per_s, plain.tokens == drafted.tokens,

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from reprise.config.model_settings import display_name
@@ -45,6 +46,7 @@ from reprise.engine.models.model_engine import (
 )
 from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.speculative import acceptance, proposers
+from reprise.engine.speculative.costs.kept_costs import write_ratios
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.heads.making import find_given_head, find_head
 
@@ -91,10 +93,6 @@ class ParkedWorker:
     def step(self) -> None:
         """Do nothing."""
 
-    def measure_costs(self) -> bool:
-        """Measure nothing."""
-        return False
-
 
 log = logging.getLogger("reprise.engine")
 
@@ -103,6 +101,9 @@ PUT_OFF = (
     "each row has a forward pass of its own, nothing is drafted and no prompt is kept"
 )
 """What the log says of trials that were put off, with the model's name and the seconds."""
+
+KEEP_COSTS_EVERY_S = 60.0
+"""Seconds between two times that learned costs of steps are written to their file."""
 
 
 class GeneratingEngine(ModelEngine):
@@ -122,6 +123,7 @@ class GeneratingEngine(ModelEngine):
         self._stats = EngineStats()
         self._earlier = EngineCounts()
         self._remake: Callable[[], None] | None = None
+        self._costs_kept_at = perf_counter()
         self.table = TableOfModel(self)
 
     @property
@@ -314,10 +316,18 @@ class GeneratingEngine(ModelEngine):
                 self.die(fault)
 
     def prepare(self, is_over: IsOver = lambda: False) -> bool:
-        """Do a part of the work for idle times, such as measuring costs; return whether more may be left."""
-        return self._prepare_grammars() or self._try_rest(is_over) or self.worker.measure_costs()
+        """Do a part of the work for idle times; return whether more may be left."""
+        if isinstance(self.worker, Worker) and perf_counter() - self._costs_kept_at >= KEEP_COSTS_EVERY_S:
+            self._keep_costs(self.worker)
+        return self._prepare_grammars() or self._try_rest(is_over)
 
-    @station("calibration")
+    def _keep_costs(self, worker: Worker) -> None:
+        """Keep what steps were learned to cost for the next start."""
+        self._costs_kept_at = perf_counter()
+        if self._makers.costs is None:
+            write_ratios(worker.planner.costs, self.loaded.info, self.settings)
+
+    @station("trials")
     def _try_rest(self, is_over: IsOver) -> bool:
         """Make the trials that were put off, until it is over; return whether more may be left."""
         if self._remake is None or self.worker.has_work:
@@ -370,6 +380,7 @@ class GeneratingEngine(ModelEngine):
         worker.proposers.work.finish()
         proposers.save(worker.proposers.sources, self.settings)
         acceptance.save(worker.proposers.global_counts, self._acceptance_file(self.loaded))
+        self._keep_costs(worker)
 
     def _acceptance_file(self, loaded: LoadedModel) -> Path | None:
         return acceptance.find_file(self.settings, loaded.info.name, loaded.tokenizer.fingerprint)

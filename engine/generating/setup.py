@@ -1,4 +1,4 @@
-"""Set up a worker for a loaded model: find out what the model allows, and measure the cost of its steps."""
+"""Set up a worker for a loaded model: find out what the model allows."""
 
 import logging
 from dataclasses import replace
@@ -22,8 +22,8 @@ from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
 from reprise.engine.scheduler.prefiller import Prefiller
 from reprise.engine.scheduler.request_queue import PrefixLookup, RequestQueue
-from reprise.engine.speculative.costs.calibration import Calibration
 from reprise.engine.speculative.costs.exact_widths import Exactness, Tried, find_exact_shapes
+from reprise.engine.speculative.costs.kept_costs import make_costs
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes
 from reprise.engine.speculative.draft_model.forecast import MODEL, DraftModelCosts, ShareOfTarget
@@ -55,7 +55,7 @@ they take 35 forward passes."""
 
 
 FREE = StepCosts({(1, 1): 1e-9})
-"""Costs of the draft model's steps where they are not measured."""
+"""Costs of the draft model's and the head's steps where those of the target are given."""
 
 
 def make_worker(
@@ -73,7 +73,7 @@ def make_worker(
     progress: called with the name and the completed share of each slow stage.
     Raises ModelError if the settings do not suit the model.
     """
-    make_sources, costs = makers.make_sources, makers.costs
+    make_sources = makers.make_sources
     _show_trials(progress, loaded, *([draft] if draft else []))
     if settings.kv_bits and (fault := kv_bits_fault(loaded.model, settings.kv_bits)):
         raise ModelError(f"--kv-bits {settings.kv_bits}: {fault}")
@@ -97,26 +97,17 @@ def make_worker(
         planner, proposers = Planner(flat_costs()), Proposers(None, settings)
         return Worker(batch, _make_queue(loaded, settings, memory_budget, device), planner, proposers)
     sources = make_sources(loaded.tokenizer.fingerprint)
-    model_costs, is_measured = FREE, costs is None
-    calibrations: list[Calibration] = []
-    if costs is None:
-        calibrations = _make_calibrations(loaded, settings, sharing, translated)
-        costs, *of_model = [one.costs for one in calibrations]
-        model_costs = of_model[0] if of_model else FREE
-        if makers.waits_for_costs or settings.recalibrate:
-            for one in calibrations:
-                one.finish(partial(progress, "Measuring what steps cost"))
+    costs, is_learned = makers.costs or make_costs(loaded.info, settings, bool(sharing)), makers.costs is None
     costs.batched = bool(sharing)
     trying = partial(progress, "Trying which widths are exact")
     exact = _find_exact(loaded, settings, sharing, costs, trying) if settings.exact else None
     if exact:
         loaded.info = replace(loaded.info, exact=exact.describe())
     drafting_costs = None
-    if translated:
-        drafting_costs = DraftModelCosts(model_costs, costs, bool(translated.sharing), is_measured)
-    elif head:
-        alone = ShareOfTarget(costs, head.cost_share(loaded)) if is_measured else FREE
-        drafting_costs = DraftModelCosts(alone, costs, is_learned=is_measured)
+    if model:
+        alone = ShareOfTarget(costs, model.cost_share(loaded)) if is_learned else FREE
+        batched = bool(translated.sharing) if translated else True
+        drafting_costs = DraftModelCosts(alone, costs, batched, is_learned)
     planner = Planner(costs, exact, drafting_costs)
     info = loaded.info
     proposers = Proposers(
@@ -130,10 +121,8 @@ def make_worker(
     proposers.vocab_size = info.vocab_size
     queue = _make_queue(loaded, settings, memory_budget, device, head)
     queue.prefiller.step_costs = costs
-    if is_measured:
-        device.note_plain(costs.seconds(1, 1))
     drafting = _make_draft_prefiller(model, proposers, planner, queue, settings) if model else None
-    return Worker(batch, queue, planner, proposers, calibrations, drafting)
+    return Worker(batch, queue, planner, proposers, drafting)
 
 
 def _log_weights(info: ModelInfo, may_draft: bool) -> None:
@@ -148,11 +137,11 @@ def may_put_trials_off(
 ) -> bool:
     """Whether trials that take long may wait until nothing is asked; until then a row decodes by itself.
 
-    Not those on which more depends: a draft model, images, windows, exact widths, other machines, or costs
-    that are waited for or given.
+    Not those on which more depends: a draft model, images, windows, exact widths, other machines, or given
+    costs.
     """
     needs_them = draft or loaded.sight or loaded.info.mask_token_id is not None or settings.exact
-    waits = makers.waits_for_costs or settings.recalibrate or makers.costs is not None or makers.ranks
+    waits = makers.waits_for_trials or makers.costs is not None or makers.ranks
     return not (needs_them or waits)
 
 
@@ -223,19 +212,6 @@ def _limit_sight(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> N
     if loaded.sight and loaded.sight.language.has_axes and not sharing:
         log.warning("%s sees no images: its rows share no forward pass", loaded.info.name)
         loaded.sight, loaded.info = None, replace(loaded.info, vision=None)
-
-
-def _make_calibrations(
-    loaded: LoadedModel, settings: Settings, sharing: Sharing, model: DraftModel | None
-) -> list[Calibration]:
-    """Prepare to measure what the target's steps cost, and the draft model's plain steps if there is one."""
-    found = [Calibration(loaded, settings, sharing, settings.num_draft_tokens + 1)]
-    if model:
-        # The draft model's caches are never quantized.
-        found.append(Calibration(model.loaded, replace(settings, kv_bits=None), model.sharing, 1))
-    if not all(one.is_known for one in found):
-        log.info("what steps cost is not known yet: it is measured in idle moments, and while requests run")
-    return found
 
 
 def _make_queue(

@@ -9,7 +9,6 @@ prefilled, no prefix is kept and there is no draft prefill, fetching a step is t
 import logging
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
 
 import mlx.core as mx
 
@@ -23,7 +22,6 @@ from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.prefiller import Prefiller
 from reprise.engine.scheduler.request_queue import RequestQueue
-from reprise.engine.speculative.costs.calibration import Calibration
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import Proposers
 
@@ -41,7 +39,6 @@ class Worker:
     """All sequences in the engine, and the steps that advance them. Used by one thread only.
 
     batch: the sequences that decode. queue: the sequences that wait; queue.prefiller has those that prefill.
-    calibrations: the costs that are still to be measured.
     device: computes the worker's steps and prompts.
     """
 
@@ -51,7 +48,6 @@ class Worker:
         queue: RequestQueue,
         planner: Planner,
         proposers: Proposers,
-        calibrations: SequenceOf[Calibration] = (),
         draft_prefiller: DraftPrefiller | None = None,
     ) -> None:
         self.batch = batch
@@ -62,7 +58,6 @@ class Worker:
         self.stats = EngineStats()
         self.device = batch.device
         self._decoder = Decoder(batch, planner, self.stats)
-        self._calibrations = [one for one in calibrations if not one.is_done]
         self._recovery = Recovery(batch, queue, self.stats)
         self._preemption = Preemption(batch, queue, draft_prefiller, self.stats)
         self._num_steps = 0
@@ -102,27 +97,8 @@ class Worker:
         """Whether a step would do anything."""
         return bool(self.members or self.prefilling or self.queue.waiting) or self.proposers.work.is_left
 
-    @station("calibration")
-    def measure_costs(self) -> bool:
-        """Measure what one more kind of step costs, while there is no work; return whether any was left."""
-        if not self._calibrations:
-            return False
-        calibration, budget = self._calibrations[0], self.queue.memory_budget
-        try:
-            calibration.advance(lambda rows, tokens: budget.may_measure([tokens] * rows))
-        # Cautious costs will do.
-        except Exception as fault:
-            log.warning("cannot measure what steps cost: %s", fault)
-            calibration.is_done = True
-        if calibration.is_done:
-            calibration.release()
-            self._calibrations.remove(calibration)
-        return True
-
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence for admission."""
-        for calibration in self._calibrations:
-            calibration.release()
         self.queue.waiting.append(sequence)
 
     def cancel(self, request_id: str) -> None:

@@ -18,7 +18,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 EngineStation = Literal[
     "idle",
-    "calibration",
+    "trials",
     "messages",
     "retiring",
     "admission",

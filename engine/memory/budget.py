@@ -350,12 +350,6 @@ class MemoryBudget:
         """Make MLX wait for the device while there is no room for one more operation of that many bytes."""
         mx.set_memory_limit(max(0, self.weight_bytes + self.room_bytes - operation))
 
-    def may_measure(self, lengths: SequenceOf[int]) -> bool:
-        """Whether rows of these lengths, and a step over them, fit if only cached prefixes are held."""
-        held = self._prefix_bytes
-        rows = [Demand(length, self._most_sampling) for length in lengths]
-        return self._estimator.full(rows, []).total + held <= self.left_bytes
-
     def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1, num_held: int = 0) -> bool:
         """Drop cached prefixes until copies of a row's caches fit; return whether they do.
 

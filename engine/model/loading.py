@@ -61,7 +61,7 @@ class LoadOptions:
     def of(cls, settings: Settings) -> "LoadOptions":
         """Return the options that the settings set for every model: trusts_code and cache_folder."""
         # Where costs are kept, tables of tokens are too.
-        file = settings.calibration_file
+        file = settings.costs_file
         return cls(settings.trust_remote_code, Path(file).parent if file else None)
 
 

@@ -106,8 +106,8 @@ class Makers:
     make_sources: makes the drafters; without it nothing is drafted.
     load_draft: loads the draft model.
     find_head: finds the head that drafts from the model's states.
-    costs: the costs of steps; by default they are measured while the engine is idle, and kept on disk.
-    waits_for_costs: whether to measure the costs before the first request.
+    costs: the costs of steps; by default they are learned, and kept on disk.
+    waits_for_trials: whether to try all that the model can do before the first request.
     ranks: the machines that share the model, which load it instead of `load`.
     """
 
@@ -116,7 +116,7 @@ class Makers:
     load_draft: Load | None = None
     find_head: FindHead | None = None
     costs: StepCosts | None = None
-    waits_for_costs: bool = False
+    waits_for_trials: bool = False
     ranks: Ranked | None = None
 
 

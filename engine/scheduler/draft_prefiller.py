@@ -44,13 +44,13 @@ class Pace:
 
     The first slice has one token, and each next one at most twice as many as the one before it.
 
-    max_tokens: maximum tokens of a slice. token_s: seconds per token, a guess until a slice was observed.
+    max_tokens: maximum tokens of a slice. token_s: seconds per token; 0 until a slice was observed.
     """
 
-    def __init__(self, max_tokens: int, token_s: float = 0.0) -> None:
+    def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self.num_tokens = 1
-        self.token_s = token_s
+        self.token_s = 0.0
         self._num_observed = 0
 
     @property
@@ -97,7 +97,7 @@ class DraftPrefiller:
         self._planner = planner
         self._memory_budget = memory_budget
         # No slice is larger than the chunks for which memory is reserved.
-        self._pace = Pace(memory_budget.chunk_tokens, planner.model.seconds(1, 1, 0))
+        self._pace = Pace(memory_budget.chunk_tokens)
         self._lookup_pace = Pace(ALL_TEXT)
 
     def choose(self, sequence: Sequence) -> None:
@@ -109,7 +109,8 @@ class DraftPrefiller:
             try:
                 sequence.drafts.uses_model = self._is_wanted()
                 sequence.drafts.counts.is_model_left_out = not sequence.drafts.uses_model
-                sequence.drafts.counts.token_steps = self._planner.model.token_steps(1)
+                source = sequence.drafts.forecast.source
+                sequence.drafts.counts.token_steps = self._planner.model.token_steps(1, source)
             except Exception as fault:
                 sequence.give_up_draft_model(fault)
 
@@ -225,6 +226,7 @@ class DraftPrefiller:
         ]
         if not awaiting or (plain_s := self._plain_s(members)) is None:
             return None
+        self._pace.token_s = self._pace.token_s or self._planner.model.seconds(1, 1, 0)
         budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
         left_s = min(budget.left_to_prefill_s(plain_s) for budget in budgets) - (1 + RESERVED_STEPS) * plain_s
         awaiting.sort(key=lambda one: one[1].count_left(len(members[one[0]].tokens)))

@@ -245,8 +245,8 @@ GROUPS = (
     ),
     MetricGroup(
         "Where time goes",
-        "Stations of the engine's thread: `idle` (no work), `calibration` (no work: the costs of steps are "
-        "measured), `messages` (requests and cancellations arrive), "
+        "Stations of the engine's thread: `idle` (no work), `trials` (no work: what a model can do is "
+        "tried), `messages` (requests and cancellations arrive), "
         "`retiring` (rows are freed and their prefixes kept), `admission` (requests are admitted and cached "
         "prefixes looked up), `memory` (room is made for the next step), `planning` (draft lengths are "
         "chosen), `drafters`, `grammars` (CPU time; in the first idle moment their vocabulary is made), "

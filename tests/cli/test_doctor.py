@@ -33,11 +33,11 @@ ANSWER = Answer(
 def test_all_is_well_with_the_bundled_model(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("REPRISE_CALIBRATION_FILE", str(tmp_path / "costs.json"))
+    monkeypatch.setenv("REPRISE_COSTS_FILE", str(tmp_path / "costs.json"))
     assert main(["doctor", "--json", "--port", "0", "--api-key", "key"]) == 0
     checks = json.loads(capfd.readouterr().out)["checks"]
     assert [check["name"] for check in checks] == [
-        "Python", "packages", "disk for models", "disk for what is measured", "costs of steps", "address",
+        "Python", "packages", "disk for models", "disk for what is learned", "costs of steps", "address",
         "device", "a model for this machine", "model", "memory", "wired limit", "answer",
     ]  # fmt: skip
     assert {check["level"] for check in checks} <= {"ok", "warning"}
@@ -132,17 +132,11 @@ def test_a_full_or_a_missing_disk_is_found(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_costs_are_of_some_age(tmp_path: Path) -> None:
+def test_the_file_of_costs_may_lack_or_be_broken(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     (none,), (missing,) = check_costs(None), check_costs(str(file))
     assert level(none) == level(missing) == "ok"
-    assert missing.found.startswith("nothing is measured yet")
-    file.write_text(json.dumps({"a": [[1, 1, 0.01], [1, 8, 0.02]]}))
-    written_s = file.stat().st_mtime
-    days = {0: "ok", 200: "warning", -2: "warning"}
-    for count, expected in days.items():
-        whole, _ = check_costs(str(file), written_s + count * 86_400)
-        assert level(whole) == expected
+    assert missing.found.startswith("nothing is learned yet")
     for text in ("{", "5"):
         file.write_text(text)
         (unreadable,) = check_costs(str(file))
@@ -163,39 +157,25 @@ def test_what_weights_mean_for_drafts_here_is_told(
 
 
 def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
-    """Newest first: with every width, of a machine that was busy, up to 4 tokens, of a draft model, ..."""
-    now_s, file = 1e9, tmp_path / "costs.json"
+    """Newest first."""
+    file = tmp_path / "costs.json"
     entries = {
-        "old": [[1, 1, 0.005], [1, 8, 0.0105]],
-        "newest": [[1, 1, 0.01, 1.0, now_s - 200], [1, 8, 0.076, 1.2, now_s - 200]],
-        "busy": [[1, 1, 0.004, 1.4, now_s - 4000], [1, 8, 0.008, 1.0, now_s - 4000]],
-        "narrow": [[1, 1, 0.01, 1.0, now_s - 90_000], [1, 4, 0.03, 1.0, now_s - 90_000]],
-        "draft model": [[1, 1, 0.002, 1.0, now_s - 99_000], [2, 1, 0.003, 1.0, now_s - 99_000]],
+        "a": {"model": "m (4-bit)", "ratios": [[1, 16, 9.0], [2, 8, 3.0]]},
+        "b": {"model": "smollm2 (bfloat16)", "ratios": [[1, 2, 1.3], [1, 8, 2.84], [1, 16, 9.0]]},
+        "c": 5,
+        "d": {"ratios": [[1, 8]]},
     }
     file.write_text(json.dumps(entries))
-    _, *models = check_costs(str(file), now_s)
-    assert [level(check) for check in models] == ["ok", "warning", "ok", "ok", "ok"]
-    assert [check.found.removeprefix("a plain step takes ") for check in models] == [
-        "10 ms; a step of 8 tokens costs 7.6 plain ones here (measured 3 minutes ago)",
-        "4 ms; a step of 8 tokens costs 2.0 plain ones here (measured 1 hour ago), on a busy machine",
-        "10 ms; a step of 4 tokens costs 3.0 plain ones here (measured 1 day ago)",
-        "2 ms; no wider one is measured, as of a draft model",
-        "5 ms; a step of 8 tokens costs 2.1 plain ones here (measured)",
-    ]
-    names = {"newest": "smollm2 (bfloat16)", "old": "m (4-bit)", "gone": "another"}
-    file.write_text(json.dumps({"models": names} | entries))
-    whole, *models = check_costs(str(file), now_s)
-    assert whole.found.startswith("of 5 model(s)")
+    whole, *models = check_costs(str(file))
+    assert whole.found == "of 4 model(s), written 0 days ago"
     assert {check.name for check in models} == {"costs of a model"}, "--share shows these"
-    assert [check.found.partition("a plain step")[0] for check in models] == [
-        "smollm2 (bfloat16): ", "", "", "", "m (4-bit): ",
-    ]  # fmt: skip
-    file.write_text(json.dumps({"a": [[1, 8, 0.01]], "b": 5, "c": [[1, 1]]} | entries))
-    _, *models = check_costs(str(file), now_s)
-    assert len(models) == MAX_MODELS
-    file.write_text(json.dumps({"a": [[1, 8, 0.01]], "b": 5, "c": [[1, 1]]}))
-    _, *models = check_costs(str(file), now_s)
-    assert [level(check) for check in models] == ["warning"] * 3
+    assert [level(check) for check in models] == ["warning", "warning", "ok", "ok"]
+    assert [check.found for check in models[2:]] == [
+        "smollm2 (bfloat16): a step of 8 tokens costs 2.8 plain ones here (seen in real steps)",
+        "m (4-bit): nothing of steps of up to 8 tokens",
+    ]
+    file.write_text(json.dumps({f"{at}": {"ratios": []} for at in range(9)}))
+    assert len(list(check_costs(str(file)))) == 1 + MAX_MODELS
 
 
 def test_what_the_trial_raises_does_not_bring_mlx_into_the_process_that_waits() -> None:

@@ -85,7 +85,7 @@ def test_the_output_of_config_is_a_settings_file_with_the_same_values(capsys, tm
         "--drain-s",
         "0",
         "--exact",
-        "--calibration-file",
+        "--costs-file",
         "none",
     ]
     first = printed(capsys, "config", *given)
@@ -96,7 +96,7 @@ def test_the_output_of_config_is_a_settings_file_with_the_same_values(capsys, tm
     assert values["served_model_name"] == ["a", "b", "c"]
     assert values["model"] == given[1]
     assert values["exact"] is True
-    assert values["calibration_file"] == "none"
+    assert values["costs_file"] == "none"
 
 
 def test_config_as_json_has_the_value_and_source_of_every_setting(capsys):

@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
                 (folder / name / file.name).symlink_to(file)
     stages = []
     with started(
-        ["--models-dir", str(folder), "--calibration-file", "none"], lambda *told: stages.append(told)
+        ["--models-dir", str(folder), "--costs-file", "none"], lambda *told: stages.append(told)
     ) as one:
         assert ("Loading one", 1.0) in stages
         yield one

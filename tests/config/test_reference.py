@@ -33,8 +33,8 @@ def test_every_setting_has_a_row_with_flag_variable_default_and_meaning(name):
 
 def test_the_page_does_not_depend_on_whose_machine_makes_it():
     # conftest.py sets XDG_CACHE_HOME, so the default of this process is another one.
-    assert "`~/.cache/reprise/costs.json`" in write_settings()
-    assert SETTINGS["calibration_file"].default_text not in write_settings()
+    assert "`~/.cache/reprise/step_costs.json`" in write_settings()
+    assert SETTINGS["costs_file"].default_text not in write_settings()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from reprise.cli.config import as_toml
 from reprise.config.per_model import settings_of
 from reprise.config.setting import SettingsError
-from reprise.config.settings import SETTINGS, Settings, default_calibration_file
+from reprise.config.settings import SETTINGS, Settings, default_costs_file
 from reprise.config.sources import Origin, resolve
 
 
@@ -80,9 +80,9 @@ def test_impossible_combinations_of_settings_are_refused(given, complaint):
 
 def test_the_costs_are_kept_in_the_cache_folder_of_the_user(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert default_calibration_file() == "/somewhere/reprise/costs.json"
+    assert default_costs_file() == "/somewhere/reprise/step_costs.json"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_calibration_file() == "~/.cache/reprise/costs.json"
+    assert default_costs_file() == "~/.cache/reprise/step_costs.json"
 
 
 def test_a_flag_unsets_what_the_file_set(toml):
@@ -91,7 +91,7 @@ def test_a_flag_unsets_what_the_file_set(toml):
 
 
 def test_a_file_unsets_a_default_with_the_word_none(toml):
-    assert resolve(file=toml('calibration_file = "none"')).settings.calibration_file is None
+    assert resolve(file=toml('costs_file = "none"')).settings.costs_file is None
 
 
 def test_the_file_may_be_named_by_a_variable_and_a_flag_names_another(toml, tmp_path):
@@ -247,5 +247,5 @@ def test_names_of_the_hub_and_of_machines_stay_as_they_are():
 
 def test_the_documented_default_has_the_tilde(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert Settings(calibration_file="~/costs.json").calibration_file == f"{tmp_path}/costs.json"
-    assert str(tmp_path) not in SETTINGS["calibration_file"].default_text
+    assert Settings(costs_file="~/costs.json").costs_file == f"{tmp_path}/costs.json"
+    assert str(tmp_path) not in SETTINGS["costs_file"].default_text

@@ -20,7 +20,7 @@ FIRST = ("Who are you?", "Hello!")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     costs = tmp_path_factory.mktemp("costs") / "costs.json"
-    with started(["--calibration-file", str(costs)], lambda *_: None) as one:
+    with started(["--costs-file", str(costs)], lambda *_: None) as one:
         yield one
 
 
@@ -76,7 +76,7 @@ def test_drafts_and_predictions_of_the_drafting_page_are_taken(server, tmp_path,
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
 def test_the_examples_of_a_model_in_python_run_one_after_the_other(page, tmp_path, capsys):
     examples = [example for example in blocks(page, "python") if "OpenAI(" not in example]
-    own = f'LLM(calibration_file="{tmp_path / "costs.json"}")'
+    own = f'LLM(costs_file="{tmp_path / "costs.json"}")'
     names: dict[str, object] = {}
     for example in examples:
         exec(example.replace("LLM()", own), names)

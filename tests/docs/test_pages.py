@@ -19,6 +19,7 @@ OTHER_FLAGS = {
     "--auto-setup",
     "--backend",
     "--basetemp",
+    "--calibration-file",
     "--cuda",
     "--from",
     "--homepage",
@@ -31,7 +32,7 @@ OTHER_FLAGS = {
     "--version",
     "--wheel",
 }
-"""Flags of the scripts, of other programs, and of `reprise` itself."""
+"""Flags of the scripts, of other programs, of `reprise` itself, and of earlier versions in CHANGELOG.md."""
 PAGES_WITH_FLAGS = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
 FLAG = r"(?<![\w-])--[a-z][a-z-]+"
 

@@ -1,10 +1,8 @@
 """The real server, as a person starts it, on the bundled model."""
 
 import contextlib
-import fcntl
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -44,7 +42,7 @@ def started(
     """As serving(), but the process is there to be ended; if that is not done, it is killed."""
     # Variables of the person who runs the tests must not change what is tested.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
-    environment["REPRISE_CALIBRATION_FILE"] = str(folder / "costs.json")
+    environment["REPRISE_COSTS_FILE"] = str(folder / "costs.json")
     environment["REPRISE_NGRAM_TABLE_FILE"] = str(folder / "ngrams")
     limit = ("--max-context-tokens", str(CONTEXT_TOKENS))
     process = subprocess.Popen(
@@ -79,25 +77,9 @@ def started(
 
 
 @pytest.fixture(scope="session")
-def measured_costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What steps cost, as a server measured it at its start: once for all processes of the test run."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    with (folder / "costs.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "costs.json").exists():
-            with serving(folder, "--recalibrate"):
-                pass
-    return folder / "costs.json"
-
-
-@pytest.fixture(scope="session")
-def server_folder(tmp_path_factory: pytest.TempPathFactory, measured_costs: Path) -> Path:
-    """Where the server keeps what steps cost, which is known already, and the n-gram table."""
-    folder = tmp_path_factory.mktemp("reprise")
-    shutil.copy(measured_costs, folder / "costs.json")
-    return folder
+def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server keeps what steps were learned to cost, and the n-gram table."""
+    return tmp_path_factory.mktemp("reprise")
 
 
 @pytest.fixture(scope="session")

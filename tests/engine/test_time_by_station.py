@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.drafters.suffix import SuffixDrafter
-from reprise.engine.generating.worker import Worker
 from reprise.engine.interface.request import DraftChoice, Grammar
 from reprise.engine.interface.stations import OTHER, EngineStation, StationClock, spend, station
 from reprise.engine.speculative.proposers import DraftSources
-from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import ask, prompt_of, request
 
 STATIONS = get_args(EngineStation)
@@ -113,33 +111,4 @@ def test_the_engine_visits_every_station(start_engine):
     ask(engine, replace(request(prompt_of(64), 12), grammar=Grammar("regex", "[a-z ]+"))).finished()
     spent_s = engine.counts().station_s
     assert set(spent_s) == {*STATIONS, OTHER}
-    assert {name for name, seconds in spent_s.items() if not seconds} <= {"draft_model", "calibration"}
-
-
-class Measuring:
-    """A calibration of three measurements, each of which takes ten seconds."""
-
-    def __init__(self, clock):
-        self.clock = clock
-        self.num_left = 3
-        self.is_done = False
-
-    def advance(self, _may_measure):
-        self.clock.now_s += 10
-        self.num_left -= 1
-        self.is_done = not self.num_left
-
-    def release(self):
-        pass
-
-
-def test_measuring_costs_in_idle_moments_is_a_station_of_its_own(clock, stations):
-    made = Driven(loaded_once("llama")).worker
-    worker = Worker(made.batch, made.queue, made.planner, made.proposers, [Measuring(clock)])
-    with station("messages"):
-        clock.now_s += 1
-        while worker.measure_costs():
-            pass
-    with station("idle"):
-        pass
-    assert (stations.seconds["calibration"], stations.seconds["messages"]) == (30, 1)
+    assert {name for name, seconds in spent_s.items() if not seconds} <= {"draft_model", "trials"}

@@ -21,7 +21,7 @@ from tests.drafters.fakes import scored
 from tests.engine.memory.test_estimate import Guesser
 from tests.engine.support import ask, make_loaded, make_model, oracle, prompt_of, request, wait_until
 
-SETTINGS: dict[str, Any] = {"calibration_file": None, "draft_type": "suffix", "max_rows": 2}
+SETTINGS: dict[str, Any] = {"costs_file": None, "draft_type": "suffix", "max_rows": 2}
 
 
 def fresh() -> LoadedModel:
@@ -124,8 +124,7 @@ def test_a_pool_counts_the_memory_of_the_new_worker_and_unloads_it(may_try: thre
 
 def test_benchmarks_and_what_depends_on_trials_wait_for_them(may_try: threading.Event) -> None:
     for settings, makers in (
-        ({}, {"waits_for_costs": True}),
-        ({"recalibrate": True}, {}),
+        ({}, {"waits_for_trials": True}),
         ({"exact": True, "num_draft_tokens": 1, "max_rows": 1}, {}),
     ):
         made = Makers(lambda _: fresh(), make_sources, **makers)

@@ -32,9 +32,9 @@ def _shown(steps, is_watched=True, show_after_s=0.0):
 
 
 def test_each_task_is_named():
-    steps = [("Loading demo_model", 0.5), ("Loading demo_model", 1.0), ("Measuring what steps cost", 0.1)]
+    steps = [("Loading demo_model", 0.5), ("Loading demo_model", 1.0), ("Trying which widths are exact", 0.1)]
     shown = _shown(steps)
-    assert shown.index("Loading demo_model") < shown.index("Measuring what steps cost")
+    assert shown.index("Loading demo_model") < shown.index("Trying which widths are exact")
 
 
 def test_a_model_s_name_is_shown_as_it_is():
@@ -49,16 +49,16 @@ def test_no_bar_is_shown_without_a_terminal_or_for_a_quick_start(is_watched, sho
 @pytest.mark.parametrize(
     ("settings", "can_draft", "said"),
     [
-        ({"calibration_file": "~/costs.json"}, True, "auto, step costs from ~/costs.json"),
+        ({"costs_file": "~/costs.json"}, True, "auto, step costs from ~/costs.json"),
         (
-            {"draft_model": "org/small", "draft_type": "draft-model", "calibration_file": "~/costs.json"},
+            {"draft_model": "org/small", "draft_type": "draft-model", "costs_file": "~/costs.json"},
             True,
             "draft-model with org/small, step costs from ~/costs.json",
         ),
         (
-            {"draft_type": "suffix", "calibration_file": None},
+            {"draft_type": "suffix", "costs_file": None},
             True,
-            "suffix, step costs measured at every start",
+            "suffix, step costs learned anew at every start",
         ),
         ({"draft_type": "suffix"}, False, "off, this model does not support drafting"),
     ],
@@ -68,7 +68,7 @@ def test_the_banner_says_where_drafts_and_their_costs_come_from(settings, can_dr
 
 
 def test_the_banner_says_how_drafts_are_translated():
-    settings = Settings(draft_model="org/small", calibration_file="~/costs.json", verbose=True)
+    settings = Settings(draft_model="org/small", costs_file="~/costs.json", verbose=True)
     said = "auto with org/small (translated: context), step costs from ~/costs.json"
     assert describe_drafts(settings, True, replace(FakeEngine().info, draft_strategy="context")) == said
     assert "translated" not in describe_drafts(
@@ -78,12 +78,12 @@ def test_the_banner_says_how_drafts_are_translated():
 
 def test_the_banner_says_which_head_drafts():
     costs = "step costs from ~/costs.json"
-    found = Settings(calibration_file="~/costs.json", verbose=True)
+    found = Settings(costs_file="~/costs.json", verbose=True)
     assert (
         describe_drafts(found, True, replace(FakeEngine().info, head="mtp"))
         == f"auto with an MTP head, {costs}"
     )
-    given = Settings(draft_model="block", calibration_file="~/costs.json", verbose=True)
+    given = Settings(draft_model="block", costs_file="~/costs.json", verbose=True)
     said = describe_drafts(given, True, replace(FakeEngine().info, head="dflash"))
     assert said == f"auto with a DFlash drafter (block), {costs}"
 

@@ -74,7 +74,7 @@ def start():
 
 
 def test_the_banner_says_what_is_served_and_where_and_its_curl_works(start):
-    process = start("echo", "served_model_name=alias", "calibration_file=kept/costs.json")
+    process = start("echo", "served_model_name=alias", "costs_file=kept/costs.json")
     address = process.address()
     curl = process.wait_for(r"(?s)  (curl .*?'\{.*\}')\n")[1]
     banner = process.text

@@ -1,1 +1,1 @@
-"""Costs of steps, measured at load and while serving, and how much drafting may cost a sequence."""
+"""Costs of steps, learned while serving, and how much drafting may cost a sequence."""

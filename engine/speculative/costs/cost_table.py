@@ -1,13 +1,12 @@
-"""Measured costs of steps, and guesses for the shapes that were not measured.
+"""Costs of steps by their rows and widths, and guesses for the shapes that no real step had.
 
-Between two measured widths a guess is linear. Beyond the widest it follows a curve that flattens, as real
-costs do: a forward pass reads the weights once, however many tokens it computes.
+Between two known widths a guess is linear. Beyond the widest it follows a curve that flattens, as real costs
+do: a forward pass reads the weights once, however many tokens it computes.
 """
 
 import math
-import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,72 +18,74 @@ Shape = tuple[int, int]
 Table = Mapping[Shape, float]
 """(rows, width) -> seconds."""
 
-MODEL_NAMES = "models"
-"""Key in a file of costs: the names of models by the keys of their costs, for people."""
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+"""The grid of shapes whose costs are told apart."""
+
+UNSEEN_S = 1e-6
+"""Seconds of a plain step in a table that has only guesses: until a real step shows more, no belief may delay
+anything."""
 
 CAUTIOUS_TOKENS = 8
-"""Until anything wider was measured, a step is believed to take a plain step's time for every so many
-tokens."""
+"""While nothing wider than a plain step is known, a step is believed to take a plain step's time for every so
+many tokens."""
 
 GROWTH = 0.9
-"""Power of its tokens with which the cost of a step is guessed to grow beyond what was measured."""
+"""Power of its tokens with which the cost of a step is guessed to grow beyond what is known."""
 
 MIN_CHUNK_TOKENS = 16
 """Chunks of prompts with fewer tokens say little about what each further token costs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """The measured cost of steps of one shape.
-
-    seconds: of the fastest step; other work on the machine only adds to it.
-    spread: of the median step relative to the fastest, >= 1. It shows how busy the machine was.
-    measured_at: seconds since the epoch; None if not known.
-    """
-
-    seconds: float
-    spread: float = 1.0
-    measured_at: float | None = None
+def grid_up_to(points: Iterable[int], last: int) -> list[int]:
+    """Return the points of WIDTHS or ROWS below the last one, and that."""
+    return sorted({point for point in points if point < last} | {last})
 
 
 class CostTable:
     """The seconds of steps by shape (rows, width): measured, and guessed where no measurement is.
 
-    measured: the measurements by shape, at least that of (1, 1).
+    measured: the seconds by shape, at least those of (1, 1).
     rows, widths: the grid of shapes, measured or not; by default the measured ones. Costs are interpolated
     linearly between its points, and extrapolated beyond the last ones.
+    guesses: what steps may cost, by shape, relative to a plain step of as many rows; measurements replace
+    them.
 
     Raises ValueError if a cost is not positive and finite, or (1, 1) is missing.
     """
 
     def __init__(
         self,
-        measured: Mapping[Shape, Measurement],
+        measured: Table,
         rows: Iterable[int] | None = None,
         widths: Iterable[int] | None = None,
+        guesses: Mapping[Shape, float] | None = None,
     ) -> None:
-        if (1, 1) not in measured or not all(0 < each.seconds < math.inf for each in measured.values()):
+        if (1, 1) not in measured or not all(0 < seconds < math.inf for seconds in measured.values()):
             raise ValueError("costs must be positive seconds by rows and width, among them those of (1, 1)")
         self.measured = dict(measured)
+        self.guesses = dict(guesses or {})
         self.rows = sorted(set(rows) if rows else {rows for rows, _ in measured})
         self.widths = sorted({1, *widths} if widths else {width for _, width in measured})
         self._chunk: tuple[int, float] | None = None
-        self._forget_guesses()
+        self._forget_found()
 
-    @classmethod
-    def of(cls, seconds: Table) -> "CostTable":
-        """Make a table from seconds by shape, which count as measured."""
-        return cls({shape: Measurement(each) for shape, each in seconds.items()})
+    @property
+    def is_timed(self) -> bool:
+        """Whether the seconds of a plain step are known."""
+        return self.measured[1, 1] != UNSEEN_S
 
-    def put(self, shape: Shape, measured: Measurement) -> None:
+    def put(self, shape: Shape, seconds: float) -> None:
         """Replace or add a measurement."""
-        self.measured[shape] = measured
-        self._forget_guesses()
+        self.measured[shape] = seconds
+        self.guesses.pop(shape, None)
+        self._forget_found()
 
-    def drop(self, shape: Shape) -> None:
-        """Forget a measurement, so that its shape is guessed."""
-        self.measured.pop(shape, None)
-        self._forget_guesses()
+    def keep_only(self, shapes: Container[Shape]) -> None:
+        """Forget all guesses, and what was measured of other shapes than these and plain steps."""
+        self.measured = {s: each for s, each in self.measured.items() if s[1] == 1 or s in shapes}
+        self.guesses = {}
+        self._forget_found()
 
     def put_chunk(self, num_tokens: int, seconds: float) -> None:
         """Take the time of a prompt's chunk as the guess for steps of one row that feed as many tokens.
@@ -96,7 +97,7 @@ class CostTable:
             return
         if self._chunk is None or seconds / num_tokens < self._chunk[1] / self._chunk[0]:
             self._chunk = num_tokens, seconds
-            self._forget_guesses()
+            self._forget_found()
 
     def seconds(self, num_rows: int, width: int) -> float:
         """Return the measured or guessed seconds of a step of num_rows rows, each fed width tokens."""
@@ -104,8 +105,8 @@ class CostTable:
             found = self._found[num_rows, width] = self._interpolate(num_rows, width)
         return found
 
-    def _forget_guesses(self) -> None:
-        self._found: dict[Shape, float] = {shape: each.seconds for shape, each in self.measured.items()}
+    def _forget_found(self) -> None:
+        self._found = dict(self.measured)
         self._curves: dict[int, list[tuple[float, float]]] = {}
 
     def _interpolate(self, num_rows: int, width: int) -> float:
@@ -120,7 +121,7 @@ class CostTable:
 
     def _cell(self, num_rows: int, width: int) -> float:
         found = self.measured.get((num_rows, width))
-        return found.seconds if found else self._guess_s(num_rows, width)
+        return found or self._guess_s(num_rows, width)
 
     def _guess_s(self, num_rows: int, width: float) -> float:
         """Guess the seconds of a step by the widths measured with as many rows, or else with fewer rows."""
@@ -143,36 +144,22 @@ class CostTable:
     def _curve(self, num_rows: int) -> list[tuple[float, float]]:
         """Return (width, seconds) of what is known for a number of rows, by width, starting at width 1."""
         if (found := self._curves.get(num_rows)) is None:
-            known = {float(w): each.seconds for (rows, w), each in self.measured.items() if rows == num_rows}
+            known = {float(w): each for (rows, w), each in self.measured.items() if rows == num_rows}
             if 1.0 not in known:
                 fewer = self._fewer(num_rows)
                 known[1.0] = self._guess_s(fewer, num_rows / fewer)
+            for (rows, width), ratio in self.guesses.items():
+                if rows == num_rows:
+                    known.setdefault(width, ratio * known[1.0])
             widest = max(known)
-            if num_rows == 1 and self._chunk and self._chunk[0] > widest:
+            if num_rows == 1 and self.is_timed and self._chunk and self._chunk[0] > widest:
                 known[self._chunk[0]] = max(self._chunk[1], known[widest])
             found = self._curves[num_rows] = sorted(known.items())
         return found
 
     def _fewer(self, num_rows: int) -> int:
-        """Return the largest smaller number of rows of which anything was measured."""
-        return max((rows for rows, _ in self.measured if rows < num_rows), default=1)
-
-
-def without_guesses(found: Mapping[Shape, float]) -> dict[Shape, float]:
-    """Drop the costs that earlier versions filled in, in proportion to the tokens of a smaller shape.
-
-    They are recognized by that: no real measurement is proportional to another one to six digits.
-    """
-
-    def is_guess(shape: Shape) -> bool:
-        rows, width = shape
-        return any(
-            math.isclose(found[shape], seconds * rows * width / (r * w), rel_tol=1e-6)
-            for (r, w), seconds in found.items()
-            if r <= rows and w <= width and (r, w) != shape
-        )
-
-    return {shape: seconds for shape, seconds in found.items() if not is_guess(shape)}
+        """Return the largest smaller number of rows of which anything is known."""
+        return max((rows for rows, _ in (*self.measured, *self.guesses) if rows < num_rows), default=1)
 
 
 def _locate(grid: list[int], x: int) -> tuple[int, int, float]:
@@ -203,7 +190,7 @@ class Conditions(NamedTuple):
 
 
 USUAL = Conditions()
-"""The conditions under which costs are measured in advance."""
+"""The conditions of tables and files of costs."""
 
 
 def context_class(num_tokens: int) -> int:
@@ -310,35 +297,16 @@ class StepPrice:
     """The believed cost of a verification step.
 
     num_rows, width: its shape. ratio: its seconds over those of a plain step of as many rows.
-    is_seen: whether real steps had this shape. is_measured: whether its cost was measured while idle.
-    measured_at: when it was measured, in seconds since the epoch; None if not known.
+    is_seen: whether real steps had this shape.
     """
 
     num_rows: int
     width: int
     ratio: float
     is_seen: bool = False
-    is_measured: bool = False
-    measured_at: float | None = None
 
-    def describe(self, now: float | None = None) -> str:
-        """Return the cost in words: "a step of 8 tokens costs 7.6 plain ones here (measured 3 minutes ago)".
-
-        now: seconds since the epoch.
-        """
-        source = "a guess"
-        if self.is_seen:
-            source = "seen in real steps"
-        elif self.is_measured:
-            source = "measured" + (_ago(self.measured_at, now or time.time()) if self.measured_at else "")
+    def describe(self) -> str:
+        """Return the cost in words: "a step of 8 tokens costs 7.6 plain ones here (seen in real steps)"."""
         rows = f" for each of {self.num_rows} rows" if self.num_rows > 1 else ""
+        source = "seen in real steps" if self.is_seen else "a guess"
         return f"a step of {self.width} tokens{rows} costs {self.ratio:.1f} plain ones here ({source})"
-
-
-def _ago(measured_at: float, now: float) -> str:
-    passed_s = max(0.0, now - measured_at)
-    for unit_s, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
-        if passed_s >= unit_s:
-            num = int(passed_s // unit_s)
-            return f" {num} {name}{'s' if num > 1 else ''} ago"
-    return " just now"

@@ -1,4 +1,4 @@
-"""The cost of a step in seconds: measured in advance, and learned from the steps that the server takes.
+"""The cost of a step in seconds, learned from the steps that the server takes.
 
 Plain and verification steps are learned apart. What drafting costs is judged against real plain steps, so
 plain steps are taken now and then even while drafts pay: is_plain_due() says when. Beliefs can be wrong, so a
@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from reprise.engine.speculative.costs.cost_table import (
     CONFIRMED,
+    UNSEEN_S,
     USUAL,
     Conditions,
     CostTable,
     Effect,
-    Measurement,
     Noise,
     Shape,
     StepPrice,
@@ -28,7 +28,7 @@ from reprise.engine.speculative.costs.step_bounds import StepBounds, Trials
 K = TypeVar("K")
 
 MEASURED_VARIANCE, SEEN_VARIANCE, GUESS_VARIANCE = 0.07**2, 0.3**2, 1.0
-"""Variance of the logarithm of a cost that was measured in several rounds, seen in one step, or guessed."""
+"""Variance of the logarithm of a cost that the table was given, that was seen in one step, or guessed."""
 
 PLAIN_VARIANCE, WIDE_VARIANCE, OWN_VARIANCE = 0.5**2, 0.15**2, 0.04**2
 """The same of what all plain steps share, all verification steps, and one shape under some conditions."""
@@ -43,28 +43,29 @@ CHEAPER = math.log(1.2)
 """A trial that is cheaper than expected by more than this, on a log scale, is repeated at once."""
 
 WRONG = math.log(1.5)
-"""A measured cost that differs from real steps by more than this, on a log scale, was wrong."""
+"""A cost in the table that differs from real steps by more than this, on a log scale, was wrong."""
 
 MAX_WRONG_SHAPES = 2
-"""Shapes with wrong measurements, from which on only those are believed that real steps have confirmed."""
+"""Shapes with wrong costs, from which on only those are believed that real steps have confirmed."""
 
 
 class StepCosts:
     """The expected seconds of a step by its rows, widths and conditions, and bounds on them.
 
-    They start from a table. What is learned are effects on the logarithm of its costs. Those of plain steps:
+    They start from a table; if that has only guesses, the first real step shows how long a plain one takes.
+    What is learned are effects on the logarithm of its costs. Those of plain steps:
     one of all, one for the conditions, one for the rows under these conditions. A verification step follows
     the plain ones, and has effects of all such steps, of its shape, of the conditions, and of its shape under
     these. So a machine that slows down or recovers does so for all widths, while one whose measured cost was
     wrong is corrected alone.
 
-    table: costs measured in advance; costs by shape count as measured.
+    table: costs known in advance; seconds by shape count as measured.
     batched: whether all rows share a forward pass; otherwise each row has its own, and costs add up.
     is_learned: whether observed steps change the costs.
     """
 
     def __init__(self, table: CostTable | Table, batched: bool = True, is_learned: bool = True) -> None:
-        self.table = table if isinstance(table, CostTable) else CostTable.of(table)
+        self.table = table if isinstance(table, CostTable) else CostTable(table)
         self.batched = batched
         self.is_learned = is_learned
         self.bounds = StepBounds()
@@ -84,13 +85,6 @@ class StepCosts:
     def widths(self) -> list[int]:
         """The widths of the table, in ascending order; the first is 1."""
         return self.table.widths
-
-    def measure(self, shape: Shape, measured: Measurement) -> None:
-        """Put a measurement into the table, and forget what steps taught about its shape."""
-        self.table.put(shape, measured)
-        self._wide_of.pop(shape, None)
-        self._wide_of_under = {key: each for key, each in self._wide_of_under.items() if key[0] != shape}
-        self._forget_estimates()
 
     def observe_chunk(self, num_tokens: int, taken_s: float) -> None:
         """Learn from a prompt's chunk of num_tokens, computed in taken_s seconds while no row decoded."""
@@ -151,7 +145,7 @@ class StepCosts:
     def most_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
         """Return the maximum seconds that a verification step may take. See StepBounds.
 
-        The bound follows from real steps, not from the costs measured in advance.
+        The bound follows from real steps, not from the table.
         """
         if not self.is_learned:
             return self.step_s(widths, under)
@@ -185,22 +179,20 @@ class StepCosts:
         return self.trials.is_due(shape, is_guess=shape not in self.table.measured)
 
     def price(self, num_rows: int, width: int, under: Conditions = USUAL) -> StepPrice:
-        """Return a step's cost relative to a plain step's, and whether it was measured or seen."""
-        step_s, shape = self.even_steps(num_rows, under), self._shape(num_rows, width)
-        measured = self.table.measured.get(shape)
-        return StepPrice(
-            num_rows,
-            width,
-            step_s(width) / step_s(1),
-            shape in self._wide_of,
-            measured is not None,
-            measured.measured_at if measured else None,
-        )
+        """Return a step's cost relative to a plain step's, and whether it was seen."""
+        step_s, is_seen = self.even_steps(num_rows, under), self._shape(num_rows, width) in self._wide_of
+        return StepPrice(num_rows, width, step_s(width) / step_s(1), is_seen)
+
+    def learned_ratios(self) -> dict[Shape, float]:
+        """Return the costs of all shapes that real steps had, relative to plain steps of as many rows."""
+        shapes = [shape for shape in self._wide_of if self.batched or shape[0] == 1]
+        return {shape: self.price(*shape).ratio for shape in shapes}
 
     def observe_plain(self, num_rows: int, taken_s: float, under: Conditions = USUAL) -> None:
         """Learn from a plain step that was dispatched while another was in flight."""
         if not self.is_learned:
             return
+        self._note_first(self.seconds(num_rows, 1, under), taken_s)
         difference = math.log(max(taken_s, 1e-9) / self.seconds(num_rows, 1, under))
         self._plain_noise.learn(self._plain_effects(num_rows, under), self._plain, difference)
         self.bounds.observe_plain(num_rows, taken_s, under)
@@ -211,12 +203,13 @@ class StepCosts:
         if not self.is_learned:
             return
         num_rows, taken_s = len(widths), max(taken_s, 1e-9)
+        self._note_first(self.step_s(widths, under), taken_s)
         shape = self._shape(num_rows, max(widths))
         if shape not in self.table.measured and (self.batched or num_rows == 1):
             self._take_from_step(shape, max(widths), taken_s, under)
         difference = math.log(taken_s / self.step_s(widths, under))
         effects = [
-            self._wide_of.setdefault(shape, _new_effect(self.table.measured.get(shape))),
+            self._wide_of.setdefault(shape, self._new_effect(shape)),
             self._wide_under.setdefault(under, _place(self._wide)),
             self._wide_of_under.setdefault(
                 (shape, under), Effect(OWN_VARIANCE, OWN_DRIFT, num_seen=CONFIRMED)
@@ -233,27 +226,39 @@ class StepCosts:
         self.bounds.observe_wide(num_rows, self._num_fed(widths), taken_s, under)
         self._forget_estimates()
 
+    def _note_first(self, believed_s: float, taken_s: float) -> None:
+        """Learn from the first of all steps how long a plain one takes."""
+        if not self.table.is_timed:
+            self.table.put((1, 1), max(taken_s, UNSEEN_S) * UNSEEN_S / believed_s)
+            self._forget_estimates()
+
     def _take_from_step(self, shape: Shape, width: int, taken_s: float, under: Conditions) -> None:
         """Take the first real step of a shape that was not measured as its measurement."""
         num_rows, on_grid = shape
         shared = self._plain_effect(num_rows, under) + self._wide.mean + _mean(self._wide_under, under)
-        grown = self.seconds(num_rows, on_grid, under) / self.seconds(num_rows, width, under)
-        self.table.put(shape, Measurement(grown * taken_s / math.exp(shared)))
+        error = math.log(taken_s / self.seconds(num_rows, width, under))
+        seen_s = self.seconds(num_rows, on_grid, under) * math.exp(error - shared)
+        was_guessed = shape in self.table.guesses
+        self.table.put(shape, seen_s)
         self._wide_of[shape] = Effect(SEEN_VARIANCE, SHAPE_DRIFT)
+        if was_guessed and abs(error) > WRONG:
+            self._doubt(shape)
         self._forget_estimates()
 
     def _judge(self, shape: Shape) -> None:
-        """Replace a measured cost that was found to be wrong, and doubt others once there are several."""
-        own, measured = self._wide_of[shape], self.table.measured.get(shape)
-        if abs(own.mean) < WRONG or measured is None:
-            return
-        self.table.put(shape, Measurement(measured.seconds * math.exp(own.mean)))
-        own.mean = 0.0
-        self._wrong.add(shape)
+        """Replace a measured cost that was found to be wrong."""
+        own, measured_s = self._wide_of[shape], self.table.measured.get(shape)
+        if measured_s and abs(own.mean) >= WRONG:
+            self.table.put(shape, measured_s * math.exp(own.mean))
+            own.mean = 0.0
+            self._doubt(shape)
+
+    def _doubt(self, wrong: Shape) -> None:
+        """Doubt the costs of other shapes because one was wrong; after the second, forget those not seen."""
+        self._wrong.add(wrong)
         self.trials.doubt()
         if len(self._wrong) >= MAX_WRONG_SHAPES:
-            for unconfirmed in [s for s in self.table.measured if s[1] > 1 and s not in self._wide_of]:
-                self.table.drop(unconfirmed)
+            self.table.keep_only(self._wide_of)
 
     def _forget_estimates(self) -> None:
         self._even_steps: dict[tuple[int, Conditions], Callable[[int], float]] = {}
@@ -266,10 +271,11 @@ class StepCosts:
         return num_rows, widths[at] if at < len(widths) else widest
 
     def _plain_effects(self, num_rows: int, under: Conditions) -> list[Effect]:
+        own = OWN_VARIANCE if (num_rows, 1) in self.table.measured else SEEN_VARIANCE
         return [
             self._plain,
             self._plain_under.setdefault(under, _place(self._plain)),
-            self._plain_of.setdefault((num_rows, under), Effect(OWN_VARIANCE, OWN_DRIFT)),
+            self._plain_of.setdefault((num_rows, under), Effect(own, OWN_DRIFT)),
         ]
 
     def _plain_effect(self, num_rows: int, under: Conditions) -> float:
@@ -278,6 +284,10 @@ class StepCosts:
     def _num_fed(self, widths: Sequence[int]) -> int:
         """Return the tokens that a step feeds, with the padding of rows that share a forward pass."""
         return len(widths) * max(widths) if self.batched else sum(widths)
+
+    def _new_effect(self, shape: Shape) -> Effect:
+        is_measured = shape in self.table.measured
+        return Effect(MEASURED_VARIANCE if is_measured else GUESS_VARIANCE, SHAPE_DRIFT)
 
     def _sum_s(self, widths: Sequence[int]) -> float:
         """Return the cost of steps with these widths by the table."""
@@ -300,10 +310,3 @@ def _place(shared: Effect) -> Effect:
 def _mean(effects: dict[K, Effect], key: K) -> float:
     found = effects.get(key)
     return found.mean if found else 0.0
-
-
-def _new_effect(measured: Measurement | None) -> Effect:
-    """Return the effect of a shape before any of its steps. measured: its measurement, if there is one."""
-    if measured is None:
-        return Effect(GUESS_VARIANCE, SHAPE_DRIFT)
-    return Effect(MEASURED_VARIANCE + math.log(measured.spread) ** 2, SHAPE_DRIFT)

@@ -72,9 +72,9 @@ class PlainCosts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShareOfTarget:
-    """The prior cost of a head: a share of a target's step, by the bytes of weights that each reads.
+    """The prior cost of a draft model or a head: a share of a target's step, by the weights that each reads.
 
-    The cost grows with the context as the target's does, so what is learned of a head is relative to that.
+    The cost grows with the context as the target's does, so what is learned is relative to that.
     """
 
     target: StepCosts

@@ -247,6 +247,10 @@ class DraftModel:
         self.rows = make_rows(self.model, self.sharing)
         self._rows: list[DraftRow] = []
 
+    def cost_share(self, target: LoadedModel) -> float:
+        """Return a drafted token's cost as a share of a target's step, by the bytes of weights read."""
+        return self.loaded.info.weight_bytes / max(1, target.info.weight_bytes)
+
     def make_prefill(self, num_tokens: int, give_up: GiveUp, opening: int = 0) -> DraftPrefill | None:
         """Make the draft prefill of a new sequence; None if its num_tokens tokens are certainly too many.
 

@@ -11,13 +11,13 @@ from reprise.engine.speculative.costs.exact_widths import SHORT_TOKENS, Exactnes
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width
 from reprise.engine.speculative.draft_model.forecast import (
+    MODEL,
     MODELS,
     PROBE_RATE,
     PROBE_TOKENS,
     DraftForecast,
     DraftModelCosts,
     PlannedDraft,
-    ShareOfTarget,
 )
 from reprise.engine.speculative.sequence_drafts import SequenceDrafts
 from reprise.engine.speculative.verify import RowInput
@@ -202,10 +202,10 @@ class ModelPart:
             return 0.0
         return self.costs.seconds(num_rows, num_fed, num_drafted, self.under)
 
-    def token_steps(self, num_rows: int) -> float | None:
+    def token_steps(self, num_rows: int, source: str) -> float | None:
         """Return the believed cost of one token of the draft model, in plain steps; None for a head."""
         plain_s = self._target.least_plain_s(num_rows, self.under)
-        if not plain_s or self.costs is None or isinstance(self.costs.alone, ShareOfTarget):
+        if not plain_s or self.costs is None or source != MODEL:
             return None
         return (self.seconds(num_rows, 1, 2) - self.seconds(num_rows, 1, 1)) / plain_s
 

@@ -205,7 +205,7 @@ class Planner:
                     reason = INEXACT
             elif s.drafts.can_ask_model:
                 reason = DEAR if _is_likely(s.drafts.forecast.rate, 1) else UNLIKELY
-                s.drafts.counts.token_steps = self.model.token_steps(len(members))
+                s.drafts.counts.token_steps = self.model.token_steps(len(members), s.drafts.forecast.source)
             else:
                 reason = UNREAD if s.drafts.uses_model else UNMATCHED
             price = self._price(len(members), num_tokens) if reason == DEAR else None

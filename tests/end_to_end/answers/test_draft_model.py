@@ -64,7 +64,7 @@ def test_it_changes_no_answer_and_its_drafts_are_counted(drafting: str, sampling
     assert translated
 
 
-def test_with_measured_costs_it_changes_no_answer(server_folder: Path) -> None:
+def test_with_learned_costs_it_changes_no_answer(server_folder: Path) -> None:
     flags = ["--draft-model", DRAFT_MODEL, "--draft-type", "draft-model", "--translation-prefix-tokens", "3"]
     with serving(server_folder, *flags) as (address, printed):
         for content in ASKED:

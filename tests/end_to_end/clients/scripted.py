@@ -41,7 +41,7 @@ WINDOW_TOKENS = 64
 
 def recording(folder: Path, **more: Any) -> Settings:
     """Return settings that leave no file but the record of turns in the folder. more: other settings."""
-    return Settings(calibration_file=None, ngram_table_file=None, record=str(folder / "turns"), **more)
+    return Settings(costs_file=None, ngram_table_file=None, record=str(folder / "turns"), **more)
 
 
 Script = Callable[[str], str]
@@ -137,7 +137,7 @@ def serving_script(
     def make_sources(vocabulary: str) -> DraftSources:
         return DraftSources(make_drafters(settings, vocabulary), score_in_slices)
 
-    engine = Engine(settings, Makers(load, make_sources, costs=flat_costs(), waits_for_costs=True))
+    engine = Engine(settings, Makers(load, make_sources, costs=flat_costs(), waits_for_trials=True))
     engine.start()
     try:
         with served(create_app(engine, settings)) as url:

@@ -78,7 +78,7 @@ async def test_hostile_requests_change_no_text_and_starve_no_stream(
     tmp_path: Path, server_folder: Path
 ) -> None:
     # Rows for all kinds, so that those with long prompts do not keep the others in the queue.
-    flags = ("--calibration-file", str(server_folder / "costs.json"), "--max-rows", str(MAX_ROWS))
+    flags = ("--costs-file", str(server_folder / "costs.json"), "--max-rows", str(MAX_ROWS))
     with serving(tmp_path, *flags) as (url, printed):
         async with openai.AsyncOpenAI(
             base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600

@@ -39,7 +39,7 @@ FLAGS = [
 @pytest.mark.timeout(2400)
 async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, tmp_path, server_folder):
     # Avoids measuring the step costs again.
-    costs = ("--calibration-file", str(server_folder / "costs.json"))
+    costs = ("--costs-file", str(server_folder / "costs.json"))
     with serving(tmp_path, *FLAGS, *costs) as (url, printed):
         before = await _scrape(url)
         # The warm-up creates all that is created once: thread pools, compiled grammars, buffers.

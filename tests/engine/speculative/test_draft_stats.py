@@ -85,8 +85,8 @@ def test_why_is_the_most_frequent_reason_if_most_steps_had_no_draft() -> None:
 def test_a_dear_step_is_told_by_its_price_the_widest_one() -> None:
     counts = DraftCounts(num_forwards=3)
     for width, ratio in ((8, 7.0), (8, 7.6), (2, 1.9)):
-        counts.add_undrafted(DEAR, StepPrice(1, width, ratio, is_measured=True))
-    assert counts.why_undrafted() == "a step of 8 tokens costs 7.6 plain ones here (measured)"
+        counts.add_undrafted(DEAR, StepPrice(1, width, ratio, is_seen=True))
+    assert counts.why_undrafted() == "a step of 8 tokens costs 7.6 plain ones here (seen in real steps)"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from tests.engine.support import ask, make_loaded, prompt_of, request
 
 ASKED = request(prompt_of(20), 40)
 DEAR_COSTS = StepCosts({(1, 1): 1.0, (1, 2): 6.0, (1, 8): 40.0}, is_learned=False)
-PRICE = "a step of 8 tokens costs 40.0 plain ones here (measured)"
+PRICE = "a step of 8 tokens costs 40.0 plain ones here (a guess)"
 
 
 class Silent(Oracle):
@@ -91,7 +91,7 @@ def test_a_step_is_dear_where_another_row_has_nothing_to_draft(start_engine: Sta
     ask(engine, dataclasses.replace(other, draft=DraftChoice("none")))
     report = ask(engine, ASKED).finished().usage.drafting
     assert main_reason(report) == DEAR
-    told = "a step of 8 tokens for each of 2 rows costs 6.0 plain ones here (measured)"
+    told = "a step of 8 tokens for each of 2 rows costs 6.0 plain ones here (a guess)"
     assert report.why_undrafted == told
 
 

@@ -10,7 +10,7 @@ from reprise.engine.interface.events import DraftingReport
 from tests.server.fake_engine import tells
 from tests.server.page.steps import ask, last_answer
 
-PRICE = "a step of 8 tokens costs 7.6 plain ones here (measured 3 minutes ago)"
+PRICE = "a step of 8 tokens costs 7.6 plain ones here (seen in real steps)"
 
 
 def open_now(page):

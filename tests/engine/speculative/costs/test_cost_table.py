@@ -4,16 +4,14 @@ from itertools import pairwise
 
 import pytest
 
-from reprise.engine.speculative.costs.cost_table import CostTable, Measurement, StepPrice, without_guesses
+from reprise.engine.speculative.costs.cost_table import CostTable, StepPrice
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def table(**seconds: float) -> CostTable:
     """Return a table of one to eight rows. seconds: by "r<rows>w<width>"."""
-    measured = {
-        tuple(int(part) for part in name[1:].split("w")): Measurement(each) for name, each in seconds.items()
-    }
+    measured = {tuple(int(part) for part in name[1:].split("w")): each for name, each in seconds.items()}
     return CostTable(measured, (1, 2, 4, 8), WIDTHS)  # type: ignore[arg-type]
 
 
@@ -32,7 +30,7 @@ def test_a_prompts_chunk_tells_what_a_further_token_costs() -> None:
     # The chunk with the cheapest tokens counts, and nothing against a measurement.
     costs.put_chunk(50, 40.0)
     assert costs.seconds(1, 11) == pytest.approx(3.0)
-    costs.put((1, 11), Measurement(5.0))
+    costs.put((1, 11), 5.0)
     assert costs.seconds(1, 11) == 5.0
 
 
@@ -55,33 +53,28 @@ def test_more_rows_are_guessed_by_their_tokens() -> None:
     )
 
 
-def test_costs_in_proportion_to_tokens_are_no_measurements() -> None:
-    real = {(1, 1): 0.168, (1, 2): 0.21, (1, 4): 0.3, (2, 1): 0.2}
-    guessed = {(1, 8): 2 * 0.3, (2, 2): 2 * 0.2, (2, 4): 2 * 0.3}
-    assert without_guesses(real | guessed) == real
-    straight = {(rows, width): 0.168 * rows * width for rows in (1, 2) for width in WIDTHS}
-    assert without_guesses(straight) == {(1, 1): 0.168}
+def test_guesses_are_ratios_and_measurements_replace_them() -> None:
+    costs = CostTable({(1, 1): 0.5}, (1, 2, 4), WIDTHS, {(1, 8): 3.0, (1, 16): 4.0, (2, 8): 5.0})
+    assert [costs.seconds(1, width) for width in (1, 8, 12, 16)] == [0.5, 1.5, 1.75, 2.0]
+    assert costs.seconds(2, 8) == pytest.approx(5.0 * costs.seconds(2, 1))
+    costs.put((1, 8), 0.6)
+    costs.put((1, 1), 1.0)
+    assert [costs.seconds(1, width) for width in (1, 8, 16)] == [1.0, 0.6, 4.0]
+    costs.keep_only({(1, 8)})
+    assert (costs.seconds(1, 8), costs.guesses) == (0.6, {})
+    assert costs.seconds(1, 16) < 4.0
 
 
 @pytest.mark.parametrize("seconds", [{}, {(1, 2): 1.0}, {(1, 1): 0.0}, {(1, 1): float("inf")}])
 def test_without_a_plain_step_there_is_no_table(seconds: dict[tuple[int, int], float]) -> None:
     with pytest.raises(ValueError, match="positive seconds"):
-        CostTable.of(seconds)
+        CostTable(seconds)
 
 
-@pytest.mark.parametrize(
-    ("price", "words"),
-    [
-        (StepPrice(1, 8, 7.6, False, True, 1000.0), "measured 3 minutes ago"),
-        (StepPrice(1, 8, 7.6, False, True, 1000.0 + 185), "measured just now"),
-        (StepPrice(1, 8, 7.6, False, True, 1190.0 - 86400), "measured 1 day ago"),
-        (StepPrice(1, 8, 7.6, True, True, 1000.0), "seen in real steps"),
-        (StepPrice(1, 8, 7.6, False, True), "measured"),
-        (StepPrice(1, 8, 7.6), "a guess"),
-    ],
-)
-def test_a_price_says_how_it_is_known(price: StepPrice, words: str) -> None:
-    assert price.describe(now=1190.0) == f"a step of 8 tokens costs 7.6 plain ones here ({words})"
+def test_a_price_says_how_it_is_known() -> None:
+    told = [StepPrice(1, 8, 7.6, is_seen).describe() for is_seen in (True, False)]
+    said = "a step of 8 tokens costs 7.6 plain ones here"
+    assert told == [f"{said} (seen in real steps)", f"{said} (a guess)"]
 
 
 def test_a_price_names_the_rows() -> None:

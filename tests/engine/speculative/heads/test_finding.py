@@ -45,7 +45,7 @@ def start(folder: Path) -> Any:
     engines: list[Engine] = []
 
     def started(**settings: Any) -> Engine:
-        given = Settings(model=str(folder), calibration_file=None, num_draft_tokens=3, **settings)
+        given = Settings(model=str(folder), costs_file=None, num_draft_tokens=3, **settings)
         sources = DraftSources({}, scored(0.0))
         engine = Engine(given, Makers(make_sources=lambda _: sources, costs=flat_costs()))
         engine.start()
