@@ -22,7 +22,7 @@ from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.events import Event, Failed, Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from reprise.engine.model.loading import StartProgress
-from reprise.engine.models.loads import Makers
+from reprise.engine.pool.loads import Makers
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.proposers import DraftSources
 from reprise.server.prompt.views import ViewMaker

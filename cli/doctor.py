@@ -14,7 +14,7 @@ from reprise.cli.models.choice import with_found
 from reprise.cli.models.convert import progress_bar
 from reprise.cli.units import format_bytes
 from reprise.config.settings import Settings
-from reprise.engine.models.converted import with_converted
+from reprise.engine.pool.converted import with_converted
 
 if TYPE_CHECKING:
     from reprise.cli.checks.trial import Answer, Device, Trial

@@ -9,7 +9,7 @@ from reprise.cli.launch import is_launched, launch, say_starting
 from reprise.cli.models.choice import with_found
 from reprise.cli.models.convert import Tell, progress_bar
 from reprise.config.settings import Settings
-from reprise.engine.models.converted import with_converted
+from reprise.engine.pool.converted import with_converted
 
 if TYPE_CHECKING:
     # Importing it takes seconds.

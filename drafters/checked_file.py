@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from reprise.config.whole_file import remove_unfinished, write_in_folder
+from reprise.config.atomic_files import remove_unfinished, write_in_folder
 from reprise.drafters.base import TableFileError
 
 MAX_HEADER_BYTES = 65536

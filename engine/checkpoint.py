@@ -47,7 +47,7 @@ from reprise.engine.speculative.heads.formats import (
     read_config,
     text_config,
 )
-from reprise.engine.speculative.heads.making import Shape, check_fit, choose
+from reprise.engine.speculative.heads.loading import Shape, check_fit, choose
 
 KINDS = {"embed": "embedding model", "rerank": "ranking model"}
 """What models are called that do not generate."""

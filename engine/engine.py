@@ -22,9 +22,9 @@ from reprise.engine.interface.status import EngineCounts, EngineStatus, sum_coun
 from reprise.engine.loop import Loop
 from reprise.engine.model.hub import ReportBytes
 from reprise.engine.model.loading import Progress, StartProgress, check_adapter, find_folder
-from reprise.engine.models.catalogue import Catalogue, choose_first
-from reprise.engine.models.known import KnownModels
-from reprise.engine.models.loads import EngineMaker, Loads, MakeEngine, Makers, MakeSourcesFor
+from reprise.engine.pool.catalogue import Catalogue, choose_first
+from reprise.engine.pool.loads import EngineMaker, Loads, MakeEngine, Makers, MakeSourcesFor
+from reprise.engine.pool.served_models import KnownModels
 from reprise.engine.speculative.costs.exact_widths import Exactness, Shape, Tried, find_exact_shapes
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.text.tokenizer import Tokenizer
@@ -34,8 +34,8 @@ class Engine:
     """All models of a server, one or many, and the loop that runs them. Any thread may call its methods.
 
     Their engines work as if each were alone: queue, batch, recovery and drafts are theirs. They share the
-    thread that owns MLX (models/watchdog.py), the machine's memory (memory/budget.py), and the
-    drafters of a vocabulary (models/loads.py).
+    thread that owns MLX (pool/watchdog.py), the machine's memory (memory/budget.py), and the
+    drafters of a vocabulary (pool/loads.py).
 
     makers: make the parts of the only model, which is loaded from start to end. None: models are loaded and
         unloaded as requests ask for them.

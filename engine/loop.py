@@ -2,7 +2,7 @@
 
     load and unload what is due -> let one model take its messages and run steps
 
-Models that have work share the thread's time (models/watchdog.py). One that is alone runs step after step,
+Models that have work share the thread's time (pool/watchdog.py). One that is alone runs step after step,
 until a message comes or something is due.
 """
 
@@ -14,12 +14,12 @@ from typing import get_args
 
 import mlx.core as mx
 
-from reprise.engine.interface.stations import EngineStation, StationClock, station
+from reprise.engine.interface.time_by_station import EngineStation, StationClock, station
 from reprise.engine.model.loading import StartProgress
-from reprise.engine.models.known import KnownModels, ServedModel
-from reprise.engine.models.loads import Loads
-from reprise.engine.models.model_engine import STOPPING
-from reprise.engine.models.watchdog import SLICE_S, TimeShares, Watchdog
+from reprise.engine.pool.loads import Loads
+from reprise.engine.pool.model_engine import STOPPING
+from reprise.engine.pool.served_models import KnownModels, ServedModel
+from reprise.engine.pool.watchdog import SLICE_S, TimeShares, Watchdog
 
 log = logging.getLogger("reprise.engine")
 

@@ -20,10 +20,10 @@ from reprise.server.generation.recorder import Recorder
 from reprise.server.generation.service import Service
 from reprise.server.http.access import OPEN_PATHS, Access, load_keys
 from reprise.server.http.body import BodyLimit
-from reprise.server.http.errors import install_error_handlers
+from reprise.server.http.early_streams import EarlyStreams
+from reprise.server.http.error_responses import install_error_handlers
 from reprise.server.http.openapi import Served, complete_document
 from reprise.server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
-from reprise.server.http.stream_while_loading import EarlyStreams
 from reprise.server.llama_server_api import infill, tokens
 from reprise.server.llama_server_api.infill import InfillRequest
 from reprise.server.llama_server_api.tokens import DetokenizeRequest, TokenizeRequest

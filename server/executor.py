@@ -10,8 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from starlette.requests import HTTPConnection
 
-from reprise.config.freed_memory import return_freed
-from reprise.engine.interface.wanted import run_while
+from reprise.config.process_memory import return_freed
+from reprise.engine.interface.cancellation import run_while
 
 Arguments = ParamSpec("Arguments")
 ResultT = TypeVar("ResultT")
@@ -88,7 +88,7 @@ class FairThreads:
     async def run(self, client: str, job: Callable[[], ResultT]) -> ResultT:
         """Run a job on a thread when its client is next in rotation. Raises the job's exception.
 
-        If this call is cancelled, a running job ends at its next slice (see engine/interface/wanted.py).
+        If this call is cancelled, a running job ends at its next slice; see engine/interface/cancellation.py.
         """
         done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append((done, job))

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import uvicorn
 from sse_starlette.sse import AppStatus
 
-from reprise.config.freed_memory import frozen, share_arenas
 from reprise.config.loopback import is_loopback
 from reprise.config.per_model import Section, settings_of
+from reprise.config.process_memory import frozen, share_arenas
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import SharedTableError
 from reprise.server.app import create_app
@@ -50,7 +50,7 @@ from reprise.server.logs import LOGGER, LoadingLog, configure_logs
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
     from reprise.engine.model.loading import StartProgress
-    from reprise.engine.models.loads import MakeSourcesFor
+    from reprise.engine.pool.loads import MakeSourcesFor
     from reprise.engine.speculative.proposers import MakeSources
 
 Prepare = Callable[[Settings, "StartProgress"], Settings]
@@ -232,7 +232,7 @@ def _serve_with_ranks(settings: Settings, make_sources: "MakeSources | None", bo
     from reprise.engine.distributed.ranks import read_place
     from reprise.engine.engine import Engine
     from reprise.engine.interface.errors import ModelError
-    from reprise.engine.models.loads import Makers
+    from reprise.engine.pool.loads import Makers
 
     place = read_place()
     if place is None:

@@ -21,7 +21,7 @@ from reprise.bench import document, options, outputs
 from reprise.bench.errors import BenchError
 from reprise.bench.figures.catalog import FIGURES, QUICK, RUNS, Figure, Run
 from reprise.bench.tables import Column, format_value, markdown
-from reprise.engine.model.convert.kept import folder_of
+from reprise.engine.model.convert.cache import folder_of
 from reprise.engine.model.convert.sources import find_packaged
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -151,8 +151,8 @@ def find_device() -> Device:
 
 
 def choose_first(settings: Settings) -> Settings:
-    """Return settings with the model that a server would start with; see engine/models/catalogue.py."""
-    from reprise.engine.models.catalogue import choose_first
+    """Return settings with the model that a server would start with; see engine/pool/catalogue.py."""
+    from reprise.engine.pool.catalogue import choose_first
 
     return choose_first(settings)
 

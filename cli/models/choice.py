@@ -7,7 +7,7 @@ from pathlib import Path
 from reprise.cli.arguments import UsageError
 from reprise.cli.models.convert import progress_bar
 from reprise.config.settings import Settings
-from reprise.engine.models.converted import with_converted
+from reprise.engine.pool.converted import with_converted
 
 CONFIG = "config.json"
 """The file that a model's folder has."""

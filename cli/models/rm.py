@@ -26,11 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
     from reprise.engine.model.hub import HubCache, HubError
 
     if is_converted_first(arguments.name):
-        from reprise.engine.model.convert import kept
+        from reprise.engine.model.convert import cache
         from reprise.engine.model.convert.options import ConvertError
 
         with failing(ConvertError):
-            freed = kept.remove(arguments.name)
+            freed = cache.remove(arguments.name)
     else:
         with failing(HubError):
             freed = HubCache().remove(arguments.name)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from reprise.cli.arguments import FailedError
-from reprise.config.whole_file import write_whole
+from reprise.config.atomic_files import write_whole
 
 
 class ServiceError(FailedError):

@@ -16,7 +16,7 @@ from reprise.config.agents.json_text import JsonTextError
 from reprise.config.agents.known import AgentFile
 from reprise.config.agents.toml_text import TomlTextError
 from reprise.config.agents.yaml_text import YamlTextError
-from reprise.config.whole_file import write_whole
+from reprise.config.atomic_files import write_whole
 
 _EDITORS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "json": json_text.set_keys,

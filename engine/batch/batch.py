@@ -15,8 +15,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from reprise.engine.batch.sequence import Prefill, Sequence, StepError
-from reprise.engine.interface.stations import station
 from reprise.engine.interface.status import GAP_BOUNDS_S, EngineCounts
+from reprise.engine.interface.time_by_station import station
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.rows import Rows, Sharing, make_rows
 from reprise.engine.sampling.filters import Likelihood, Likelihoods

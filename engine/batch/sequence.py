@@ -42,8 +42,8 @@ from reprise.engine.speculative.sequence_drafts import SequenceDrafts
 from reprise.engine.speculative.window import Window
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
+from reprise.engine.vision.image_features import Looking
 from reprise.engine.vision.keys import prompt_keys
-from reprise.engine.vision.sight import Looking
 
 TIMES = 8
 """How often a text must be repeated to count as a loop."""

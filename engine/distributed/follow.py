@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 from reprise.config.settings import Settings
 from reprise.engine.distributed.leader import OPERATIONS
-from reprise.engine.distributed.parts import Shard, load_part
+from reprise.engine.distributed.model_parts import Shard, load_part
 from reprise.engine.distributed.rank_0 import LOST_STATUS, leave
 from reprise.engine.distributed.ranks import (
     BEAT_S,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from reprise.engine.distributed.parts import ReadParts, Shard, share_tokens
+from reprise.engine.distributed.model_parts import ReadParts, Shard, share_tokens
 from reprise.engine.distributed.ranks import Channel, RanksLostError, encode
 from reprise.engine.kv_cache.buffers import cut_slice, leading, rebuild, split_slice, take_state
 from reprise.engine.kv_cache.per_row import Caches, make_caches

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from reprise.engine.distributed.leader import Handle, Leader
-from reprise.engine.distributed.mirrored import SharedModel, as_operation, make_shared
+from reprise.engine.distributed.mirrored_model import SharedModel, as_operation, make_shared
 from reprise.engine.kv_cache.buffers import KVSlice, State
 from reprise.engine.kv_cache.prefix_cache.disk import (
     Contents,

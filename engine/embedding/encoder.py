@@ -14,7 +14,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from reprise.engine.embedding.design import (
+from reprise.engine.embedding.architecture import (
     ACTIVATIONS,
     Config,
     Design,

@@ -15,7 +15,7 @@ from reprise.engine.interface.embeddings import EmbeddingRequest
 from reprise.engine.interface.events import EmbeddingSink, Failed
 from reprise.engine.interface.status import EngineCounts
 from reprise.engine.model.loading import StartProgress
-from reprise.engine.models.model_engine import Cancel, Embed, Inbox, Message, ModelEngine
+from reprise.engine.pool.model_engine import Cancel, Embed, Inbox, Message, ModelEngine
 
 
 class EmbeddingEngine(ModelEngine):

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
-from reprise.engine.embedding.design import Config, complete
+from reprise.engine.embedding.architecture import Config, complete
 from reprise.engine.embedding.encoder import (
     DECODERS,
     JUDGE,

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu, relu, silu
 
-from reprise.engine.embedding.design import Config
+from reprise.engine.embedding.architecture import Config
 from reprise.engine.interface.embeddings import (
     Dense,
     Embedded,

@@ -28,7 +28,7 @@ from reprise.engine.embedding.passes import (
 )
 from reprise.engine.interface.embeddings import EmbeddingInput, EmbeddingRequest, TokenIds
 from reprise.engine.interface.events import EmbeddingSink, Failed
-from reprise.engine.interface.stations import station
+from reprise.engine.interface.time_by_station import station
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.memory.prefill import PrefillCosts, PrefillLimits, count_fitting
 

@@ -27,13 +27,13 @@ from reprise.engine.interface.errors import ModelError, SharedTableError
 from reprise.engine.interface.events import Event, Failed, Sink
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.interface.request import GenerationRequest, Grammar
-from reprise.engine.interface.stations import station
 from reprise.engine.interface.status import EngineCounts, sum_counts
+from reprise.engine.interface.time_by_station import station
 from reprise.engine.memory.budget import MemoryBudget
-from reprise.engine.model.findings import PutOffError
+from reprise.engine.model.capabilities import PutOffError
 from reprise.engine.model.loading import LoadedModel, StartProgress, make_draft_loader, make_loader
-from reprise.engine.models.loads import Makers
-from reprise.engine.models.model_engine import (
+from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.model_engine import (
     STOPPING,
     Call,
     Cancel,
@@ -48,7 +48,7 @@ from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.speculative import acceptance, proposers
 from reprise.engine.speculative.costs.kept_costs import write_ratios
 from reprise.engine.speculative.costs.step_costs import StepCosts
-from reprise.engine.speculative.heads.making import find_given_head, find_head
+from reprise.engine.speculative.heads.loading import find_given_head, find_head
 
 
 class ParkedWorker:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from reprise.engine.batch.batch import Batch, EngineStats
 from reprise.engine.batch.sequence import Sequence, StepError
-from reprise.engine.interface.stations import station
+from reprise.engine.interface.time_by_station import station
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.request_queue import RequestQueue
 

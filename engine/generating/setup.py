@@ -15,9 +15,9 @@ from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.probes import kv_bits_fault
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.memory.budget import MemoryBudget
-from reprise.engine.memory.making import find_footprint, make_memory_budget
+from reprise.engine.memory.measuring import find_footprint, make_memory_budget
 from reprise.engine.model.loading import LoadedModel, Progress, StartProgress
-from reprise.engine.models.loads import FindHead, Makers
+from reprise.engine.pool.loads import FindHead, Makers
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
 from reprise.engine.scheduler.prefiller import Prefiller

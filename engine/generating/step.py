@@ -17,7 +17,7 @@ import mlx.core as mx
 from reprise.drafters.base import NO_DRAFT, Draft
 from reprise.engine.batch.batch import Batch, EngineStats, Step
 from reprise.engine.batch.sequence import Sequence, StepError
-from reprise.engine.interface.stations import station
+from reprise.engine.interface.time_by_station import station
 from reprise.engine.sampling.filters import Likelihood, measure
 from reprise.engine.sampling.sampler import Draw
 from reprise.engine.sampling.thinking_budget import triggered_matcher

@@ -17,7 +17,7 @@ from reprise.engine.batch.sequence import Sequence, StepError
 from reprise.engine.generating.recovery import Preemption, Recovery
 from reprise.engine.generating.step import Decoder
 from reprise.engine.interface.events import Failed
-from reprise.engine.interface.stations import station
+from reprise.engine.interface.time_by_station import station
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.prefiller import Prefiller

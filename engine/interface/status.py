@@ -40,7 +40,7 @@ class EngineCounts:
     gap_sum_s: sum of all gaps, in seconds.
     active_bytes: memory in use now. peak_bytes: the maximum ever in use. cache_bytes: freed memory that MLX
         keeps for reuse.
-    station_s: seconds of the engine's thread by station; see engine/interface/stations.py.
+    station_s: seconds of the engine's thread by station; see engine/interface/time_by_station.py.
     by_rank: values of each machine that has a part of the model, by the metric's name and the rank.
     num_embedded, num_embedded_tokens: texts and pairs of which the vector or score is made, and their tokens.
     num_to_embed: texts and pairs that still wait for their vector or score.

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary, ref
 
 import mlx.core as mx
 
+from reprise.engine.interface.bounded_cache import Kept
 from reprise.engine.interface.images import VisionInfo
-from reprise.engine.interface.kept import Kept
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.columns import GROWTH_TOKENS
 from reprise.engine.kv_cache.per_row import Caches, leaves
@@ -35,7 +35,7 @@ from reprise.engine.memory.estimate import (
 )
 from reprise.engine.memory.prefill import count_fitting, divide_tokens
 from reprise.engine.sampling.filters import ALL_NEEDS, find_needs
-from reprise.engine.vision.sight import Sight
+from reprise.engine.vision.image_features import Sight
 from reprise.engine.vision.tower import Features
 
 

@@ -18,7 +18,7 @@ from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
 from reprise.engine.memory.footprint import Cells, Footprint
 from reprise.engine.sampling.filters import LIKELIHOOD_ARRAYS, Needs, sampling_bytes
-from reprise.engine.vision.sight import Looking
+from reprise.engine.vision.image_features import Looking
 
 PENALTY_BYTES = 16
 BIAS_BYTES = 8

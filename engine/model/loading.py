@@ -27,16 +27,16 @@ from reprise.engine.kv_cache.per_row import keeps_all_tokens, leaves, make_cache
 from reprise.engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.model import lfm2_vl, wedlm
+from reprise.engine.model.capabilities import Findings
 from reprise.engine.model.files.folder_reader import check_files
 from reprise.engine.model.files.image_processor import read_processor, read_vision
 from reprise.engine.model.files.model_folder import check_loadable, read_answer_limits, read_sampling_defaults
 from reprise.engine.model.files.recipe import find_context_tokens
-from reprise.engine.model.findings import Findings
 from reprise.engine.model.head_names import leave_heads_out
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.text.tokens.tokenizer_reading import read_once
-from reprise.engine.vision.sight import Sight, find_tower
+from reprise.engine.vision.image_features import Sight, find_tower
 
 
 @dataclass(frozen=True)

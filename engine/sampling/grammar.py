@@ -19,8 +19,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from reprise.engine.interface.bounded_cache import Kept
 from reprise.engine.interface.errors import GrammarCostError, GrammarError
-from reprise.engine.interface.kept import Kept
 from reprise.engine.interface.request import Grammar
 from reprise.engine.sampling.grammar_budget import GrammarBudget, Stopwatch
 from reprise.engine.sandbox.child_process import ChildError, ChildProcess, Limits

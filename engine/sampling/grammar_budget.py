@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 
 from reprise.engine.interface.errors import GrammarCostError
-from reprise.engine.interface.stations import spend
+from reprise.engine.interface.time_by_station import spend
 
 MAX_TOKEN_S, MAX_TOKEN_STEPS = 0.25, 1.0
 """Maximum seconds that the grammar may take for one token of an answer, or plain steps if that is longer."""

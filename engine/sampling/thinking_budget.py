@@ -10,7 +10,7 @@ import numpy as np
 
 from reprise.engine.interface.request import Grammar, ThinkingBudget
 from reprise.engine.sampling.grammar import Grammars, Mask, Matcher
-from reprise.engine.sampling.triggered import TriggeredMatcher
+from reprise.engine.sampling.triggered_grammar import TriggeredMatcher
 from reprise.engine.text.markers import ends_with
 
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 from reprise.config.settings import Settings
 from reprise.engine.batch.batch import Device
 from reprise.engine.batch.sequence import Sequence, StepError
-from reprise.engine.interface.stations import station
+from reprise.engine.interface.time_by_station import station
 from reprise.engine.kv_cache.per_row import cache_arrays
 from reprise.engine.memory.estimate import PROMPT_LOGPROBS_CHUNK
 from reprise.engine.memory.prefill import PrefillCosts, PrefillLimits, Seconds, plan_prefill
@@ -18,7 +18,7 @@ from reprise.engine.sampling.filters import Likelihoods
 from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.heads.head import Taps
-from reprise.engine.vision.sight import Looking, Sight
+from reprise.engine.vision.image_features import Looking, Sight
 
 MAX_CUT_SHARE = 0.02
 """Share of a prompt's time that it may take longer because state is kept of it for later prompts."""

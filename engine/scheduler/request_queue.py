@@ -9,7 +9,7 @@ from functools import partial
 from reprise.config.settings import Settings
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.events import Failed
-from reprise.engine.interface.stations import station
+from reprise.engine.interface.time_by_station import station
 from reprise.engine.kv_cache.buffers import KVSlice, cut_slice, rebuild, start_copies
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, before_other_picture

@@ -9,8 +9,8 @@ from itertools import accumulate, compress, count
 from operator import mul
 from pathlib import Path
 
+from reprise.config.atomic_files import read_object, write_in_folder
 from reprise.config.settings import Settings
-from reprise.config.whole_file import read_object, write_in_folder
 from reprise.drafters.base import Draft
 from reprise.engine.speculative.draft_length import DraftEstimate
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from reprise.drafters.base import NO_DRAFT, Draft, Slices
-from reprise.engine.interface.stations import station
+from reprise.engine.interface.time_by_station import station
 
 STEP_SLICES = 4
 """Slices of a step. Half take at most .06 ms, the longest .11: less than half a millisecond in all."""

@@ -20,7 +20,7 @@ from reprise.drafters.base import (
 )
 from reprise.engine.interface.events import DraftingReport
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.interface.stations import spend
+from reprise.engine.interface.time_by_station import spend
 from reprise.engine.speculative.acceptance import Acceptance, count_accepted
 from reprise.engine.speculative.costs.step_bounds import SlowdownBudget
 from reprise.engine.speculative.draft_length import DrafterWork, DraftEstimate, expected_tokens

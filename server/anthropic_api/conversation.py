@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from reprise.server.requests.chat_messages import chat_message, check_message, named
 from reprise.server.requests.messages import (
     Call,
     Json,
@@ -21,6 +20,7 @@ from reprise.server.requests.messages import (
     parts_of,
     settle,
 )
+from reprise.server.requests.openai_messages import chat_message, check_message, named
 from reprise.server.requests.tools import ToolReader, read_choice
 from reprise.server.validation.fields import Notes
 

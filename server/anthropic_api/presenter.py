@@ -7,7 +7,7 @@ from pydantic_core import from_json, to_json
 
 from reprise.server.anthropic_api.schemas import ConversationFields, MessagesRequest
 from reprise.server.errors import ApiError
-from reprise.server.http.errors import anthropic_error
+from reprise.server.http.error_responses import anthropic_error
 from reprise.server.output.openai_objects import Timings, UsageBlock
 from reprise.server.output.parts import (
     CallArgumentsPart,

@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import Request
 from pydantic_core import PydanticCustomError, to_json
 
+from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.errors import GrammarError
 from reprise.engine.interface.request import Grammar, ThinkingBudget
-from reprise.engine.interface.wanted import check_wanted
 from reprise.engine.text.markers import Marker, Markers
 from reprise.server.engine_types import ModelEngine
 from reprise.server.errors import BadRequestError, shortened

@@ -13,6 +13,7 @@ from fastapi import Request
 from pydantic_core import to_json
 
 from reprise.config.settings import LOOP_GUARD_TOKENS, Settings
+from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.interface.models import AnswerLimits, ModelInfo
 from reprise.engine.interface.request import (
@@ -23,15 +24,14 @@ from reprise.engine.interface.request import (
     View,
     WindowSettings,
 )
-from reprise.engine.interface.stations import station
-from reprise.engine.interface.wanted import check_wanted
+from reprise.engine.interface.time_by_station import station
 from reprise.server.errors import BadRequestError, bad_field
 from reprise.server.generation.service import LeasedModel
 from reprise.server.http.access import key_digest, tenant_of
 from reprise.server.http.request_log import note_ignored, record_of
-from reprise.server.output.checked import WholeSchemas, checked
 from reprise.server.output.parser import parser_factory
 from reprise.server.output.parts import MakeParser, ToolCallRules
+from reprise.server.output.schema_check import WholeSchemas, checked
 from reprise.server.output.text_parser import PlainParser, echo_parsers
 from reprise.server.prompt.encoder import (
     ChatPrompt,

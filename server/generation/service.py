@@ -15,7 +15,7 @@ from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
 from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.errors import EngineError, UnbrokenTextError
-from reprise.engine.interface.stations import LoopStation, StationClock
+from reprise.engine.interface.time_by_station import LoopStation, StationClock
 from reprise.server.engine_types import GeneratingEngine, Models
 from reprise.server.errors import (
     BadRequestError,

@@ -13,7 +13,7 @@ from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from reprise.engine.interface.events import Delta, Finished
-from reprise.engine.interface.stations import station
+from reprise.engine.interface.time_by_station import station
 from reprise.server.errors import (
     CLIENT_CLOSED_REQUEST,
     ApiError,

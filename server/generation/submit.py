@@ -8,7 +8,7 @@ from functools import partial
 from reprise.engine.interface.errors import EngineError
 from reprise.engine.interface.events import Delta, Event, Failed, Finished, Usage
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.interface.stations import station
+from reprise.engine.interface.time_by_station import station
 from reprise.server.errors import ClientGoneError, from_engine, from_failure
 from reprise.server.generation.event_queue import EventQueue
 from reprise.server.generation.service import LeasedModel

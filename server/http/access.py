@@ -17,7 +17,7 @@ from reprise.config.setting import SettingsError
 from reprise.config.settings import Settings
 from reprise.server.errors import ApiError, ForbiddenError, UnauthorizedError, shortened
 from reprise.server.executor import OWNER
-from reprise.server.http.errors import refuse
+from reprise.server.http.error_responses import refuse
 
 
 class ApiKeys:

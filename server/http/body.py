@@ -22,10 +22,10 @@ from reprise.server.errors import (
     requested_name,
 )
 from reprise.server.executor import PROMPT_LOG, SMALL_BYTES, Executor, client_of, weight_of
-from reprise.server.http.errors import refuse
+from reprise.server.http.error_responses import refuse
 from reprise.server.logs import is_logging_prompts, log_prompt, record_in
-from reprise.server.validation.body import parse_liberally
 from reprise.server.validation.fields import Notes, validate_known
+from reprise.server.validation.json_body import parse_liberally
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from reprise.config.settings import Settings
-from reprise.engine.interface.stations import station
+from reprise.engine.interface.time_by_station import station
 from reprise.server.errors import BadRequestError, UnavailableError, retry_after
 from reprise.server.logs import LOGGER
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from reprise.server.http.errors import (
+from reprise.server.http.error_responses import (
     ErrorResponse,
     MessagesErrorResponse,
     OllamaErrorResponse,

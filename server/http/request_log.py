@@ -18,7 +18,7 @@ from reprise.server.errors import (
     from_engine,
     requested_name,
 )
-from reprise.server.http.errors import error_response, speaks_anthropic
+from reprise.server.http.error_responses import error_response, speaks_anthropic
 from reprise.server.logs import LOGGER, RequestRecord, as_header, attach_record, log_request, record_in
 from reprise.server.metrics.registry import Metrics
 

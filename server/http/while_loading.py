@@ -14,7 +14,7 @@ from reprise.config.settings import Settings
 from reprise.server.errors import UnavailableError, retry_after
 from reprise.server.http.access import Access, load_keys
 from reprise.server.http.connection import uvicorn_config
-from reprise.server.http.errors import refuse
+from reprise.server.http.error_responses import refuse
 from reprise.server.http.request_log import REQUEST_ID, with_prefix
 from reprise.server.logs import RequestRecord, attach_record
 

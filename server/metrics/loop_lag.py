@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from reprise.engine.interface.stations import OTHER, StationClock
+from reprise.engine.interface.time_by_station import OTHER, StationClock
 
 PERIOD_S = 0.05
 """Time between two timers. What blocks the loop for longer than this delays at least one of them."""

@@ -9,7 +9,7 @@ from pydantic_core import from_json, to_json
 
 from reprise.engine.interface.events import TokenLogprob
 from reprise.server.errors import ApiError
-from reprise.server.http.errors import ollama_error
+from reprise.server.http.error_responses import ollama_error
 from reprise.server.ollama_api.schemas import GeneratingFields
 from reprise.server.output.openai_objects import Timings, UsageBlock, chat_logprobs
 from reprise.server.output.parts import (

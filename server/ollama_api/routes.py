@@ -38,7 +38,7 @@ from reprise.server.generation.served_models import (
 from reprise.server.generation.service import LeasedModel, Service, service_of
 from reprise.server.generation.stream import LINES_TYPE, TokenStream, answer
 from reprise.server.http.body import read_body
-from reprise.server.http.errors import ollama_error
+from reprise.server.http.error_responses import ollama_error
 from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import note_ignored
 from reprise.server.ollama_api.presenter import LinePresenter, written

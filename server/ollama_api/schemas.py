@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJsonSchema, model_validator
 
 from reprise.server.requests.chat import MESSAGES_SCHEMA, ReasoningEffort, Tools, of_chats
-from reprise.server.requests.chat_messages import from_chats
 from reprise.server.requests.embeddings import Inputs, Text, read_inputs
 from reprise.server.requests.generation_fields import DraftFields, KeepAlive
 from reprise.server.requests.messages import (
@@ -21,6 +20,7 @@ from reprise.server.requests.messages import (
     image,
     settle,
 )
+from reprise.server.requests.openai_messages import from_chats
 from reprise.server.requests.tools import ToolReader
 from reprise.server.validation.fields import (
     INT32_MAX,

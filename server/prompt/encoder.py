@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.images import ImageProcessor, PromptImage, before_images
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.interface.request import PromptEnd
-from reprise.engine.interface.wanted import check_wanted
 from reprise.engine.text.markers import FimTokens
 from reprise.server.engine_types import ModelEngine, Tokenizer
 from reprise.server.errors import BadRequestError, ContextLengthError

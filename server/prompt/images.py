@@ -8,9 +8,9 @@ from typing import Any, TypeGuard
 from fastapi import Request
 
 from reprise.config.settings import Settings
+from reprise.engine.interface.bounded_cache import Kept
+from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.images import ImageProcessor, PromptImage, mark, numbers_in, without_marks
-from reprise.engine.interface.kept import Kept
-from reprise.engine.interface.wanted import check_wanted
 from reprise.engine.sandbox.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
 from reprise.server.errors import BadRequestError
 from reprise.server.http.request_log import note_ignored

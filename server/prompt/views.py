@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from reprise.engine.interface.kept import Kept
+from reprise.engine.interface.bounded_cache import Kept
 from reprise.engine.interface.request import DraftType, Frame, SignedLines, View
 from reprise.server.engine_types import ModelEngine
 from reprise.server.executor import Executor

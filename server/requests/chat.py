@@ -15,9 +15,9 @@ from pydantic import (
 )
 
 from reprise.engine.interface.request import PromptEnd
-from reprise.server.requests.chat_messages import read_chat
 from reprise.server.requests.generation_fields import GenerationFields, Prediction
 from reprise.server.requests.messages import Message, Tool, ToolChoice
+from reprise.server.requests.openai_messages import read_chat
 from reprise.server.requests.tools import MAX_TOOLS, check_enforced
 from reprise.server.validation.fields import (
     AcceptsPeerFields,

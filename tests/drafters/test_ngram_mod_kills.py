@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from reprise.config.whole_file import UNFINISHED_S, unfinished_path
+from reprise.config.atomic_files import UNFINISHED_S, unfinished_path
 from reprise.drafters.ngram_mod.table import NgramModTables
 
 NUM_KILLS = 8

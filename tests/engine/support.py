@@ -21,7 +21,7 @@ from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.engine import Engine
 from reprise.engine.interface.events import Delta, Event, Failed, Finished
 from reprise.engine.interface.request import GenerationRequest, Sampling
-from reprise.engine.model.findings import Findings
+from reprise.engine.model.capabilities import Findings
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.sampling.sampler import noise_key
 from reprise.engine.text.tokenizer import Tokenizer

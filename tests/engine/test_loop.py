@@ -6,10 +6,10 @@ from typing import Any
 
 from reprise.config.settings import Settings
 from reprise.engine.loop import Loop
-from reprise.engine.models.catalogue import Catalogue
-from reprise.engine.models.known import KnownModels, ServedModel
-from reprise.engine.models.loads import Loads
-from reprise.engine.models.model_engine import Call, Inbox, ModelEngine
+from reprise.engine.pool.catalogue import Catalogue
+from reprise.engine.pool.loads import Loads
+from reprise.engine.pool.model_engine import Call, Inbox, ModelEngine
+from reprise.engine.pool.served_models import KnownModels, ServedModel
 
 
 class ScriptedWake:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from reprise.drafters.suffix import SuffixDrafter
 from reprise.engine.interface.request import DraftChoice, Grammar
-from reprise.engine.interface.stations import OTHER, EngineStation, StationClock, spend, station
+from reprise.engine.interface.time_by_station import OTHER, EngineStation, StationClock, spend, station
 from reprise.engine.speculative.proposers import DraftSources
 from tests.engine.support import ask, prompt_of, request
 

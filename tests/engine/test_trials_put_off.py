@@ -13,9 +13,9 @@ from reprise.engine.engine import Engine
 from reprise.engine.generating import engine as generating
 from reprise.engine.generating.setup import try_the_rest
 from reprise.engine.memory.footprint import estimate, measure
-from reprise.engine.model.findings import NOT_TRIED, Findings, PutOffError
+from reprise.engine.model.capabilities import NOT_TRIED, Findings, PutOffError
 from reprise.engine.model.loading import LoadedModel
-from reprise.engine.models.loads import Makers
+from reprise.engine.pool.loads import Makers
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.memory.test_estimate import Guesser

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from reprise.engine.interface.wanted import check_wanted
+from reprise.engine.interface.cancellation import check_wanted
 from reprise.server.executor import LARGE_BYTES, Executor, FairThreads
 
 

@@ -24,7 +24,7 @@ from mlx.utils import tree_flatten
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from reprise.config.whole_file import remove_unfinished, unfinished_path, write_whole
+from reprise.config.atomic_files import remove_unfinished, unfinished_path, write_whole
 from reprise.engine.kv_cache.buffers import KVSlice, State, num_bytes
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, Tokens
 from reprise.engine.kv_cache.prefix_cache.trie import CutSlice

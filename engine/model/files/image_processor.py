@@ -19,7 +19,7 @@ from reprise.engine.sandbox.image_sizes import (
     num_tile_tokens,
     num_tokens,
 )
-from reprise.engine.vision.sight import tower_type
+from reprise.engine.vision.image_features import tower_type
 
 CUTS: dict[str, Cut] = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl"), "qwen"),

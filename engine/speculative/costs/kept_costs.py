@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from reprise.config.atomic_files import read_object, write_in_folder
 from reprise.config.settings import Settings
-from reprise.config.whole_file import read_object, write_in_folder
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.speculative.costs.cost_table import (
     ROWS,

@@ -17,8 +17,8 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.errors import UnbrokenTextError
-from reprise.engine.interface.wanted import check_wanted
 
 _BEFORE_SPACE = rb"(?<![ \t\r\n])(?= [^ \t\r\n])"
 _AT_LINE = rb"(?<=[^\s\x80-\xff]\n)(?=[^ \t\r\n])"
@@ -272,7 +272,7 @@ class TextEncoder:
     """Encodes text into the ids that transformers gives. Any thread may use it; others run meanwhile.
 
     Long texts are encoded in slices, if the tokenizer allows that; work that nobody waits for any more (see
-    engine/interface/wanted.py) ends between two of them.
+    engine/interface/cancellation.py) ends between two of them.
 
     inner: one of transformers' tokenizers. slice_characters: maximum length of a slice with borders in it.
     """

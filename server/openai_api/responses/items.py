@@ -9,7 +9,6 @@ from reprise.server.errors import BadRequestError, requested_name
 from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
 from reprise.server.openai_api.responses.store import Turn
 from reprise.server.requests.chat import ChatRequest, extended
-from reprise.server.requests.chat_messages import ASSISTANT_ONLY, OF_API, ROLES, apart, chat_message, named
 from reprise.server.requests.messages import (
     Call,
     Json,
@@ -28,6 +27,7 @@ from reprise.server.requests.messages import (
     readable,
     settle,
 )
+from reprise.server.requests.openai_messages import ASSISTANT_ONLY, OF_API, ROLES, apart, chat_message, named
 from reprise.server.requests.tools import ToolReader, function_name, read_choice
 from reprise.server.validation.fields import Notes, validate_known
 

@@ -23,9 +23,9 @@ from reprise.config.settings import Settings
 from reprise.engine.engine import Engine
 from reprise.engine.generating.engine import GeneratingEngine
 from reprise.engine.model.hub import HubCache
-from reprise.engine.models.catalogue import Catalogue
-from reprise.engine.models.loads import Makers
-from reprise.engine.models.model_engine import Inbox
+from reprise.engine.pool.catalogue import Catalogue
+from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.model_engine import Inbox
 from reprise.server.app import create_app
 from reprise.server.generation.served_models import MAX_PULLS
 from tests.end_to_end.conftest import serving as real_server

@@ -9,8 +9,8 @@ import pytest
 
 from reprise.engine.distributed.follow import Replica
 from reprise.engine.distributed.leader import Leader
-from reprise.engine.distributed.mirrored import SharedModel
-from reprise.engine.distributed.parts import Shard
+from reprise.engine.distributed.mirrored_model import SharedModel
+from reprise.engine.distributed.model_parts import Shard
 from reprise.engine.distributed.ranks import HEADER, RanksLostError
 from reprise.engine.kv_cache.buffers import rebuild, split_slice
 from reprise.engine.kv_cache.per_row import make_caches

@@ -5,7 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from reprise.engine.distributed.parts import PartFiles, ReadParts
+from reprise.engine.distributed.model_parts import PartFiles, ReadParts
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixFileError
 
 FIRST, SECOND = (f"{digit * 40}.prefix" for digit in "12")

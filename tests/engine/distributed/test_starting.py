@@ -10,7 +10,7 @@ import pytest
 
 from reprise.bench.architectures.tiny_models import write_random_model
 from reprise.config.settings import Settings
-from reprise.engine.distributed.parts import PartFacts, find_room, split_model
+from reprise.engine.distributed.model_parts import PartFacts, find_room, split_model
 from reprise.engine.distributed.ranks import (
     Place,
     begin_group,

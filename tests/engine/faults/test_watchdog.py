@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from reprise.engine.interface.status import EngineStatus
-from reprise.engine.models.watchdog import Watchdog
+from reprise.engine.pool.watchdog import Watchdog
 from tests.engine.conftest import StartEngine
 from tests.engine.faults.test_faults import Poisoned
 from tests.engine.support import ask, prompt_of, request, wait_until

@@ -16,7 +16,7 @@ from reprise.engine.kv_cache.probes import find_sharing
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
 from reprise.engine.memory import budget as memory_budget
-from reprise.engine.memory import estimate, footprint, making, prefill
+from reprise.engine.memory import estimate, footprint, measuring, prefill
 from reprise.engine.memory.footprint import Footprint
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.speculative.proposers import DraftSources
@@ -48,7 +48,7 @@ def free_forwards(monkeypatch: pytest.MonkeyPatch, free_sampling: None) -> None:
         measured = footprint.measure(model, kv_bits, batched)
         return replace(measured, layer_bytes=0, fed_bytes=0, seen_bytes=0.0, logits_bytes=0)
 
-    monkeypatch.setattr(making, "measure", measure)
+    monkeypatch.setattr(measuring, "measure", measure)
     monkeypatch.setattr(memory_budget, "ANSWER_TOKENS", 16)
 
 
@@ -65,7 +65,7 @@ def memory_for(loaded: LoadedModel, num_tokens: int) -> int:
     """Return just enough memory for one sequence of that length."""
     settings = Settings(memory_bytes=ROOMY)
     batched = find_sharing(loaded.model)
-    budget = making.make_memory_budget(loaded, settings, batched, None, may_draft=False)
+    budget = measuring.make_memory_budget(loaded, settings, batched, None, may_draft=False)
     return loaded.info.weight_bytes + budget.bytes_alone(num_tokens)
 
 
@@ -248,7 +248,7 @@ def test_with_memory_enough_the_context_is_the_model_s_own() -> None:
 def test_memory_that_holds_no_row_is_reported_before_the_first_request() -> None:
     loaded = make_loaded("llama")
     with pytest.raises(ModelError, match=r"no room for a row of llama.*takes [\d.]+ MiB"):
-        making.make_memory_budget(
+        measuring.make_memory_budget(
             loaded, Settings(memory_bytes=loaded.info.weight_bytes), Sharing.GROUPS, None
         )
 
@@ -258,7 +258,7 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_refused() -> None:
     loaded = loaded_wide()
     needed = memory_for(loaded, 512)
     with pytest.raises(ModelError, match=r"--max-context-tokens 1024 takes .* MiB.*hold \d+ tokens"):
-        making.make_memory_budget(
+        measuring.make_memory_budget(
             loaded, Settings(memory_bytes=needed, max_context_tokens=1024), Sharing.GROUPS, None
         )
 

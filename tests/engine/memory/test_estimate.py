@@ -23,7 +23,7 @@ from reprise.engine.interface.models import HeadKind
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
 from reprise.engine.kv_cache.probes import find_sharing
 from reprise.engine.memory.footprint import measure
-from reprise.engine.memory.making import make_memory_budget
+from reprise.engine.memory.measuring import make_memory_budget
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.speculative.draft_model.forecast import DraftForecast
 from reprise.engine.speculative.heads.formats import FAMILIES

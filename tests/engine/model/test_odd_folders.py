@@ -19,11 +19,11 @@ from reprise.engine.interface.errors import ModelError, ModelLoadError
 from reprise.engine.model.files.folder_reader import MAX_DEPTH, MAX_JSON_BYTES, parse_json, read_bytes
 from reprise.engine.model.files.model_folder import INDEX, MAX_FAULT_CHARACTERS, MAX_MISSING, describe_folder
 from reprise.engine.model.hub import HubCache
-from reprise.engine.models.catalogue import Catalogue, choose_first
+from reprise.engine.pool.catalogue import Catalogue, choose_first
 from reprise.server.app import create_app
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model_folders import answer_of, write_adapter, write_model
-from tests.engine.models.test_pool import ask
+from tests.engine.pool.test_pool import ask
 from tests.engine.support import prompt_of, request
 from tests.server.served import served
 

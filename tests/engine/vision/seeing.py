@@ -18,8 +18,8 @@ from reprise.engine.interface.images import PromptImage, VisionInfo, image_key
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.sampling.sampler import noise_key
+from reprise.engine.vision.image_features import Sight
 from reprise.engine.vision.layers import WORK, Portion, Stage
-from reprise.engine.vision.sight import Sight
 from reprise.engine.vision.tower import Features
 from tests.engine.support import FINDINGS, SIZES, VOCAB_SIZE, make_tokenizer, request
 

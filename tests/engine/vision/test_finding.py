@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reprise.engine.model.files.image_processor import read_processor
-from reprise.engine.vision.sight import find_tower
+from reprise.engine.vision.image_features import find_tower
 from tests.engine.vision.tiny_towers import CLIP, FAMILIES, weights_of, write_folder
 
 QWEN = FAMILIES["qwen3_vl"].config

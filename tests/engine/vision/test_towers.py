@@ -10,8 +10,8 @@ import pytest
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.model.files.image_processor import read_processor
 from reprise.engine.vision import layers
+from reprise.engine.vision.image_features import find_tower
 from reprise.engine.vision.layers import Portion
-from reprise.engine.vision.sight import find_tower
 from reprise.engine.vision.tower import Features, Tower
 from tests.engine.vision.tiny_towers import (
     FAMILIES,

@@ -1,7 +1,7 @@
 import json
 import re
 
-from reprise.server.http.errors import MessagesErrorResponse
+from reprise.server.http.error_responses import MessagesErrorResponse
 from reprise.server.openai_api.responses.schemas import ListQuery, ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest

@@ -19,14 +19,14 @@ from reprise.server.openai_api.responses.routes import MAX_NAMED
 from reprise.server.openai_api.responses.schemas import MAX_ITEMS
 from reprise.server.requests.messages import MAX_MESSAGES, MAX_PARTS
 from reprise.server.tools.values import MAX_SIGNS
-from reprise.server.validation.body import (
+from reprise.server.validation.fields import MAX_FIELDS
+from reprise.server.validation.json_body import (
     FRAGMENT_BYTES,
     FRAGMENT_VALUES,
     MAX_CONTAINERS,
     MAX_MEMBERS,
     MAX_VALUES,
 )
-from reprise.server.validation.fields import MAX_FIELDS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from reprise.engine.interface.stations import OTHER, StationClock, station
+from reprise.engine.interface.time_by_station import OTHER, StationClock, station
 from reprise.server.metrics.loop_lag import HELD_S, NOT_HELD, PERIOD_S, LoopLag
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from reprise.server.errors import BadRequestError
-from reprise.server.requests.chat_messages import from_chats
 from reprise.server.requests.messages import (
     LEFT_OUT,
     MEDIA,
@@ -17,6 +16,7 @@ from reprise.server.requests.messages import (
     parts_of,
     settle,
 )
+from reprise.server.requests.openai_messages import from_chats
 from reprise.server.validation.fields import Notes
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"

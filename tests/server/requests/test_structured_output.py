@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from reprise.engine.interface.request import Grammar
 from reprise.server.errors import BadRequestError
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.validation.body import parse_body
+from reprise.server.validation.json_body import parse_body
 from reprise.server.validation.json_schema import check_schema, find_endless
 from tests.machine import allowed_s
 from tests.server.openai_shapes import assert_error

@@ -14,7 +14,7 @@ from reprise.engine.text.markers import Marker, Markers
 from reprise.server.app import create_app
 from reprise.server.errors import BadRequestError
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.validation.body import parse_body
+from reprise.server.validation.json_body import parse_body
 from tests.server.fake_engine import CALLING, says
 from tests.server.openai_shapes import assert_error, valid_chat, valid_chat_chunks
 from tests.server.served import served

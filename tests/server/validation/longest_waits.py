@@ -14,8 +14,8 @@ from reprise.server.errors import BadRequestError
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.validation.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, parse_liberally
 from reprise.server.validation.fields import Notes
+from reprise.server.validation.json_body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, parse_liberally
 from tests.server.waits import measured_waits
 
 ROOM = Settings().max_body_bytes - 20

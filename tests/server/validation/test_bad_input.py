@@ -7,7 +7,7 @@ import pytest
 
 from reprise.server.errors import BadRequestError
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.validation.body import parse_body
+from reprise.server.validation.json_body import parse_body
 from tests.server.openai_shapes import assert_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

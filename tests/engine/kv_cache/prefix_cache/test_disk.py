@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from reprise.config.whole_file import unfinished_path
+from reprise.config.atomic_files import unfinished_path
 from reprise.engine.kv_cache.buffers import KVSlice, State
 from reprise.engine.kv_cache.prefix_cache import disk
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, weights_fingerprint

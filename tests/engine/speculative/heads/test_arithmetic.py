@@ -13,7 +13,7 @@ from reprise.engine.kv_cache.buffers import RaggedKVCache, cut_slice, rebuild
 from reprise.engine.kv_cache.columns import Columns, RowLengths
 from reprise.engine.speculative.heads.formats import find_own_heads, identify, text_config
 from reprise.engine.speculative.heads.head import find_ends
-from reprise.engine.speculative.heads.making import Target, choose, load_head, make_dflash
+from reprise.engine.speculative.heads.loading import Target, choose, load_head, make_dflash
 from tests.engine.speculative.heads import folders, published
 
 NUM = 4

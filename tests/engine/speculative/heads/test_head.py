@@ -10,7 +10,7 @@ import pytest
 from reprise.bench.architectures.tiny_models import make_model, tiny_config
 from reprise.engine.speculative.heads.formats import find_own_heads
 from reprise.engine.speculative.heads.head import find_ends
-from reprise.engine.speculative.heads.making import read_weights, spread_taps
+from reprise.engine.speculative.heads.loading import read_weights, spread_taps
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_loading import config_of
 

@@ -17,7 +17,7 @@ from reprise.engine.model.head_names import name_in_head
 from reprise.engine.model.loading import load_model
 from reprise.engine.speculative.heads.formats import find_own_heads, identify, text_config
 from reprise.engine.speculative.heads.head import TargetEnds
-from reprise.engine.speculative.heads.making import Target, check_fit, choose, load_head
+from reprise.engine.speculative.heads.loading import Target, check_fit, choose, load_head
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import dflash_config
 

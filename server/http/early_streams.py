@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reprise.server.errors import RequestFailedError
-from reprise.server.http.errors import HAS_BEGUN, error_frame
+from reprise.server.http.error_responses import HAS_BEGUN, error_frame
 from reprise.server.logs import LOGGER, record_in
 
 _STREAM = "reprise.early_stream"

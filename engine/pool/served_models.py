@@ -16,8 +16,8 @@ from reprise.engine.interface.errors import ModelLoadError
 from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse
 from reprise.engine.interface.status import EngineCounts, sum_counts
 from reprise.engine.memory.budget import Holder
-from reprise.engine.models.catalogue import Catalogue, FoundModel
-from reprise.engine.models.model_engine import ModelEngine
+from reprise.engine.pool.catalogue import Catalogue, FoundModel
+from reprise.engine.pool.model_engine import ModelEngine
 from reprise.engine.text.markers import Markers
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from reprise.config.freed_memory import frozen
+from reprise.config.process_memory import frozen
 from reprise.config.settings import Settings
 from reprise.drafters.assembly import make_drafters
 from reprise.drafters.repetition import score_in_slices
@@ -27,9 +27,9 @@ from reprise.engine.interface.errors import EngineError, ModelError, ModelLoadEr
 from reprise.engine.interface.events import Failed, Finished
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.model.hub import HubCache
-from reprise.engine.models.catalogue import Catalogue
-from reprise.engine.models.loads import Makers
-from reprise.engine.models.model_engine import Inbox
+from reprise.engine.pool.catalogue import Catalogue
+from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.model_engine import Inbox
 from reprise.engine.speculative.proposers import DraftSources
 from tests.engine.model_folders import answer_of, answer_with, write_adapter, write_model, write_models
 from tests.engine.support import Answer, prompt_of, request, wait_until

@@ -14,11 +14,11 @@ from reprise.engine.interface.errors import SharedTableError
 from reprise.engine.interface.events import EmbeddingSink, Failed, Sink
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.interface.stations import station
 from reprise.engine.interface.status import EngineCounts, EngineStatus
+from reprise.engine.interface.time_by_station import station
 from reprise.engine.memory.budget import Holder
 from reprise.engine.model.loading import StartProgress
-from reprise.engine.models.intake import Lifecycle
+from reprise.engine.pool.admission import Lifecycle
 from reprise.engine.text.tokenizer import Tokenizer
 
 STOPPING = Failed("draining", "the server is stopping")

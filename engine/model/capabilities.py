@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from reprise.config.whole_file import read_object, remove_oldest, write_in_folder
+from reprise.config.atomic_files import read_object, remove_oldest, write_in_folder
 from reprise.engine.interface.models import ModelInfo
 
 log = logging.getLogger("reprise.engine")

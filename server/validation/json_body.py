@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from reprise.engine.interface.stations import station
+from reprise.engine.interface.time_by_station import station
 from reprise.server.errors import BadRequestError
 from reprise.server.validation.fields import MAX_FIELDS, AcceptsPeerFields, Notes, validate, validate_known
 from reprise.server.validation.peer_fields import translate_fields

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reprise.config.whole_file import (
+from reprise.config.atomic_files import (
     UNFINISHED_S,
     read_object,
     remove_oldest,

@@ -6,7 +6,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprise.engine.models.watchdog import SLICE_S, TimeShares
+from reprise.engine.pool.watchdog import SLICE_S, TimeShares
 
 
 def run(

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from reprise.engine.distributed.leader import Handle, Leader
-from reprise.engine.distributed.parts import Shard, share_tokens
+from reprise.engine.distributed.model_parts import Shard, share_tokens
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.buffers import (
     KVSlice,

@@ -7,8 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from reprise.engine.interface.bounded_cache import Kept
 from reprise.engine.interface.images import PromptImage
-from reprise.engine.interface.kept import Kept
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.vision.gemma import Gemma3Tower, Gemma4Tower
 from reprise.engine.vision.keys import chunk_end

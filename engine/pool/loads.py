@@ -17,16 +17,16 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from reprise.config.freed_memory import collect_all, return_freed
+from reprise.config.process_memory import collect_all, return_freed
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import ModelError, ModelLoadError
 from reprise.engine.interface.events import Failed
 from reprise.engine.memory.budget import Holder, SharedMemory
 from reprise.engine.memory.footprint import usable_bytes
 from reprise.engine.model.loading import Load, LoadedModel, Progress, StartProgress, make_loader
-from reprise.engine.models.known import KnownModels, ServedModel
-from reprise.engine.models.model_engine import Inbox, ModelEngine
-from reprise.engine.models.watchdog import SLICE_S, Interruptible, Interruption
+from reprise.engine.pool.model_engine import Inbox, ModelEngine
+from reprise.engine.pool.served_models import KnownModels, ServedModel
+from reprise.engine.pool.watchdog import SLICE_S, Interruptible, Interruption
 from reprise.engine.speculative import proposers
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.heads.head_drafter import NamedHead

@@ -10,11 +10,11 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.engine.generating.setup import TRIALS, flat_costs, make_worker
-from reprise.engine.memory import making
+from reprise.engine.memory import measuring
 from reprise.engine.model import loading
-from reprise.engine.model.findings import Findings
+from reprise.engine.model.capabilities import Findings
 from reprise.engine.model.loading import LoadedModel
-from reprise.engine.models.loads import Makers
+from reprise.engine.pool.loads import Makers
 from reprise.engine.speculative.costs import exact_widths
 from tests.engine.support import make_loaded
 
@@ -22,7 +22,7 @@ TRIED = (
     (loading, "find_sharing"),
     (loading, "rollback_fault"),
     (loading, "prefix_fault"),
-    (making, "measure"),
+    (measuring, "measure"),
 )
 UNUSABLE = b'{"sharing, None bits": "all", "footprint, None bits, batched": 1}'
 
@@ -60,7 +60,7 @@ def test_the_next_start_tries_nothing_and_finds_the_same(tmp_path: Path, tried: 
     second = start(tmp_path)
     assert tried == []
     assert second.info == first.info
-    footprints = [making.find_footprint(one, None, True) for one in (first, second)]
+    footprints = [measuring.find_footprint(one, None, True) for one in (first, second)]
     assert footprints[0] == footprints[1]
 
 

@@ -20,7 +20,7 @@ def with_converted(settings: Settings, show: Show) -> Settings:
     if not sources:
         return settings
     from reprise.engine.memory.footprint import usable_bytes
-    from reprise.engine.model.convert.kept import converted
+    from reprise.engine.model.convert.cache import converted
 
     whole_bytes = int(WHOLE_SHARE * usable_bytes())
     folders: dict[str, Any] = {

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from reprise.config.atomic_files import remove_unfinished
 from reprise.config.settings import Settings
-from reprise.config.whole_file import remove_unfinished
 from reprise.engine.distributed.ranks import Place, read_split_layers
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.kv_cache.buffers import KVSlice, State
