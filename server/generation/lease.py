@@ -15,12 +15,11 @@ from reprise.engine.interface.models import ModelUse
 from reprise.server.engine_types import Models
 from reprise.server.errors import (
     ApiError,
-    BadRequestError,
     ClientGoneError,
-    ForbiddenError,
     from_load,
 )
 from reprise.server.executor import MODEL_FILES
+from reprise.server.generation.served_models import check_purpose, find_loadable, resolve
 from reprise.server.generation.service import LeasedModel, Service, service_of
 from reprise.server.generation.stream import LINES_TYPE
 from reprise.server.http.disconnects import wait_unless_gone
@@ -58,16 +57,16 @@ async def lease_model(
         keep_s = keep_alive_s(keep_alive)
     else:
         # Whatever the name: there is no other.
-        _check_purpose(models.first_name, models.info.purpose, purpose)
+        check_purpose(models.first_name, models.info.purpose, purpose)
         if keep_alive is not None:
             note_ignored(request, ["keep_alive"])
-    name = service.resolve(model, purpose)
+    name = resolve(service, model, purpose)
     if (use := models.use_loaded(name)) is None:
         name = await find_loadable(service, model, purpose)
         use = models.use_loaded(name) or await _load(request, service, name, silence)
     use.keep_s = keep_s
     end_later(request, use.end)
-    _check_purpose(name, use.engine.info.purpose, purpose)
+    check_purpose(name, use.engine.info.purpose, purpose)
     if models.may_unload:
         record_of(request).model = name
     return service.leased(use.engine, name)
@@ -82,55 +81,6 @@ async def lease_for(request: Request, body: Any, purpose: Purpose | None = "gene
         keep_alive=getattr(body, "keep_alive", None),
         purpose=purpose,
     )
-
-
-async def find_loadable(service: Service, model: str | None, purpose: Purpose | None = None) -> str:
-    """Return the name of a model that requests may use.
-
-    purpose: what the model must be for; None for anything.
-    Raises ModelNotFoundError, ForbiddenError or BadRequestError.
-    """
-    name = service.resolve(model, purpose)
-    entry = await MODEL_FILES.run(service.models.find, name)
-    if entry is None:
-        name = service.resolve_unknown(name, purpose)
-        entry = await MODEL_FILES.run(service.models.find, name)
-    if entry is not None:
-        _check_purpose(name, entry.purpose, purpose)
-    settings = service.settings
-    may_load = settings.allow_load or name == settings.model_name or name in settings.beside
-    if entry is not None and entry.state == "unloaded" and not may_load:
-        raise ForbiddenError(
-            f"The model '{name}' is not loaded, and this server loads none for requests. Start it with "
-            "--allow-load to allow it.",
-            code="loading_not_allowed",
-            param="model",
-        )
-    return name
-
-
-_WHAT: dict[Purpose, str] = {
-    "generate": "generates text",
-    "embed": "makes embeddings",
-    "rerank": "ranks documents",
-}
-_WAYS_OUT: dict[Purpose, str] = {
-    "generate": "Ask for a model that generates text; GET /v1/models lists what there is.",
-    "embed": "Ask for a model that makes embeddings (GET /v1/models), or start the server with "
-    "--embedding-model.",
-    "rerank": "Ask for a model that ranks (GET /v1/models), or start the server with --rerank-model.",
-}
-
-
-def _check_purpose(name: str, purpose: Purpose, wanted: Purpose | None) -> None:
-    """Raise BadRequestError for a model that is for something else."""
-    if wanted not in (None, purpose):
-        raise BadRequestError(
-            f"The model '{name}' {_WHAT[purpose]}, and this endpoint is for a model that {_WHAT[wanted]}. "
-            f"{_WAYS_OUT[wanted]}",
-            param="model",
-            code="wrong_kind_of_model",
-        )
 
 
 def _acquire(models: Models, name: str) -> "Future[ModelUse]":

@@ -1,4 +1,4 @@
-"""The models that requests may ask for: listed, found, unloaded and downloaded."""
+"""The models that requests may ask for: found by name, listed, unloaded and downloaded."""
 
 import asyncio
 import threading
@@ -9,10 +9,13 @@ from typing import Literal
 
 from fastapi import Request
 
+from reprise.config.model_settings import display_name
+from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.models import ModelEntry, ModelInfo
 from reprise.server.engine_types import Models
 from reprise.server.errors import (
     ApiError,
+    BadRequestError,
     ForbiddenError,
     ModelNotFoundError,
     RequestFailedError,
@@ -21,8 +24,7 @@ from reprise.server.errors import (
     retry_after,
 )
 from reprise.server.executor import MODEL_FILES
-from reprise.server.generation.lease import find_loadable
-from reprise.server.generation.service import Service
+from reprise.server.generation.service import ANY_MODEL, Service
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER
 
@@ -40,14 +42,79 @@ async def named_entries(service: Service) -> dict[str, ModelEntry]:
     return named | {alias: entries[0] for alias in service.model_names if alias not in named}
 
 
-async def find_entry(service: Service, name: str) -> ModelEntry:
-    """Return the entry of the model with a name. Raises ModelNotFoundError."""
-    entry = await MODEL_FILES.run(service.models.find, service.resolve(name))
+def resolve(service: Service, requested: str | None, purpose: Purpose | None = None) -> str:
+    """Return the requested name, the first model's name for its aliases, or the default model's for None.
+
+    The name may be unknown. purpose: decides which model is the default; None for generating.
+    """
+    if requested is None:
+        return _default_name(service, purpose)
+    is_alias = requested in service.settings.served_model_name
+    return service.models.first_name if is_alias else requested
+
+
+def _default_name(service: Service, purpose: Purpose | None) -> str:
+    settings = service.settings
+    sources = {"embed": settings.embedding_model, "rerank": settings.rerank_model}
+    source = sources.get(purpose or "generate")
+    return display_name(source) if source else service.models.first_name
+
+
+async def find_entry(service: Service, model: str | None, purpose: Purpose | None = None) -> ModelEntry:
+    """Return the entry of the model that a request names, or of the one that serves unknown names.
+
+    purpose: decides which model is the default; None for generating. Raises ModelNotFoundError.
+    """
+    name = resolve(service, model, purpose)
+    entry = await MODEL_FILES.run(service.models.find, name)
+    if entry is None and ANY_MODEL in service.settings.served_model_name:
+        entry = await MODEL_FILES.run(service.models.find, _default_name(service, purpose))
     if entry is None:
-        entry = await MODEL_FILES.run(service.models.find, service.resolve_unknown(name))
-    if entry is None:
-        raise ModelNotFoundError(name)
+        raise ModelNotFoundError(name, () if service.models.may_unload else service.model_names)
     return entry
+
+
+async def find_loadable(service: Service, model: str | None, purpose: Purpose | None = None) -> str:
+    """Return the name of a model that requests may use.
+
+    purpose: what the model must be for; None for anything.
+    Raises ModelNotFoundError, ForbiddenError or BadRequestError.
+    """
+    entry, settings = await find_entry(service, model, purpose), service.settings
+    check_purpose(entry.name, entry.purpose, purpose)
+    may_load = settings.allow_load or entry.name == settings.model_name or entry.name in settings.beside
+    if entry.state == "unloaded" and not may_load:
+        raise ForbiddenError(
+            f"The model '{entry.name}' is not loaded, and this server loads none for requests. Start it with "
+            "--allow-load to allow it.",
+            code="loading_not_allowed",
+            param="model",
+        )
+    return entry.name
+
+
+_WHAT: dict[Purpose, str] = {
+    "generate": "generates text",
+    "embed": "makes embeddings",
+    "rerank": "ranks documents",
+}
+_WAYS_OUT: dict[Purpose, str] = {
+    "generate": "Ask for a model that generates text; GET /v1/models lists what there is.",
+    "embed": "Ask for a model that makes embeddings (GET /v1/models), or start the server with "
+    "--embedding-model.",
+    "rerank": "Ask for a model that ranks (GET /v1/models), or start the server with --rerank-model.",
+}
+
+
+def check_purpose(name: str, purpose: Purpose, wanted: Purpose | None) -> None:
+    """Raise BadRequestError for a model that is for something else."""
+    if wanted not in (None, purpose):
+        raise BadRequestError(
+            f"The model '{name}' {_WHAT[purpose]}, and this endpoint is for a model that {_WHAT[wanted]}. "
+            f"{_WAYS_OUT[wanted]}",
+            param="model",
+            code="wrong_kind_of_model",
+        )
 
 
 def known_sampling(service: Service, info: ModelInfo) -> dict[str, float]:

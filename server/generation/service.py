@@ -11,15 +11,12 @@ from typing import TypeVar, get_args
 
 from fastapi import Request
 
-from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
-from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.errors import EngineError, UnbrokenTextError
 from reprise.engine.interface.time_by_station import LoopStation, StationClock
 from reprise.server.engine_types import GeneratingEngine, Models
 from reprise.server.errors import (
     BadRequestError,
-    ModelNotFoundError,
     UnavailableError,
     from_engine,
     retry_after,
@@ -163,27 +160,6 @@ class Service:
                 raise UnavailableError(message, code="engine_stalled", headers=headers)
             case "dead":
                 raise UnavailableError(f"The engine has died: {status.fault}.", code="engine_dead")
-
-    def resolve(self, requested: str | None, purpose: Purpose | None = None) -> str:
-        """Return the requested name, the first model's name for its aliases, or the default model's for None.
-
-        The name may be unknown. purpose: decides which model is the default; None for generating.
-        """
-        if requested is None:
-            return self._default_name(purpose)
-        return self.models.first_name if requested in self.settings.served_model_name else requested
-
-    def resolve_unknown(self, name: str, purpose: Purpose | None = None) -> str:
-        """Return the name of the model that serves unknown names. Raises ModelNotFoundError if none does."""
-        if ANY_MODEL not in self.settings.served_model_name:
-            raise ModelNotFoundError(name, () if self.models.may_unload else self.model_names)
-        return self._default_name(purpose)
-
-    def _default_name(self, purpose: Purpose | None) -> str:
-        """Return the name of the model for a purpose."""
-        sources = {"embed": self.settings.embedding_model, "rerank": self.settings.rerank_model}
-        source = sources.get(purpose or "generate")
-        return display_name(source) if source else self.models.first_name
 
 
 class LeasedModel:

@@ -25,12 +25,13 @@ from reprise.server.generation.embeddings import (
     encode_inputs,
     write_numbers,
 )
-from reprise.server.generation.lease import find_loadable, lease_model
+from reprise.server.generation.lease import lease_model
 from reprise.server.generation.prepare import Prepared, prepare_chat, prepare_completion
 from reprise.server.generation.served_models import (
     PullState,
     begin_pull,
     find_entry,
+    find_loadable,
     known_sampling,
     named_entries,
     unload,
