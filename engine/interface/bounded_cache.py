@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 ValueT = TypeVar("ValueT")
 
 
-class Kept(Generic[ValueT]):
+class BoundedCache(Generic[ValueT]):
     """The most recently used values by their keys. Any thread may use it.
 
     size_of: returns the bytes of a value. limit_bytes: the most bytes that all values may take.

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, ref
 
 import mlx.core as mx
 
-from reprise.engine.interface.bounded_cache import Kept
+from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.images import VisionInfo
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.columns import GROWTH_TOKENS
@@ -98,7 +98,7 @@ COMPARED_TOKENS = 1024
 KEPT_SHARE = 64
 """Features of images that no prompt needs now take at most 1/KEPT_SHARE of the memory beside weights."""
 
-Droppable = PrefixCache | Kept[Features]
+Droppable = PrefixCache | BoundedCache[Features]
 """What is dropped when rows need its memory."""
 
 Running = tuple[list[ref[RunningSequence]], list[ref[RunningSequence]]]

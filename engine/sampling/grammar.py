@@ -19,7 +19,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from reprise.engine.interface.bounded_cache import Kept
+from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.errors import GrammarCostError, GrammarError
 from reprise.engine.interface.request import Grammar
 from reprise.engine.sampling.grammar_budget import GrammarBudget, Stopwatch
@@ -79,7 +79,7 @@ class Grammars:
         self._is_prepared = False
         self._making = threading.Lock()
         self._watch = watch or Stopwatch()
-        self._compiled = Kept[LLMatcher](lambda _: 1, MAX_COMPILED)
+        self._compiled = BoundedCache[LLMatcher](lambda _: 1, MAX_COMPILED)
 
     @property
     def vocabulary(self) -> LLTokenizer:

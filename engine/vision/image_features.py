@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from reprise.engine.interface.bounded_cache import Kept
+from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.vision.gemma import Gemma3Tower, Gemma4Tower
@@ -31,7 +31,7 @@ class Sight:
     def __init__(self, model: Any, tower: Tower) -> None:
         self.tower = tower
         self.language = Language(model, tower)
-        self.kept: Kept[Features] = Kept(_num_bytes)
+        self.kept: BoundedCache[Features] = BoundedCache(_num_bytes)
         self.num_looked = 0
 
     def working_bytes(self, images: Sequence[PromptImage], num_computed: int) -> int:

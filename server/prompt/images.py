@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from fastapi import Request
 
 from reprise.config.settings import Settings
-from reprise.engine.interface.bounded_cache import Kept
+from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.images import ImageProcessor, PromptImage, mark, numbers_in, without_marks
 from reprise.engine.sandbox.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
@@ -97,7 +97,7 @@ class ImageReader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._kept = Kept[Picture](lambda picture: picture.num_bytes, MAX_KEPT_BYTES)
+        self._kept = BoundedCache[Picture](lambda picture: picture.num_bytes, MAX_KEPT_BYTES)
 
     def read(
         self,

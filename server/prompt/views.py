@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from reprise.engine.interface.bounded_cache import Kept
+from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.request import DraftType, Frame, SignedLines, View
 from reprise.server.engine_types import ModelEngine
 from reprise.server.executor import Executor
@@ -143,7 +143,7 @@ class ViewMaker:
 
     def __init__(self, engine: ModelEngine, max_kept_bytes: int) -> None:
         self._engine = engine
-        self._kept = Kept[Views](lambda views: 4 * _count(views), max_kept_bytes)
+        self._kept = BoundedCache[Views](lambda views: 4 * _count(views), max_kept_bytes)
 
     @property
     def kept_bytes(self) -> int:
