@@ -186,7 +186,7 @@ def _allow_anything(bodies: Json, schema: Json, path: list[str]) -> None:
     given = schema["properties"].get(name)
     if given is not None and not rest:
         schema["properties"][name] = _or(given, {})
-    for one in (given or {}).get("anyOf", ()) if rest else ():
+    for one in given.get("anyOf", [given]) if given is not None and rest else ():
         if "$ref" in one:
             _allow_anything(bodies, bodies[one["$ref"].rpartition("/")[2]], rest)
 

@@ -130,5 +130,7 @@ async def test_what_is_left_out_or_understood_is_described(client, strict_client
     assert {"const": -1} in liberal["ChatRequest"]["properties"]["max_tokens"]["anyOf"]
     assert {"const": -1} not in strict["ChatRequest"]["properties"]["max_tokens"]["anyOf"]
     assert {} in liberal["ChatRequest"]["properties"]["draft"]["anyOf"]
+    assert {} in liberal["JsonSchema"]["properties"]["name"]["anyOf"]
+    assert {} not in strict["JsonSchema"]["properties"]["name"]["anyOf"]
     assert liberal["ChatRequest"]["properties"]["messages"]["anyOf"][1]["type"] == "object"
     assert strict["ChatRequest"]["properties"]["messages"]["type"] == "array"
