@@ -7,7 +7,7 @@ fields that would change the response are refused by name.
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, model_validator
 
 from reprise.server.anthropic_api.conversation import read_conversation
 from reprise.server.requests.chat import (
@@ -195,9 +195,15 @@ class ConversationFields(AcceptsPeerFields):
         return self.output_format or (self.output_config.format if self.output_config else None)
 
 
+def _allow_no_budget(schema: dict[str, Any]) -> None:
+    """Say that a budget of 0 is taken: here a model does not think unless it is asked to."""
+    schema["properties"]["thinking_budget_tokens"]["anyOf"].append({"const": 0})
+
+
 class MessagesRequest(WindowFields, ChatExtensions, ConversationFields):
     """The body of POST /v1/messages."""
 
+    model_config = ConfigDict(json_schema_extra=_allow_no_budget)
     rules: ClassVar[Rules] = (*ConversationFields.rules, _ONE_CONSTRAINT)
 
     max_tokens: Limit | None = Field(

@@ -270,7 +270,8 @@ class ChatRequest(GenerationFields):
         """Bring the conversation into the normal form."""
         if not isinstance(given, dict):
             return given
-        if given.get("thinking_budget_tokens") == 0 and _is_thinking_off(given):
+        budget = given.get("thinking_budget_tokens")
+        if type(budget) is int and not budget and _is_thinking_off(given):
             given = {name: value for name, value in given.items() if name != "thinking_budget_tokens"}
         return read_chat(given, notes_in(info.context))
 

@@ -242,6 +242,17 @@ NULLABLE = {"type": "object", "properties": {"a": {"type": "string", "nullable":
 ALLOWED = {"type": "object", "properties": {"a": {"type": ["string", "null"]}}, "required": ["a"]}
 
 
+@pytest.mark.parametrize("budget", [False, 0.5, -2])
+async def test_what_is_no_budget_of_thinking_is_refused_even_where_thinking_is_off(client, budget):
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 8,
+        "thinking_budget_tokens": budget,
+    }
+    assert (await client.post(MESSAGES, json=body)).status_code == 400
+    assert (await client.post(MESSAGES, json=body | {"thinking_budget_tokens": 0})).status_code == 200
+
+
 async def test_openapis_nullable_allows_null(client, engine):
     """nullable-strict."""
     for schema in (NULLABLE, ALLOWED):
