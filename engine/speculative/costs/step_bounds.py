@@ -69,9 +69,9 @@ class StepBounds:
     def observe_plain(self, num_rows: int, taken_s: float, under: Conditions) -> None:
         """Learn from a plain step of num_rows rows that took taken_s seconds."""
         steps = self._plain.setdefault((num_rows, under), _PlainSteps())
+        self._bound(num_rows, taken_s, under)
         steps.recent_s.append(taken_s)
         steps.num_wide, steps.least_wide_s = 0, math.inf
-        self._least.clear()
 
     def observe_wide(self, num_rows: int, num_fed: int, taken_s: float, under: Conditions) -> None:
         """Learn from a verification step that fed num_fed tokens, over all rows, in taken_s seconds."""
@@ -79,8 +79,13 @@ class StepBounds:
         observed.setdefault(num_fed, _WideSteps()).recent_s.append(taken_s)
         steps = self._plain.setdefault((num_rows, under), _PlainSteps())
         steps.num_wide += 1
-        # No plain step can have taken longer than this one did.
-        steps.least_wide_s = min(steps.least_wide_s, taken_s)
+        self._bound(num_rows, taken_s, under)
+
+    def _bound(self, num_rows: int, taken_s: float, under: Conditions) -> None:
+        """Note that no plain step of as many rows or fewer can take longer now than a step took."""
+        for (rows, there), steps in self._plain.items():
+            if rows <= num_rows and there.context <= under.context and there.sampling <= under.sampling:
+                steps.least_wide_s = min(steps.least_wide_s, taken_s)
         self._least.clear()
 
 

@@ -56,7 +56,7 @@ class StepAccounts:
             if is_steady:
                 costs.observe_plain(num_rows, plain_s, under)
             elif follows_drafts:
-                plain_s = costs.least_plain_s(num_rows, under) or plain_s
+                plain_s = min(plain_s, costs.least_plain_s(num_rows, under) or plain_s)
         for budget in budgets:
             if budget:
                 budget.charge(taken_s, plain_s, 1)
@@ -84,6 +84,9 @@ class StepAccounts:
             if work and self._model_costs:
                 taken_s += self._model_costs.seconds(num_rows, work.num_fed, work.num_drafted, under)
         elif max(widths) > 1:
+            ratio = costs.step_s(widths, under) / costs.seconds(num_rows, 1, under)
+            if plain_s is not None:
+                plain_s = min(plain_s, (taken_s - drafting_s) / max(1.0, ratio))
             costs.observe_wide(widths, taken_s - drafting_s, under)
         elif work is None and under.sampling == MASKED:
             # With a grammar every token is fetched before the next step, drafting or not.

@@ -97,6 +97,28 @@ def test_answers_of_forty_tokens(
         assert num_rows > 1 or any(one.num_wide for one in device.spent)
 
 
+class Throttled(Device):
+    """A machine that is three times as fast once an answer has so many tokens."""
+
+    num_slow = 60
+
+    def cost(self, rows: Sequence[Any], width: int) -> float:
+        is_slow = max(row.num_answered for row in rows) < self.num_slow
+        return super().cost(rows, width) * (3.0 if is_slow else 1.0)
+
+
+@pytest.mark.parametrize("num_slow", [20, 60, 100])
+@pytest.mark.parametrize("chances", [[BAD, GOOD], [NONE, FAIR, FAIR, FAIR], [POOR]], ids=str)
+def test_a_machine_that_becomes_faster_within_an_answer(chances: Sequence[float], num_slow: int) -> None:
+    for num_rows in (1, 4):
+        for per_token in (0.01, 0.04, 0.1, 0.3):
+            true_s = costs_of(per_token, 0.0002)
+            device = Throttled(true_s, believed(true_s, 1.0, 0), chances, 48, 150, 0, 0.02 + PROBING)
+            device.num_slow = num_slow
+            device.run(num_rows, 2 * num_rows)
+            check(device)
+
+
 @pytest.mark.parametrize("wrong", [1.0, 0.25, 4.0, "wide x 4", "wide / 4", "each shape"])
 @pytest.mark.parametrize("num_rows", [1, 4])
 @pytest.mark.parametrize(
