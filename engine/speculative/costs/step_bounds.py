@@ -49,11 +49,7 @@ class StepBounds:
         """
         key = num_rows, under
         if key not in self._least:
-            told = [
-                steps.least_s
-                for (rows, there), steps in self._plain.items()
-                if rows <= num_rows and there.context <= under.context and there.sampling <= under.sampling
-            ]
+            told = [steps.least_s for steps in self._comparable(num_rows, under)]
             self._least[key] = max((each for each in told if each is not None), default=None)
         return self._least[key]
 
@@ -71,7 +67,7 @@ class StepBounds:
         steps = self._plain.setdefault((num_rows, under), _PlainSteps())
         self._bound(num_rows, taken_s, under)
         steps.recent_s.append(taken_s)
-        steps.num_wide, steps.least_wide_s = 0, math.inf
+        steps.num_wide, steps.limit_s = 0, math.inf
 
     def observe_wide(self, num_rows: int, num_fed: int, taken_s: float, under: Conditions) -> None:
         """Learn from a verification step that fed num_fed tokens, over all rows, in taken_s seconds."""
@@ -83,30 +79,37 @@ class StepBounds:
 
     def _bound(self, num_rows: int, taken_s: float, under: Conditions) -> None:
         """Note that no plain step of as many rows or fewer can take longer now than a step took."""
-        for (rows, there), steps in self._plain.items():
-            if rows <= num_rows and there.context <= under.context and there.sampling <= under.sampling:
-                steps.least_wide_s = min(steps.least_wide_s, taken_s)
+        for steps in self._comparable(num_rows, under):
+            steps.limit_s = min(steps.limit_s, taken_s)
         self._least.clear()
+
+    def _comparable(self, num_rows: int, under: Conditions) -> "list[_PlainSteps]":
+        """Return the plain steps that take at most as long as those of num_rows rows under the conditions."""
+        return [
+            steps
+            for (rows, there), steps in self._plain.items()
+            if rows <= num_rows and there.context <= under.context and there.sampling <= under.sampling
+        ]
 
 
 class _PlainSteps:
     """The plain steps of one number of rows under the same conditions.
 
-    recent_s: seconds of the latest. num_wide, least_wide_s: the verification steps since the last one, and
-    the seconds of the cheapest of them.
+    recent_s: seconds of the latest. num_wide: the verification steps since the last one. limit_s: the
+    seconds of the cheapest step since, of as many rows or more.
     """
 
     def __init__(self) -> None:
         self.recent_s: deque[float] = deque(maxlen=RECENT_PLAIN_STEPS)
         self.num_wide = 0
-        self.least_wide_s = math.inf
+        self.limit_s = math.inf
 
     @property
     def least_s(self) -> float | None:
         """The minimum seconds of such a step; None if none was observed."""
         if not self.recent_s:
             return None
-        return min(sorted(self.recent_s)[(len(self.recent_s) - 1) // 2], self.least_wide_s)
+        return min(sorted(self.recent_s)[(len(self.recent_s) - 1) // 2], self.limit_s)
 
 
 class _WideSteps:

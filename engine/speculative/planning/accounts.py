@@ -84,8 +84,8 @@ class StepAccounts:
             if work and self._model_costs:
                 taken_s += self._model_costs.seconds(num_rows, work.num_fed, work.num_drafted, under)
         elif max(widths) > 1:
-            ratio = costs.step_s(widths, under) / costs.seconds(num_rows, 1, under)
             if plain_s is not None:
+                ratio = costs.step_s(widths, under) / costs.seconds(num_rows, 1, under)
                 plain_s = min(plain_s, (taken_s - drafting_s) / max(1.0, ratio))
             costs.observe_wide(widths, taken_s - drafting_s, under)
         elif work is None and under.sampling == MASKED:
