@@ -76,6 +76,7 @@ def test_a_reload_in_the_middle_keeps_what_came_and_offers_to_go_on(open_page, e
     engine.script = says("and good.")
     page.get_by_role("button", name="Continue").click()
     expect(last_answer(page).locator(".markdown")).to_have_text("well and good.")
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
     messages = engine.tokenizer.rendered[-1][0]
     assert [(one["role"], one["content"]) for one in messages] == [("user", "Hello"), ("assistant", "well ")]
     page.reload()
