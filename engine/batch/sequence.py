@@ -219,7 +219,7 @@ class Sequence:
         matcher = None
         # In a window, tokens after a trigger may be filled in before it.
         if request.grammar and not (request.grammar.trigger is not None and request.window_settings):
-            matcher = make_matcher(grammars, request.grammar, tokenizer.vocab_size)
+            matcher = make_matcher(grammars, request.grammar, tokenizer, request.prompt)
         tokens = keys = list(request.prompt)
         if request.images:
             keys = prompt_keys(tokens, request.images, tokenizer.vocab_size)

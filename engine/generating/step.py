@@ -313,7 +313,7 @@ def _draws_ahead(newest: mx.array, ahead: SequenceOf[Sequence | None]) -> list[D
         if (matcher := triggered_matcher(sequence.matcher)) is None or not matcher.may_run_ahead:
             continue
         try:
-            masks[row] = mx.logical_or(newest[row] != matcher.trigger, matcher.first_mask())
+            masks[row] = matcher.mask_behind(newest[row])
         except Exception as fault:
             sequence.fail_with(fault)
     return [Draw(row, mask=masks.get(row)) for row in range(len(ahead))] if masks else None

@@ -109,21 +109,33 @@ class ThinkingBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Trigger:
+    """What begins a tool call: any of the tokens, or a text, however it is written in tokens.
+
+    The grammar of the call begins with it. Where it is a text, any text may precede it in the grammar, for a
+    token may hold the end of the text before. Engine.compile_grammar() adds the tokens that contain the text.
+    """
+
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """A grammar that an answer must match. Each token is chosen among those that the grammar allows.
 
     kind: what the field text holds: a JSON schema, a regular expression, or a grammar in Lark's syntax, as
         llguidance reads each; or "any", for a thinking budget alone.
     thinking: the budget of the reasoning; None for no limit.
-    trigger: the token that begins a tool call, if the grammar is that of a call, from this token until it is
-        complete, and all other text is free; None if the grammar is that of the whole answer.
+    trigger: what begins a tool call, if the grammar is that of a call and all other text is free; None if the
+        grammar is that of the whole answer.
     compiled: the compiled form, which only the engine reads; None before Engine.compile_grammar().
     """
 
     kind: Literal["json_schema", "regex", "lark", "any"]
     text: str
     thinking: ThinkingBudget | None = None
-    trigger: int | None = None
+    trigger: Trigger | None = None
     compiled: Any = field(default=None, compare=False, repr=False)
 
 

@@ -80,6 +80,7 @@ class Grammars:
         self._making = threading.Lock()
         self._watch = watch or Stopwatch()
         self._compiled = BoundedCache[LLMatcher](lambda _: 1, MAX_COMPILED)
+        self._tokens_with: dict[str, tuple[int, ...]] = {}
 
     @property
     def vocabulary(self) -> LLTokenizer:
@@ -118,7 +119,11 @@ class Grammars:
         if grammar.compiled is not None:
             return grammar
         text = replace(grammar, thinking=None, trigger=None)
-        return replace(grammar, compiled=ANY if grammar.kind == "any" else self._find(text))
+        compiled = ANY if grammar.kind == "any" else self._find(text)
+        trigger = grammar.trigger
+        if trigger is not None and trigger.text:
+            trigger = replace(trigger, tokens=self._find_tokens(trigger.text))
+        return replace(grammar, compiled=compiled, trigger=trigger)
 
     def matcher(self, grammar: Grammar) -> "Matcher":
         """Make a matcher for an empty answer. It takes microseconds if the grammar is compiled.
@@ -136,6 +141,14 @@ class Grammars:
             found = self._compile(grammar)
             self._compiled.put(grammar, found)
         return found
+
+    def _find_tokens(self, text: str) -> tuple[int, ...]:
+        """Return the tokens that contain a text."""
+        if text not in self._tokens_with:
+            tokenizer, sought = self._tokenizer, text.encode()
+            every = range(tokenizer.vocab_size)
+            self._tokens_with[text] = tuple(one for one in every if sought in tokenizer.piece(one))
+        return self._tokens_with[text]
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         text, limits = _to_llguidance(grammar), _limits(grammar)

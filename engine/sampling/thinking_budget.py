@@ -12,6 +12,7 @@ from reprise.engine.interface.request import Grammar, ThinkingBudget
 from reprise.engine.sampling.grammar import Grammars, Mask, Matcher
 from reprise.engine.sampling.triggered_grammar import TriggeredMatcher
 from reprise.engine.text.markers import ends_with
+from reprise.engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +30,24 @@ class _Position:
     num_forced: int = 0
 
 
-def make_matcher(grammars: Grammars, grammar: Grammar, vocab_size: int) -> Matcher:
+def make_matcher(
+    grammars: Grammars, grammar: Grammar, tokenizer: Tokenizer, prompt: Sequence[int] = ()
+) -> Matcher:
     """Make a matcher for an empty answer, which holds its reasoning to the budget if there is one.
 
-    With a trigger only what follows that token is held to the grammar.
+    With a trigger only the calls that it begins are held to the grammar, one that the prompt has begun too.
 
     Raises GrammarError if the grammar cannot be used.
     """
-    if grammar.thinking is None:
-        return _without_budget(grammars, grammar)
-    inner = None if grammar.kind == "any" else _without_budget(grammars, grammar)
-    return BudgetedMatcher(grammar.thinking, inner, vocab_size)
-
-
-def _without_budget(grammars: Grammars, grammar: Grammar) -> Matcher:
-    if grammar.trigger is None:
-        return grammars.matcher(grammar)
-    return TriggeredMatcher(grammar.trigger, lambda: grammars.matcher(grammar))
+    inner: Matcher | None = None
+    if grammar.trigger is not None:
+        inner = TriggeredMatcher(grammar.trigger, lambda: grammars.matcher(grammar), tokenizer.piece, prompt)
+    elif grammar.kind != "any":
+        inner = grammars.matcher(grammar)
+    if grammar.thinking is not None:
+        return BudgetedMatcher(grammar.thinking, inner, tokenizer.vocab_size)
+    assert inner is not None
+    return inner
 
 
 def triggered_matcher(matcher: Matcher | None) -> TriggeredMatcher | None:

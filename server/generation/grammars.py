@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError, to_json
 
 from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.errors import GrammarError
-from reprise.engine.interface.request import Grammar, ThinkingBudget
+from reprise.engine.interface.request import Grammar, ThinkingBudget, Trigger
 from reprise.engine.text.markers import Marker, Markers
 from reprise.server.engine_types import ModelEngine
 from reprise.server.errors import BadRequestError, shortened
@@ -81,23 +81,70 @@ def chat_grammar(
 
 
 def optional_calls(body: ChatRequest, markers: Markers, *, has_schemas: bool = True) -> Grammar | None:
-    """Return the grammar of a tool call that the answer may have, from the token that begins one.
+    """Return the grammar of a tool call that the answer may have, from what begins one.
 
-    None if no call is allowed, or if calls of this model do not begin with a token of their own.
+    None if no call is allowed, or if nothing tells a call of this model from other JSON.
     has_schemas: whether arguments follow their tool's schema; otherwise any are allowed.
     """
-    tools, start, call_format = body.callable_tools, markers.call_start, find_format(markers)
-    if not tools or call_format is None or start is None or len(start.tokens) != 1:
-        return None
-    if markers.is_addressed or markers.is_in_blocks:
+    tools, call_format = body.callable_tools, find_format(markers)
+    if not tools or not (markers.is_harmony or call_format):
         return None
     schemas = [(tool.name, _enforceable(tool) if has_schemas else ANY_ARGUMENTS) for tool in tools]
+    if markers.is_harmony:
+        return _optional_harmony_calls(markers, schemas)
+    marker = markers.call_start
+    assert call_format is not None
+    assert marker is not None
     # Where every argument has tags of its own, only those that a schema lists can be enforced.
     is_json = isinstance(call_format, JsonFormat)
     enforced = {name for name, schema in schemas if is_json or schema.get("additionalProperties") is False}
     calls = CallGrammar(call_format, markers, schemas, enforced, set())
-    rules = calls.rules(body.parallel_tool_calls and not markers.is_generic)
-    return replace(_grammar(["start: more", _SPACE, *rules]), trigger=start.tokens[0])
+    begin, other, trigger = calls.text(marker.text), "", Trigger(marker.tokens)
+    if len(marker.tokens) > 1:
+        before, token, _ = _split_at_token(marker.text, markers)
+        if token is not None:
+            begin, trigger = calls.text(marker.text.removeprefix(json.loads(before))), Trigger(token.tokens)
+            # Kimi K3 begins other blocks with this token too.
+            other = f"| {marker_tokens(token)} OTHER {calls.text('<|sep|>')}" if markers.is_in_blocks else ""
+        elif marker.text.startswith("{"):
+            # Llama's calls begin like any JSON.
+            return None
+        else:
+            begin, trigger = "to_call", Trigger(text=marker.text)
+    rules = [
+        f"start: {begin} more {other}",
+        f"to_call[lazy]: TEXT {json.dumps(marker.text, ensure_ascii=False)}",
+        'OTHER: TEXT & ~("tools")',
+        _TEXT,
+        _SPACE,
+        *calls.rules(body.parallel_tool_calls and not markers.is_generic),
+    ]
+    return replace(_grammar(rules), trigger=trigger)
+
+
+def _optional_harmony_calls(markers: Markers, schemas: Sequence[tuple[str, dict[str, Any]]]) -> Grammar:
+    """Return the grammar of a message's head, and of its body if the head names a function.
+
+    The function stands before the channel or behind it.
+    """
+    found = {marker.text: marker for marker in markers.inner}
+    begin = [found["<|start|>"], found["<|channel|>"]]
+    start, channel = map(marker_tokens, begin)
+    calls = [f"call_{index}" for index in range(len(schemas))]
+    rules = [
+        f"start: ({start} | {channel}) (PLAIN {channel})? (PLAIN body | TO_FUNCTION call)",
+        f"call: {' | '.join(calls)}",
+        f"body: ({marker_tokens(found['<|constrain|>'])} PLAIN)? {marker_tokens(found['<|message|>'])}",
+        "TO_FUNCTION: /[^=]*to=functions\\./",
+        f'PLAIN: TEXT & ~({_ANY} "to=functions." {_ANY})',
+        r"AFTER_NAME: /[^\w=-][^=]*/",
+        _TEXT,
+    ]
+    for index, (name, schema) in enumerate(schemas):
+        head = f"{json.dumps(name, ensure_ascii=False)} AFTER_NAME? ({channel} PLAIN)? body"
+        rules.append(f"call_{index}: {head} arguments_{index} {marker_tokens(found['<|end|>'])}?")
+        rules += json_arguments(index, schema, None)
+    return replace(_grammar(rules), trigger=Trigger(tuple(token for one in begin for token in one.tokens)))
 
 
 def _enforceable(tool: Tool) -> dict[str, Any]:

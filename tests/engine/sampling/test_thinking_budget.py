@@ -23,7 +23,7 @@ def start(thinker, grammars, num_tokens, grammar=None, **fields):
     budget = ThinkingBudget(num_tokens, markers.think_start.tokens, markers.think_end.tokens, **fields)
     asked = grammar or Grammar("any", "")
     asked = Grammar(asked.kind, asked.text, thinking=budget)
-    return make_matcher(grammars, grammars.compile(asked), thinker.vocab_size)
+    return make_matcher(grammars, grammars.compile(asked), thinker)
 
 
 def answer(matcher, wish):

@@ -11,6 +11,7 @@ from reprise.engine.interface.request import (
     GenerationRequest,
     Grammar,
     ThinkingBudget,
+    Trigger,
     WindowSettings,
 )
 from reprise.engine.sampling.grammar import Grammars
@@ -42,15 +43,16 @@ def calls_of(tokenizer: Tokenizer) -> Grammar:
     start, end = tokenizer.markers.call_start, tokenizer.markers.call_end
     assert start is not None
     assert end is not None
-    text = f'start: " "? ("red" | "green" | "blue") (" " /[0-9][0-9]/)? <[{end.tokens[0]}]>'
-    return Grammar("lark", text, trigger=start.tokens[0])
+    color = '" "? ("red" | "green" | "blue") (" " /[0-9][0-9]/)?'
+    text = f"start: <[{start.tokens[0]}]> {color} <[{end.tokens[0]}]>"
+    return Grammar("lark", text, trigger=Trigger(start.tokens))
 
 
 ANSWER = "Look: <tool_call>red 12</tool_call> and <tool_call>blue</tool_call>."
 
 
 def test_text_is_free_and_a_call_is_not(thinker: Tokenizer, grammars: Grammars) -> None:
-    matcher = make_matcher(grammars, calls_of(thinker), thinker.vocab_size)
+    matcher = make_matcher(grammars, calls_of(thinker), thinker)
     tokens = thinker.encode_answer(ANSWER)
     text = b""
     for token in tokens:
@@ -72,7 +74,7 @@ def test_a_draft_is_cut_in_a_call_and_at_its_end_only(thinker: Tokenizer, gramma
     tokens = thinker.encode_answer(ANSWER)
     wrong = thinker.encode_answer("Look: <tool_call>no")
     end = tokens.index(thinker.markers.call_end.tokens[0])
-    matcher = make_matcher(grammars, calls_of(thinker), thinker.vocab_size)
+    matcher = make_matcher(grammars, calls_of(thinker), thinker)
     assert matcher.count_allowed(tokens[: end + 1]) == end + 1
     assert matcher.count_allowed(tokens) == end + 1
     assert matcher.count_allowed(wrong) == wrong.index(3) + 1
@@ -87,9 +89,7 @@ def test_a_draft_is_cut_in_a_call_and_at_its_end_only(thinker: Tokenizer, gramma
 def test_a_budget_for_the_thought_is_kept_beside_it(thinker: Tokenizer, grammars: Grammars) -> None:
     markers = thinker.markers
     budget = ThinkingBudget(3, markers.think_start.tokens, markers.think_end.tokens, is_open=True)
-    matcher = make_matcher(
-        grammars, dataclasses.replace(calls_of(thinker), thinking=budget), thinker.vocab_size
-    )
+    matcher = make_matcher(grammars, dataclasses.replace(calls_of(thinker), thinking=budget), thinker)
     hm = thinker.encode_answer("hm")[0]
     given = []
     for wish in [hm] * 4 + thinker.encode_answer(ANSWER):
@@ -109,7 +109,38 @@ def test_a_window_has_no_grammar_of_calls(thinker: Tokenizer, grammars: Grammars
     assert [matcher is None for matcher in matchers] == [False, True]
 
 
+TEXT_CALL = re.compile(r"ab ?(red|green|blue)( [0-9]{2})?;")
+BY_TEXT = Grammar(
+    "lark",
+    'start: to_call " "? ("red" | "green" | "blue") (" " /[0-9][0-9]/)? ";"\n'
+    'to_call[lazy]: /(.|\\n)*/ "ab"\n',
+    trigger=Trigger(text="ab"),
+)
+
+
+def test_a_text_begins_a_call_however_it_is_written(thinker: Tokenizer, grammars: Grammars) -> None:
+    grammar = grammars.compile(BY_TEXT)
+    assert grammar.trigger is not None
+    assert all(b"ab" in thinker.piece(token) for token in grammar.trigger.tokens)
+    a, b, x, space = (thinker.encode_answer(letter)[0] for letter in "abx ")
+    matcher = make_matcher(grammars, grammar, thinker)
+    for token in [x, a, a, x, a, b]:
+        matcher.commit([token])
+        (mask,) = matcher.masks()
+        assert (mask is None, matcher.may_run_ahead) == (token != b, token == x)
+    assert mask is not None
+    assert mask[space]
+    assert not mask[x]
+    # A draft may begin within the text.
+    matcher = make_matcher(grammars, grammar, thinker)
+    matcher.commit([x, a])
+    assert matcher.count_allowed([b, space, x]) == 2
+    assert [mask is None for mask in matcher.masks([b, space])] == [True, False, False]
+
+
+LETTERS = [make_tokenizer().encode_answer(letter)[0] for letter in "ab"]
 SAMPLINGS = {
+    "by text": {"temperature": 4.0, "seed": 5, "logit_bias": tuple((one, 100.0) for one in LETTERS)},
     "greedy": {"logit_bias": ((3, 30.0),)},
     "sampled": {"temperature": 0.9, "seed": 5, "logit_bias": ((3, 15.0),)},
     "filtered": {"temperature": 0.9, "seed": 7, "top_p": 0.8, "top_k": 40, "logit_bias": ((3, 15.0),)},
@@ -119,10 +150,17 @@ SAMPLINGS = {
 
 def asked(number: int, how: str) -> GenerationRequest:
     one = request(prompt_of(10 + 7 * number, number), 40, name=f"{how}-{number}", **SAMPLINGS[how])
-    return dataclasses.replace(one, grammar=calls_of(make_tokenizer()))
+    return dataclasses.replace(one, grammar=BY_TEXT if how == "by text" else calls_of(make_tokenizer()))
 
 
-@pytest.mark.parametrize(("name", "how"), spread(["llama", "gemma3_text", "mamba2"], list(SAMPLINGS)))
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *spread(["llama", "gemma3_text", "mamba2"], list(SAMPLINGS)[1:]),
+        pytest.param("llama", "by text"),
+        pytest.param("mamba2", "by text", marks=pytest.mark.slow),
+    ],
+)
 def test_calls_are_of_the_grammar_whether_steps_run_ahead_or_verify_drafts(
     name: str, how: str, start_engine: StartEngine
 ) -> None:
@@ -131,9 +169,10 @@ def test_calls_are_of_the_grammar_whether_steps_run_ahead_or_verify_drafts(
     engine = start_engine(name, make_sources=lambda _: DraftSources({}, scored(1.0)))
     alone = [run(engine, [one])[0] for one in plain]
     decode = make_tokenizer().decode
-    for tokens in alone:
-        whole = "".join(decode(tokens).rpartition("</tool_call>")[:2])
-        assert whole.count("<tool_call>") == len(COLOR.findall(whole)) > 1
+    end, start, call = (";", "ab", TEXT_CALL) if how == "by text" else ("</tool_call>", "<tool_call>", COLOR)
+    texts = ["".join(decode(tokens).rpartition(end)[:2]) for tokens in alone]
+    assert [text.count(start) for text in texts] == [len(call.findall(text)) for text in texts]
+    assert sum(text.count(start) for text in texts) > 2
     assert run(engine, plain) == alone
     assert run(engine, requests) == alone
     answers = {one.prompt: tokens for one, tokens in zip(requests, alone, strict=True)}

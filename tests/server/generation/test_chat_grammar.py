@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from reprise.engine.interface.request import Grammar
+from reprise.engine.interface.request import Grammar, Trigger
 from reprise.engine.sampling.grammar import Grammars
 from reprise.server.errors import BadRequestError
 from reprise.server.generation.grammars import chat_grammar, optional_calls
@@ -152,17 +152,17 @@ OPEN = {"type": "function", "function": {"name": "any", "parameters": {"type": "
 
 def coder_call(name, *arguments):
     shown = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments)
-    return f"\n<function={name}>\n{shown}</function>\n</tool_call>"
+    return f"<tool_call>\n<function={name}>\n{shown}</function>\n</tool_call>"
 
 
 @pytest.mark.parametrize(
     ("call_format", "answer", "passes"),
     [
-        ("json_tools", ROME.removeprefix("<tool_call>"), True),
-        ("json_tools", CLOCK.removeprefix("<tool_call>"), True),
-        ("json_tools", OSLO.removeprefix("<tool_call>"), False),
-        ("json_tools", call("nope", "{}").removeprefix("<tool_call>"), False),
-        ("json_tools", call("any", '{"a": [1]}').removeprefix("<tool_call>"), True),
+        ("json_tools", ROME, True),
+        ("json_tools", CLOCK, True),
+        ("json_tools", OSLO, False),
+        ("json_tools", call("nope", "{}"), False),
+        ("json_tools", call("any", '{"a": [1]}'), True),
         ("qwen3_coder", coder_call("weather", ("city", "Rome")), True),
         ("qwen3_coder", coder_call("weather", ("town", "Rome")), False),
         ("qwen3_coder", coder_call("nope", ("city", "Rome")), False),
@@ -171,12 +171,10 @@ def coder_call(name, *arguments):
         ("qwen3_coder", coder_call("any", ("a", "1")), True),
     ],
 )
-def test_behind_its_marker_an_optional_call_names_a_tool_and_follows_its_schema(
-    thinker, grammars, call_format, answer, passes
-):
+def test_an_optional_call_names_a_tool_and_follows_its_schema(thinker, grammars, call_format, answer, passes):
     markers = replace(thinker.markers, call_format=call_format)
     grammar = optional_calls(ask([WEATHER, NOW, OPEN]), markers)
-    assert grammar.trigger == markers.call_start.tokens[0]
+    assert grammar.trigger == Trigger(markers.call_start.tokens)
     assert _passes(thinker, grammars, replace(grammar, trigger=None), answer) is passes
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.events import Delta, Finished, Usage
+from reprise.engine.interface.request import Trigger
 from reprise.engine.text.markers import Marker, Markers
 from reprise.server.app import create_app
 from reprise.server.errors import BadRequestError
@@ -399,8 +400,8 @@ async def test_results_go_back_to_the_model(client, engine):
 async def test_an_optional_call_has_a_grammar_from_its_marker_on(client, engine):
     await client.post(PATH, json=ASK)
     grammar = engine.requests[0].grammar
-    assert grammar.trigger == CALLING.call_start.tokens[0]
-    assert grammar.text.startswith("start: more\n")
+    assert grammar.trigger == Trigger(CALLING.call_start.tokens)
+    assert grammar.text.startswith(f"start: <[{CALLING.call_start.tokens[0]}]> more")
     assert [name for name in ("weather", "get-time_2") if name in grammar.text] == ["weather", "get-time_2"]
 
 
@@ -413,14 +414,20 @@ async def test_an_optional_call_that_cannot_be_enforced_refuses_no_request_and_i
     assert len(engine.compiled_grammars) == 2
 
 
+async def test_a_text_of_several_tokens_begins_a_call_too(client, engine):
+    engine.tokenizer.markers = replace(CALLING, call_start=Marker("<call", (60, 99)))
+    assert (await client.post(PATH, json=ASK)).status_code == 200
+    assert engine.requests[0].grammar.trigger == Trigger(text="<call")
+
+
 @pytest.mark.parametrize(
     "markers",
     [
         replace(CALLING, call_format="unheard_of"),
-        replace(CALLING, call_start=Marker("<call", (60, 99))),
+        replace(CALLING, call_format="llama3", call_start=Marker('{"name": ', (60, 99))),
     ],
 )
-async def test_calls_that_no_token_begins_are_free(client, engine, markers):
+async def test_calls_that_look_like_text_are_free(client, engine, markers):
     engine.tokenizer.markers = markers
     assert (await client.post(PATH, json=ASK)).status_code == 200
     assert engine.requests[0].grammar is None

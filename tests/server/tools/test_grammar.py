@@ -1,13 +1,16 @@
 """Grammars of tool calls in every format, checked with llguidance: what they accept and what they reject."""
 
 import json
+from functools import partial
+from unittest.mock import ANY
 
 import pytest
 
 from reprise.engine.sampling.grammar import Grammars
+from reprise.engine.sampling.thinking_budget import make_matcher
 from reprise.engine.text.markers import HARMONY, Marker, Markers
 from reprise.server.errors import BadRequestError
-from reprise.server.generation.grammars import chat_grammar
+from reprise.server.generation.grammars import chat_grammar, optional_calls
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.messages import ToolChoice
 from tests.engine.text.test_tokenizer import make_thinker
@@ -403,6 +406,91 @@ def test_gpt_oss_keeps_to_its_channels(model, fields, answer, passes):
     content = body.requested_grammar
     grammar = chat_grammar(body, harmony(model[0]), False, content and content[0])
     assert accepts(model, grammar, answer) == passes
+
+
+def allowed(model, grammar, answer, prompt=""):
+    """Return how many tokens of an answer may be chosen one by one, and whether all may be."""
+    tokenizer, grammars = model
+    given = grammars.compile(grammar)
+    one, whole = (make_matcher(grammars, given, tokenizer, tokenizer.encode(prompt)) for _ in range(2))
+    tokens = tokenizer.encode(answer)
+    drafted = []
+    for token in tokens:
+        (mask,) = one.masks()
+        if mask is not None and not mask[token]:
+            break
+        one.commit([token])
+        drafted.append(token)
+    # A draft has the same masks, up to the end of its first call.
+    draft = drafted[: whole.count_allowed(drafted)]
+    masks = whole.masks(draft)
+    other = make_matcher(grammars, given, tokenizer, tokenizer.encode(prompt))
+    for token, mask in zip([*draft, None], masks, strict=True):
+        (expected,) = other.masks()
+        assert (mask is None) == (expected is None)
+        assert mask is None or (mask == expected).all()
+        if token is not None:
+            other.commit([token])
+    return len(drafted), len(drafted) == len(tokens)
+
+
+OPTIONAL = {name: (partial(markers_of, name), FORMATS[name][2]) for name in FORMATS}
+OPTIONAL |= {"kimi_k3": (kimi_k3, xtml), "muse_spark": (muse, atem)}
+OPTIONAL["harmony"] = (
+    harmony,
+    lambda name, values: CALL.replace("get_weather", name) + dumps(values) + "<|end|>",
+)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONAL.keys() - {"llama3"}))
+def test_a_call_that_may_be_made_is_of_a_known_tool_in_every_format(model, name):
+    make_markers, write = OPTIONAL[name]
+    grammar = optional_calls(ask(), make_markers(model[0]))
+    free = 'Hello {there}, < and <tool and <|start|> {"name": "x"}. '
+    free = free.replace("<|start|>", "") if name == "harmony" else free
+    for values in GOOD:
+        if name != "muse_spark" or values == ROME:
+            assert allowed(model, grammar, free + write("get_weather", values)) == (ANY, True)
+    if not name.startswith("mistral"):
+        assert allowed(model, grammar, f"{free}{write('now', {})} And {write('get_weather', ROME)} so.")[1]
+    for wrong in [write("other", {}), *(write("get_weather", values) for values in BAD)]:
+        num, is_whole = allowed(model, grammar, free + wrong)
+        assert num > len(model[0].encode(free))
+        assert not is_whole
+
+
+@pytest.mark.parametrize(
+    ("answer", "passes"),
+    [
+        (ANALYSIS + "<|channel|>final<|message|>Hello", True),
+        (" to=functions.now<|channel|>commentary json<|message|>{}", True),
+        (" to=functions.now<|channel|>commentary <|constrain|>json<|message|>{}<|end|>", True),
+        (" to=functions.nope<|channel|>commentary json<|message|>{}", False),
+        (" to=functions.now-nope<|channel|>commentary json<|message|>{}", False),
+        (ANALYSIS + " to=functions.nope<|channel|>commentary json<|message|>{}", False),
+        ("<|channel|>analysis to=functions.now<|message|>{}", True),
+        ("<|channel|>analysis to=python<|message|>print(1)", True),
+        (
+            "<|channel|>commentary<|message|>Now.<|end|><|start|>assistant"
+            + CALL
+            + '{"city": "Rome", "days": 2}',
+            True,
+        ),
+        ("<|channel|>commentary<|message|>Now.<|end|><|start|>assistant" + CALL + '{"city": "Rome"}', False),
+        (CALL + '{"city": "Rome", "days": 2}<|end|><|start|>assistant<|channel|>final<|message|>So', True),
+        (CALL + '{"city": "Rome", "days": 2} So', False),
+    ],
+)
+def test_a_head_of_gpt_oss_names_a_known_function_if_any(model, answer, passes):
+    grammar = optional_calls(ask(), harmony(model[0]))
+    assert allowed(model, grammar, answer, "x<|end|><|start|>assistant")[1] is passes
+
+
+def test_a_call_that_the_prompt_has_begun_is_held_too(model):
+    grammar = optional_calls(ask(), markers_of("json_tools", model[0]))
+    assert allowed(model, grammar, '{"name": "now", "arguments": {}}\n</tool_call>', "x<tool_call>\n")[1]
+    assert not allowed(model, grammar, '{"name": "nope', "x<tool_call>\n")[1]
+    assert allowed(model, grammar, '{"name": "nope', "x<tool_call>\nno</tool_call>\n")[1]
 
 
 LARK = 'start: "*** Begin" LF /(.+)/ LF\n%import common.LF\n'
