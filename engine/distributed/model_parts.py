@@ -139,8 +139,8 @@ class PartFiles:
                 path.unlink(missing_ok=True)
 
     def save(self, name: str, kv_slice: KVSlice, state: State) -> None:
-        """Copy the arrays of a KV slice and a state, and start to write them to the file of this name."""
-        contents = disk.copy_contents(kv_slice, state)
+        """Start to write the arrays of a KV slice and a state to the file of this name."""
+        contents = disk.to_contents(kv_slice, state)
         # Which tokens these are, only rank 0 needs to know.
         header = Header(self._fingerprint, "", 0, TextKey.of([]), bool(state))
         self._thread.submit(_write, self._path(name), header, contents)

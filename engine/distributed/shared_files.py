@@ -85,12 +85,12 @@ class SharedPrefixStore(PrefixStore):
             return shared_cut, []
         return shared_cut, make_shared(leader, "state_of_parts", lambda _: state, parts)
 
-    def _copy(self, name: str, kv_slice: KVSlice, state: State) -> Contents:
-        copy = super()._copy
+    def _contents_of(self, name: str, kv_slice: KVSlice, state: State) -> Contents:
+        contents_of = super()._contents_of
         if not self._is_shared:
-            return copy(name, kv_slice, state)
+            return contents_of(name, kv_slice, state)
         contents: Contents = self._model.leader.do(
-            "save_part", lambda _, *given: copy(*given), self._model, name, kv_slice, state
+            "save_part", lambda _, *given: contents_of(*given), self._model, name, kv_slice, state
         )
         return contents
 

@@ -51,7 +51,7 @@ class PrefixLookup:
                 sequence.prefix.loading = self.kept.store.start_load(key)
         if (loading := sequence.prefix.loading) is None:
             return False
-        if not (loading.future.done() or may_wait):
+        if not may_wait and (not loading.future.done() or self.kept.store.advance_load(loading)):
             return True
         sequence.prefix.loading = None
         # What was read, and the part of it that is not in memory yet.

@@ -69,8 +69,8 @@ NAME_PATTERN = rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}"
 """A regular expression for the names of prefix files."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Stored = tuple[str, Array]
-"""The name of an array's MLX dtype, and its numbers in a dtype that numpy has, in memory not owned by MLX."""
+Stored = tuple[str, Array] | mx.array
+"""The name of an array's MLX dtype, and its numbers in a dtype that numpy has; or the array itself."""
 
 
 class PrefixFileError(Exception):
@@ -103,23 +103,30 @@ class Contents:
     state: list[Stored | None]
 
 
-def to_stored(array: mx.array) -> Stored:
-    """Evaluate an array and copy it for use on any thread."""
-    kind = str(array.dtype).rpartition(".")[2]
-    # numpy has no bfloat16.
-    return kind, np.array(array.view(mx.uint16) if kind == "bfloat16" else array)
-
-
 def from_stored(one: Stored) -> mx.array:
-    """Make an array equal to the one that to_stored() copied."""
+    """Return a stored array as MLX's."""
+    if isinstance(one, mx.array):
+        return one
     kind, numbers = one
     array = mx.array(numbers)
     return array.view(mx.bfloat16) if kind == "bfloat16" else array
 
 
-def copy_contents(kv_slice: KVSlice, state: State) -> Contents:
-    """Evaluate the arrays of a KV slice and a state, one after the other, and copy them for any thread."""
-    return Contents([to_stored(a) for a in kv_slice], [None if a is None else to_stored(a) for a in state])
+def to_contents(kv_slice: KVSlice, state: State) -> Contents:
+    """Evaluate the arrays of a KV slice and a state, for any thread to read.
+
+    They share MLX's memory: to copy a gigabyte takes tenths of a second, and evaluated arrays never change.
+    """
+    mx.eval(kv_slice, state)
+    return Contents(
+        [_stored(one) for one in kv_slice], [None if one is None else _stored(one) for one in state]
+    )
+
+
+def _stored(array: mx.array) -> Stored:
+    kind = str(array.dtype).rpartition(".")[2]
+    # numpy has no bfloat16.
+    return kind, np.asarray(array.view(mx.uint16) if kind == "bfloat16" else array)
 
 
 def write(path: Path, header: Header, contents: Contents) -> int:
@@ -128,8 +135,8 @@ def write(path: Path, header: Header, contents: Contents) -> int:
     Only the owner can read the file, because it holds what users wrote.
     """
     # Format 1 calls the arrays of the KV slice "strip".
-    arrays = {f"strip {i}": one for i, one in enumerate(contents.kv_slice)}
-    arrays |= {f"state {i}": one for i, one in enumerate(contents.state) if one is not None}
+    arrays = {f"strip {i}": one for i, one in enumerate(contents.kv_slice) if isinstance(one, tuple)}
+    arrays |= {f"state {i}": one for i, one in enumerate(contents.state) if isinstance(one, tuple)}
     numbers = {name: np.ascontiguousarray(array) for name, (_, array) in arrays.items()}
     numbers["tokens"] = header.tokens.ids
     metadata = {
@@ -170,7 +177,7 @@ def read(path: Path) -> Contents:
         if _checksum(numbers) != int(metadata["checksum"]):
             raise PrefixFileError(f"{path.name} is damaged: its checksum is wrong")
         kinds = dict(pair.split("=") for pair in metadata["kinds"].split(",") if pair)
-        found = {name: (kind, numbers[name]) for name, kind in kinds.items()}
+        found: dict[str, Stored] = {name: (kind, numbers[name]) for name, kind in kinds.items()}
         kv_slice = [found[f"strip {i}"] for i in range(int(metadata["num_strips"]))]
         return Contents(kv_slice, [found.get(f"state {i}") for i in range(int(metadata["num_states"]))])
     except (OSError, SafetensorError, KeyError, ValueError) as fault:
@@ -208,6 +215,9 @@ MIN_STATE_TOKENS = 64
 
 HEADER_BYTES = 1024
 """Estimated bytes of a file besides its arrays."""
+
+MAX_TURNED_BYTES = 64 * 2**20
+"""Bytes that one call of advance_load() turns into MLX's arrays, and one array more."""
 
 MAX_UNWRITTEN_BYTES = 512 * 2**20
 """Nothing more is saved while more bytes than this wait to be written."""
@@ -327,6 +337,24 @@ class PrefixStore:
         future = self._thread.submit(_read_all, [one.path for one in files], now)
         return Loading(files, ends, future)
 
+    def advance_load(self, loading: Loading) -> bool:
+        """Turn the next of the arrays that were read into MLX's; return whether some are left.
+
+        It takes some hundredths of a second at most, while finish_load() takes tenths for a gigabyte.
+        """
+        num_left = MAX_TURNED_BYTES
+        for each in loading.future.result():
+            if isinstance(each, Exception):
+                return False
+            for arrays in (each.kv_slice, each.state):
+                for index, one in enumerate(arrays):
+                    if isinstance(one, tuple):
+                        if num_left <= 0:
+                            return True
+                        num_left -= one[1].nbytes
+                        arrays[index] = from_stored(one)
+        return False
+
     def finish_load(self, loading: Loading) -> tuple[CutSlice, State] | None:
         """Wait for a load; return cut and state for PrefixCache.put(), or None if a file cannot be read."""
         contents = self._contents(loading)
@@ -368,15 +396,15 @@ class PrefixStore:
         header = Header(
             self._fingerprint, parent.path.name if parent else "", start, added[start:], bool(state)
         )
-        contents = self._copy(name, kv_slice, state)
+        contents = self._contents_of(name, kv_slice, state)
         file = PrefixFile(self._folder / name, header, parent, size, time.time())
         self._add(file)
         self._index.writing.append((file, self._thread.submit(_write, file.path, header, contents)))
         self._shrink()
 
-    def _copy(self, name: str, kv_slice: KVSlice, state: State) -> Contents:  # noqa: ARG002 - for others
-        """Copy the arrays that a file of this name will hold."""
-        return copy_contents(kv_slice, state)
+    def _contents_of(self, name: str, kv_slice: KVSlice, state: State) -> Contents:  # noqa: ARG002 - for others
+        """Return what a file of this name will hold."""
+        return to_contents(kv_slice, state)
 
     def close(self) -> None:
         """Wait until all files are written, and end the thread."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from reprise.config.atomic_files import unfinished_path
@@ -351,9 +352,26 @@ def test_a_folder_that_cannot_be_used_is_an_error_at_start(start_engine: StartEn
 def test_bfloat16_is_stored_exactly() -> None:
     numbers = mx.arange(24, dtype=mx.float32).astype(mx.bfloat16).reshape(1, 2, 3, 4) / 7
     mx.eval(numbers)
-    again = disk.from_stored(disk.to_stored(numbers))
+    again = disk.from_stored(disk.to_contents([numbers], []).kv_slice[0])
     assert again.dtype == mx.bfloat16
     assert mx.array_equal(again, numbers).item()
+
+
+def test_nothing_is_copied_to_be_written_and_little_at_a_time_after_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = mx.random.normal((1, 2, 300, 4))
+    ((_, numbers),) = disk.to_contents([array], []).kv_slice
+    assert np.shares_memory(numbers, np.asarray(array))
+    store = PrefixStore(tmp_path, 10**9, "a", needs_state=True)
+    tokens = tuple(range(300))
+    store.save(tokens, lambda start, end: [array[:, :, start:end]] * 3, lambda: [None, array])
+    loading = store.start_load((*tokens, 1))
+    monkeypatch.setattr(disk, "MAX_TURNED_BYTES", array.nbytes)
+    assert [store.advance_load(loading) for _ in range(5)] == [True, True, True, False, False]
+    cut, state = store.finish_load(loading)
+    assert all(mx.array_equal(one, array).item() for one in [*cut(0, 300), state[1]])
+    store.close()
 
 
 def test_the_file_that_saves_fewest_tokens_for_its_bytes_is_deleted_first(tmp_path: Path) -> None:
