@@ -1,7 +1,9 @@
 """A model's chat template, and conversations that it was not written for."""
 
+import json
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -324,7 +326,23 @@ class ChatTemplate:
 
     def _render_probe(self, messages: Sequence[Json], tools: list[Json] | None) -> str:
         shown = {"tools": tools, "add_generation_prompt": True, "tokenize": False}
-        return str(self._wrapped.apply_chat_template(list(messages), **shown))
+        return str(self._wrapped.apply_chat_template(list(messages), **shown, **self._variables(tools)))
+
+    def _variables(self, tools: list[Json] | None) -> Json:
+        """Return what Firefunction's template fails without: the tools as text, and the date."""
+        if not self._wants_variables:
+            return {}
+        functions = [tool["function"] for tool in tools or ()]
+        # Not the time, as its makers' code has it: the prompt's beginning would change with every request.
+        return {
+            "functions": json.dumps(functions, indent=4, ensure_ascii=False),
+            "datetime": time.strftime("%Y-%m-%d"),
+        }
+
+    @cached_property
+    def _wants_variables(self) -> bool:
+        text = template_text(self._wrapped)
+        return all(re.search(rf"\b{name}\b", text) for name in ("functions", "datetime"))
 
     def render(
         self,
@@ -425,7 +443,7 @@ class ChatTemplate:
         if self._wrapped._chat_template is not None:
             messages, arguments = for_python_template(messages, given.tools, arguments)
         else:
-            arguments = {**arguments, "return_dict": False}
+            arguments = {**self._variables(given.tools), **arguments, "return_dict": False}
         shown = {"tools": given.tools, "add_generation_prompt": end == "answer", "tokenize": False}
         if end == "final_message":
             shown["continue_final_message"] = True
