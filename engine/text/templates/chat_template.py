@@ -17,6 +17,7 @@ from reprise.engine.interface.errors import UnbrokenTextError
 from reprise.engine.interface.images import MARK, OPEN, ImageProcessor, numbers_in
 from reprise.engine.interface.request import PromptEnd
 from reprise.engine.sandbox.chat_templates import RenderLimitError, for_python_template
+from reprise.engine.text.markers import PREAMBLE
 from reprise.engine.text.templates.fit import (
     NUM_ID_CHARACTERS,
     Fitted,
@@ -175,6 +176,20 @@ def with_placeholders(rendered: str, processor: ImageProcessor) -> str:
         return rendered
     written = re.compile(f"(?<!{TOKEN_OPEN}){re.escape(processor.written)}")
     return written.sub(lambda _: processor.shown, rendered)
+
+
+_PREAMBLE = re.compile(
+    rf"<\|start\|>user<\|message\|>{PREAMBLE}([^{PREAMBLE}]*){PREAMBLE}<\|end\|>"
+    r"(<\|start\|>assistant<\|channel\|>analysis<\|message\|>.*?<\|end\|>)?",
+    re.DOTALL,
+)
+"""Matches the words before a call, as gpt-oss's template shows them, and the reasoning of that call."""
+
+
+def with_preambles(rendered: str) -> str:
+    """Write the words before a call as gpt-oss itself does: in the commentary, after its reasoning."""
+    shown = r"<|start|>assistant<|channel|>commentary<|message|>\1<|end|>"
+    return _PREAMBLE.sub(rf"\2{shown}", rendered) if PREAMBLE in rendered else rendered
 
 
 HEAD_CHARACTERS, HEAD_TOKENS = 200, 16
@@ -448,7 +463,7 @@ class ChatTemplate:
         if end == "final_message":
             shown["continue_final_message"] = True
         try:
-            rendered = self._wrapped.apply_chat_template(messages, **shown, **arguments)
+            rendered = with_preambles(self._wrapped.apply_chat_template(messages, **shown, **arguments))
             if processor is not None:
                 rendered = with_placeholders(rendered, processor)
             return (self._control_tokens if given.is_marked else self._encoder).encode(rendered)

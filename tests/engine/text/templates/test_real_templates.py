@@ -23,8 +23,6 @@ PACKAGE = "llama-cpp-python==0.3.36"
 FETCHED_WITHIN_S = 400
 CACHE = Path.home() / ".cache/reprise-tests/templates"
 NUM_TEMPLATES = 70
-DROPPED = {("openai-gpt-oss-120b", "words beside calls"): ["aloud"]}
-"""Harmony keeps such words in the channel of thoughts, which it drops once an answer follows."""
 
 
 @pytest.fixture(scope="module")
@@ -74,4 +72,4 @@ def test_nothing_is_refused_and_nothing_lost(folder: Path, shape: str):
             assert template.traits is not None
             ids = template.render(messages, tools, {}, is_generic=not template.traits.tools)
         text = template._wrapped.decode(ids)
-        assert lost(messages, tools, text) == DROPPED.get((file.stem, shape), []), file.stem
+        assert lost(messages, tools, text) == [], file.stem
