@@ -194,13 +194,16 @@ class Prefiller:
             if drafts and seconds:
                 drafts.slowdown_budget.prefill_s += seconds
 
-        while num_units > 0 and looking.stages_left and not sequence.ended:
+        least = 1
+        # A slice does at least a row, whatever that takes: after the first one none that is not planned.
+        while num_units >= least and looking.stages_left and not sequence.ended:
             kind, num_done, arrays = looking.advance(num_units)
             # A slice that ends within a unit counts as one.
             units = max(1, num_done)
             fail = partial(self._fail, sequence)
             self.device.dispatch(arrays, partial(done, kind, units), fail)
             num_units -= units
+            least = max(1, looking.least_units)
 
     def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts) -> None:
         """Feed the next tokens of a prompt, in parts if state is to be kept of a length between them."""

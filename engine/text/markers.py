@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 HARMONY = "harmony"
 """The format of gpt-oss: channels for reasoning, tool calls and content."""
+PREAMBLE = "\ufdd4"
+"""Stands around words before a call of gpt-oss, in a message of the user before it: its template would show
+them as reasoning, which it drops once an answer follows. Unicode keeps it from ever being a character."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class Looking:
         self._image: PromptImage | None = None
         self._features: Features | None = None
         self._slices: Slices | None = None
+        # Of each stage of that image; see Stage.
+        self._least_units: list[int] = []
         self._portion = Portion()
 
     @property
@@ -66,6 +68,13 @@ class Looking:
         """Units of work in stages_left."""
         return sum(units for _, units in self.stages_left)
 
+    @property
+    def least_units(self) -> int:
+        """Units of work that the next slice takes at least; 0 if none is left."""
+        if not self.stages_left:
+            return 0
+        return min(self._least_units[-len(self.stages_left)], self.stages_left[0][1])
+
     def look_at(self, num_computed: int) -> None:
         """Begin to look at the image of the token after num_computed, if that token belongs to one."""
         image = next((one for one in self._images if one.start <= num_computed < one.end), None)
@@ -75,6 +84,7 @@ class Looking:
         if self._features is None:
             self._slices = self._sight.tower.slices(image, self._portion)
             self.stages_left = self._stages_of(image)
+            self._least_units = [one.least_units for one in self._sight.tower.stages(image.grid)]
 
     def left(self, num_computed: int) -> Iterator[tuple[str, int]]:
         """Yield the stages that all images not fed in full still take. See stages_left."""

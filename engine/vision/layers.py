@@ -81,6 +81,11 @@ class Stage:
         """Units of all rows, at least 1."""
         return -(-self.size * self.work // WORK)
 
+    @property
+    def least_units(self) -> int:
+        """Units of the smallest slice."""
+        return -(-min(self.size, self._least()) * self.work // WORK)
+
     def run(
         self, portion: Portion, compute: Callable[[int, int], Sequence[mx.array]], axis: int = 1
     ) -> Generator[Sequence[mx.array], None, list[mx.array]]:
@@ -102,10 +107,13 @@ class Stage:
     def _end(self, start: int, most: int | None) -> int:
         if most is None:
             return self.size
-        least = self.together
-        if mx.default_device().type == mx.DeviceType.gpu:
-            least *= -(-ROWS_ON_GPU // least)
+        least = self._least()
         return min(self.size, start + least * max(1, most * WORK // (least * self.work)))
+
+    def _least(self) -> int:
+        """Return the rows of the smallest slice, unless fewer are left."""
+        on_gpu = mx.default_device().type == mx.DeviceType.gpu
+        return self.together * -(-ROWS_ON_GPU // self.together) if on_gpu else self.together
 
     def _units_before(self, row: int) -> int:
         """Units are left until the last row is computed."""

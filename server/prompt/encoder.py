@@ -16,7 +16,7 @@ from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.images import ImageProcessor, PromptImage, before_images
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.interface.request import PromptEnd
-from reprise.engine.text.markers import FimTokens
+from reprise.engine.text.markers import PREAMBLE, FimTokens
 from reprise.server.engine_types import ModelEngine, Tokenizer
 from reprise.server.errors import BadRequestError, ContextLengthError
 from reprise.server.prompt.images import Placed, Seen
@@ -394,10 +394,9 @@ def to_harmony_messages(messages: Sequence[Json]) -> list[Json]:
             case "tool":
                 if message["tool_call_id"] not in placed:
                     converted.append({"role": "tool", "content": message["content"]})
-            case "system":
-                converted.append({"role": "user", "content": message["content"]})
             case _:
-                converted.append(message)
+                content = message["content"].replace(PREAMBLE, "")
+                converted.append({**message, "role": "user", "content": content})
     return converted
 
 
@@ -413,10 +412,10 @@ def to_harmony_arguments(arguments: Json) -> Json:
 
 
 def _calls(message: Json, results: dict[str, Json], placed: set[str], *, is_only: bool) -> Iterator[Json]:
-    """Yield a message for each call, and after all but the last one its result."""
-    # A preamble is rendered in the channel of the reasoning: the template has no other place for it.
-    texts = (message.get("reasoning_content"), message["content"])
-    thinking = "\n\n".join(text for text in texts if text)
+    """Yield the words before the calls, and a message for each; after all but the last one its result."""
+    if words := (message["content"] or "").replace(PREAMBLE, ""):
+        yield {"role": "user", "content": f"{PREAMBLE}{words}{PREAMBLE}"}
+    thinking = message.get("reasoning_content")
     for index, call in enumerate(message["tool_calls"]):
         shown: Json = {"role": "assistant", "tool_calls": [call]}
         yield shown | ({"thinking": thinking} if thinking and not index else {})

@@ -1,7 +1,9 @@
 """A model's chat template, and conversations that it was not written for."""
 
+import json
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,6 +17,7 @@ from reprise.engine.interface.errors import UnbrokenTextError
 from reprise.engine.interface.images import MARK, OPEN, ImageProcessor, numbers_in
 from reprise.engine.interface.request import PromptEnd
 from reprise.engine.sandbox.chat_templates import RenderLimitError, for_python_template
+from reprise.engine.text.markers import PREAMBLE
 from reprise.engine.text.templates.fit import (
     NUM_ID_CHARACTERS,
     Fitted,
@@ -175,6 +178,20 @@ def with_placeholders(rendered: str, processor: ImageProcessor) -> str:
     return written.sub(lambda _: processor.shown, rendered)
 
 
+_PREAMBLE = re.compile(
+    rf"<\|start\|>user<\|message\|>{PREAMBLE}([^{PREAMBLE}]*){PREAMBLE}<\|end\|>"
+    r"(<\|start\|>assistant<\|channel\|>analysis<\|message\|>.*?<\|end\|>)?",
+    re.DOTALL,
+)
+"""Matches the words before a call, as gpt-oss's template shows them, and the reasoning of that call."""
+
+
+def with_preambles(rendered: str) -> str:
+    """Write the words before a call as gpt-oss itself does: in the commentary, after its reasoning."""
+    shown = r"<|start|>assistant<|channel|>commentary<|message|>\1<|end|>"
+    return _PREAMBLE.sub(rf"\2{shown}", rendered) if PREAMBLE in rendered else rendered
+
+
 HEAD_CHARACTERS, HEAD_TOKENS = 200, 16
 """How much of a message is searched in the prompt, to find where its text begins."""
 
@@ -324,7 +341,23 @@ class ChatTemplate:
 
     def _render_probe(self, messages: Sequence[Json], tools: list[Json] | None) -> str:
         shown = {"tools": tools, "add_generation_prompt": True, "tokenize": False}
-        return str(self._wrapped.apply_chat_template(list(messages), **shown))
+        return str(self._wrapped.apply_chat_template(list(messages), **shown, **self._variables(tools)))
+
+    def _variables(self, tools: list[Json] | None) -> Json:
+        """Return what Firefunction's template fails without: the tools as text, and the date."""
+        if not self._wants_variables:
+            return {}
+        functions = [tool["function"] for tool in tools or ()]
+        # Not the time, as its makers' code has it: the prompt's beginning would change with every request.
+        return {
+            "functions": json.dumps(functions, indent=4, ensure_ascii=False),
+            "datetime": time.strftime("%Y-%m-%d"),
+        }
+
+    @cached_property
+    def _wants_variables(self) -> bool:
+        text = template_text(self._wrapped)
+        return all(re.search(rf"\b{name}\b", text) for name in ("functions", "datetime"))
 
     def render(
         self,
@@ -425,12 +458,12 @@ class ChatTemplate:
         if self._wrapped._chat_template is not None:
             messages, arguments = for_python_template(messages, given.tools, arguments)
         else:
-            arguments = {**arguments, "return_dict": False}
+            arguments = {**self._variables(given.tools), **arguments, "return_dict": False}
         shown = {"tools": given.tools, "add_generation_prompt": end == "answer", "tokenize": False}
         if end == "final_message":
             shown["continue_final_message"] = True
         try:
-            rendered = self._wrapped.apply_chat_template(messages, **shown, **arguments)
+            rendered = with_preambles(self._wrapped.apply_chat_template(messages, **shown, **arguments))
             if processor is not None:
                 rendered = with_placeholders(rendered, processor)
             return (self._control_tokens if given.is_marked else self._encoder).encode(rendered)

@@ -101,7 +101,7 @@ def looked_at(
 class RandomTower:
     """A tower whose features are random numbers, other ones for every picture.
 
-    num_slices: units of its work. num_deep: features for so many layers.
+    num_slices: rows of its work, each a unit unless `work` is changed. num_deep: features for so many layers.
     """
 
     placeholder_id, nbytes = PLACEHOLDER, 0
@@ -111,7 +111,7 @@ class RandomTower:
     ) -> None:
         self.hidden, self.num_deep, self.has_axes = hidden, num_deep, has_axes
         self.sees_whole_image = sees_whole_image
-        self.num_slices = 3
+        self.num_slices, self.work = 3, WORK
         self.num_done = 0
 
     def positions(self, grid: tuple[int, int]) -> np.ndarray | None:
@@ -136,7 +136,7 @@ class RandomTower:
 
     def stages(self, grid: tuple[int, int]) -> list[Stage]:
         del grid
-        return [Stage("look", self.num_slices, WORK)]
+        return [Stage("look", self.num_slices, self.work)]
 
     def slices(
         self, image: PromptImage, portion: Portion | None = None

@@ -15,6 +15,7 @@ from reprise.engine.interface.request import DraftChoice, GenerationRequest
 from reprise.engine.memory.prefill import MIN_CHUNK_TOKENS
 from reprise.engine.vision import image_features, language
 from reprise.engine.vision.keys import prompt_keys
+from reprise.engine.vision.layers import WORK
 from tests.combinations import spread
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of
@@ -263,6 +264,27 @@ def test_rows_decode_between_the_slices_of_a_tower() -> None:
     driven.finish()
     assert list(seen.finished().tokens) == expected("mistral3", asked)
     assert list(told.finished().tokens) == expected("mistral3", text)
+
+
+@pytest.mark.parametrize(("units_of_row", "num_rows"), [(0.5, 8), (1, 4), (1.5, 2), (2.5, 1), (10, 1)])
+def test_a_step_does_no_second_slice_that_is_larger_than_what_is_left_of_its_plan(
+    units_of_row: float, num_rows: int
+) -> None:
+    loaded = make_seeing("mistral3")
+    assert loaded.sight
+    tower: Any = loaded.sight.tower
+    tower.num_slices, tower.work = 40, int(units_of_row * WORK)
+    driven = Driven(loaded, max_stall_ms=0)
+    told = driven.ask(looked_at(prompt_of(5), name="text", max_tokens=60))
+    driven.step_until(lambda: bool(told.text))
+    driven.ask(looked_at(prompt_of(3), Picture(1), prompt_of(4), max_tokens=4))
+    done: list[int] = []
+    while tower.num_done < tower.num_slices:
+        before = tower.num_done
+        driven.worker.step()
+        done.append(tower.num_done - before)
+    # The plan is MIN_CHUNK_TOKENS units, as nothing may take time.
+    assert max(done) == num_rows
 
 
 def test_a_prompt_can_be_cancelled_while_the_tower_looks() -> None:

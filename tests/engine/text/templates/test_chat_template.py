@@ -102,6 +102,17 @@ def test_traits_are_those_of_the_templates_rules():
     assert lacks("hermes") == {"tools_null", "calls_content"}
     assert lacks("command") == {"tools_null"}
     assert lacks("untold") == {"definitions"}
+    assert lacks("firefunction") == set()
+
+
+def test_a_template_gets_its_tools_as_text_and_the_date_in_the_variables_that_it_wants():
+    template = template_of("firefunction")
+    text = make("firefunction").decode(template.render([user("one")], TOOLS, {}))
+    listed, _, after = text.partition("spec:\n")[2].partition("\nToday is ")
+    assert json.loads(listed) == [one["function"] for one in TOOLS]
+    assert re.match(r"\d{4}-\d\d-\d\d\.", after)
+    given = template.render([user("one")], None, {"datetime": "Friday"})
+    assert "[]\nToday is Friday." in make("firefunction").decode(given)
 
 
 def test_plain_tools_spell_out_what_schemas_leave_open():
