@@ -3,9 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Literal, Protocol, TypeVar
-
-from pydantic import BaseModel
+from typing import Any, Literal, Protocol, TypeVar
 
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob
 from reprise.server.tools.readers import BareCalls, Reader
@@ -91,7 +89,7 @@ class ReportPart:
     tokens: ids of the whole answer and of its prompt, at the end, if the request asks for them.
     """
 
-    fields: Mapping[str, BaseModel] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
     trace: tuple[tuple[str, str], ...] = ()
     tokens: "ChoiceTokens | None" = None
 
@@ -166,9 +164,7 @@ class ChoiceOutput:
     reasoning: str = ""
     tool_calls: list[ToolCallPart] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason = "stop"
-    stop: str | None = None
-    schema_valid: bool | Literal["unknown"] | None = None
+    end: EndPart = EndPart("stop")
     trace: list[tuple[str, str]] = field(default_factory=list)
     tokens: ChoiceTokens | None = None
 
@@ -199,8 +195,7 @@ class ChoiceOutput:
                     output.trace += part.trace
                     output.tokens = part.tokens or output.tokens
                 case EndPart():
-                    output.finish_reason, output.stop = part.finish_reason, part.stop
-                    output.schema_valid = part.schema_valid
+                    output.end = part
         output.tool_calls += [
             ToolCallPart(start.id, start.name, "".join(arguments), start.index) for start, arguments in begun
         ]

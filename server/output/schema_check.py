@@ -38,7 +38,7 @@ class WholeSchemas:
         results = [is_valid(text, schema) for text, schema in pairs if schema is not None]
         if not results:
             # A call was demanded, and the answer may have been cut before it was complete.
-            return output.finish_reason != "length"
+            return output.end.finish_reason != "length"
         return False if False in results else None if None in results else True
 
 

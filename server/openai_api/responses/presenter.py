@@ -10,7 +10,6 @@ from reprise.engine.interface.events import TokenLogprob
 from reprise.server.errors import ApiError, ContextLengthError
 from reprise.server.openai_api.responses.items import encode_reasoning
 from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
-from reprise.server.output.openai_objects import Timings, UsageBlock, chat_logprobs
 from reprise.server.output.parts import (
     CallArgumentsPart,
     CallStartPart,
@@ -20,9 +19,8 @@ from reprise.server.output.parts import (
     ReasoningPart,
     TextPart,
     ToolCallPart,
-    merge_adjacent,
 )
-from reprise.server.output.presenter import Events, ResponseHead
+from reprise.server.output.presenter import Json, OneChoicePresenter, ResponseHead, chat_logprobs
 from reprise.server.requests.messages import Tool
 from reprise.server.requests.tools import InputDecoder
 
@@ -46,9 +44,6 @@ def item_id(head: ResponseHead, prefix: str, index: int) -> str:
     index: position among the request's own input items and the output items, counted together.
     """
     return f"{prefix}_{head.id}{index:04x}"
-
-
-Json = dict[str, Any]
 
 
 class OutputItems:
@@ -201,8 +196,10 @@ class OutputItems:
 
 def _logprobs_json(entries: Sequence[TokenLogprob], with_bytes: bool) -> list[Json]:
     """Format log probabilities: with bytes for items, without bytes for events, as OpenAI does."""
-    excluded: Any = None if with_bytes else {"bytes": True, "top_logprobs": {"__all__": {"bytes"}}}
-    return [entry.model_dump(exclude=excluded) for entry in chat_logprobs(entries).content]
+    logprobs = chat_logprobs(entries)
+    for one in () if with_bytes else [held for entry in logprobs for held in (entry, *entry["top_logprobs"])]:
+        del one["bytes"]
+    return logprobs
 
 
 _NOT_REPEATED: Json = {
@@ -218,8 +215,8 @@ StoreResponse = Callable[[Json], None]
 """Called with a response that finished normally, before its last event is sent."""
 
 
-class ResponsePresenter:
-    """Presenter for /v1/responses. A request has one choice.
+class ResponsePresenter(OneChoicePresenter):
+    """Presenter for /v1/responses.
 
     num_input: number of items in the request's input. tools: the tools that the model is shown.
     repeats: whether responses repeat those of the request's fields that may be long.
@@ -241,40 +238,31 @@ class ResponsePresenter:
         self._num_events = 0
         self._output = OutputItems(head, num_input, body.includes_reasoning, tools)
 
-    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
         """See Presenter."""
         (output,) = outputs
         text = TextPart(output.text, tuple(output.logprobs))
-        end = EndPart(output.finish_reason, output.stop, output.schema_valid)
-        parts: list[Part] = [ReasoningPart(output.reasoning), text, *output.tool_calls, end]
+        parts: list[Part] = [ReasoningPart(output.reasoning), text, *output.tool_calls, output.end]
         for part in parts:
             for _ in self._output.add(part):
                 pass
-        return to_json(self._finish(end, usage, timings))
+        return to_json(self._finish(output.end, usage, timings))
 
-    def format_opening(self, _usage: UsageBlock | None = None) -> bytes:
+    def format_opening(self, _usage: Json | None = None) -> bytes:
         """See Presenter."""
         created = {"type": "response.created", "response": self._response("in_progress", [])}
         return self._frame(created) + self.format_silence()
-
-    def format_parts(self, events: Events) -> bytes:
-        """See Presenter."""
-        parts = merge_adjacent(part for _, part in events)
-        return (
-            b"".join(self._frame(e) for part in parts for e in self._output.add(part))
-            or self.format_silence()
-        )
 
     def format_silence(self) -> bytes:
         """See Presenter. It is an event, as Codex ends a stream that has had no event for five minutes."""
         return self._frame({"type": "response.in_progress", "response": self._response("in_progress", [])})
 
-    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
-        """See Presenter."""
-        frames = self.format_parts(events)
-        end = next(part for _, part in events if isinstance(part, EndPart))
+    def _part(self, part: Part) -> bytes:
+        return b"".join(map(self._frame, self._output.add(part)))
+
+    def _ending(self, end: EndPart, usage: Json, timings: Json) -> bytes:
         response = self._finish(end, usage, timings)
-        return frames + self._frame({"type": f"response.{response['status']}", "response": response})
+        return self._frame({"type": f"response.{response['status']}", "response": response})
 
     def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
@@ -287,7 +275,7 @@ class ResponsePresenter:
         response["error"] = {"code": code, "message": fault.message}
         return self._frame(error) + self._frame({"type": "response.failed", "response": response})
 
-    def _finish(self, end: EndPart, usage: UsageBlock, timings: Timings) -> Json:
+    def _finish(self, end: EndPart, usage: Json, timings: Json) -> Json:
         """Return the finished response, and store it."""
         is_cut = end.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed", self._output.items)
@@ -295,7 +283,7 @@ class ResponsePresenter:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         response["completed_at"] = None if is_cut else int(time.time())
         response["usage"] = usage_json(usage)
-        response["timings"] = timings.model_dump()
+        response["timings"] = timings_json(timings)
         if end.schema_valid is not None:
             response["schema_valid"] = end.schema_valid
         self._store_response(response)
@@ -321,20 +309,19 @@ class ResponsePresenter:
         return frame(event, self._num_events - 1)
 
 
-def usage_json(usage: UsageBlock) -> Json:
-    """Return the usage as the API writes it; image_tokens, if there are any, are not in OpenAI's API."""
-    num_image = usage.prompt_tokens_details.image_tokens
+def timings_json(timings: Json) -> Json:
+    """Return the timings with null for what is absent."""
+    return timings | {name: timings.get(name) for name in ("translation", "streaming", "stopped")}
+
+
+def usage_json(usage: Json) -> Json:
+    """Return the usage as the API writes it. Cache writes are not counted: they are not billed."""
     return {
-        "input_tokens": usage.prompt_tokens,
-        # Cache writes are not counted: they are not billed.
-        "input_tokens_details": {
-            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-            "cache_write_tokens": 0,
-            **({"image_tokens": num_image} if num_image else {}),
-        },
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
-        "total_tokens": usage.total_tokens,
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
+        "total_tokens": usage["total_tokens"],
     }
 
 

@@ -29,20 +29,19 @@ from reprise.server.openai_api.responses.items import (
     kind_of,
 )
 from reprise.server.openai_api.responses.presenter import (
-    Json,
     OutputItems,
     ResponsePresenter,
     frame,
     head_id,
     item_id,
     response_id,
+    timings_json,
     usage_json,
 )
 from reprise.server.openai_api.responses.schemas import GetQuery, Input, ListQuery, ResponsesRequest, page
 from reprise.server.openai_api.responses.store import ResponseStore, StoredResponse, Turn, stored_response
-from reprise.server.output.openai_objects import Timings, UsageBlock
 from reprise.server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, ToolCallPart
-from reprise.server.output.presenter import ResponseHead
+from reprise.server.output.presenter import Json, ResponseHead
 from reprise.server.prompt.encoder import check_ids
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.messages import Tool
@@ -105,13 +104,13 @@ class CompactionPresenter(ResponsePresenter):
         super().__init__(head, body, len(items), lambda _: None, ())
         self._items, self._context_tokens = items, context_tokens
 
-    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
         """See Presenter. Raises ApiError if the summary is cut off: the client must keep its conversation."""
         (output,) = outputs
-        summary, num_tokens = output.text.strip(), usage.completion_tokens
-        if output.finish_reason == "length" and num_tokens < summary_tokens(self._context_tokens):
+        summary, num_tokens = output.text.strip(), usage["completion_tokens"]
+        if output.end.finish_reason == "length" and num_tokens < summary_tokens(self._context_tokens):
             way_out = f"It left only {num_tokens} tokens for a summary."
-            raise ContextLengthError(usage.prompt_tokens, self._context_tokens, "input", way_out)
+            raise ContextLengthError(usage["prompt_tokens"], self._context_tokens, "input", way_out)
         if not summary:
             message = "The model wrote no summary. Go on with the conversation as it is."
             raise RequestFailedError(message, code="no_summary")
@@ -130,7 +129,7 @@ class CompactionPresenter(ResponsePresenter):
                 "created_at": head.created,
                 "output": [*kept, compaction],
                 "usage": usage_json(usage),
-                "timings": timings.model_dump(),
+                "timings": timings_json(timings),
             }
         )
 
