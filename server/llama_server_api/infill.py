@@ -106,6 +106,7 @@ def _frame(event: Json) -> bytes:
 
 
 router = APIRouter()
+BODIES = (InfillRequest,)
 
 
 @router.post("/infill", openapi_extra=body_schema(InfillRequest))

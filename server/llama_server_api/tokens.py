@@ -46,12 +46,7 @@ class TokenizeRequest(RequestModel):
         },
         {"not": neutral("content", "prompt", "messages")},
         ONE_END,
-        {
-            "anyOf": [
-                neutral("messages"),
-                neutral("add_special", "add_special_tokens", values=(None, False)),
-            ]
-        },
+        {"anyOf": [neutral("messages"), neutral("add_special", "add_special_tokens", values=(None, False))]},
         {
             "anyOf": [
                 neutral("add_special"),
@@ -155,6 +150,7 @@ class DetokenizeRequest(RequestModel):
 
 
 router = APIRouter()
+BODIES = (TokenizeRequest, DetokenizeRequest)
 TOKENS_AT_ONCE = 4096
 """Maximum tokens that are written before others have their turn."""
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -20,15 +20,10 @@ from reprise.server.errors import (
     ModelNotFoundError,
     NotImplementedHereError,
 )
-from reprise.server.generation.embeddings import (
-    answer_embeddings,
-    encode_inputs,
-    write_numbers,
-)
+from reprise.server.generation.embeddings import answer_embeddings, encode_inputs, write_numbers
 from reprise.server.generation.lease import lease_model
 from reprise.server.generation.prepare import Prepared, prepare_chat, prepare_completion
 from reprise.server.generation.served_models import (
-    PullState,
     begin_pull,
     find_entry,
     find_loadable,
@@ -51,17 +46,14 @@ from reprise.server.ollama_api.schemas import (
     OllamaGenerateRequest,
     OllamaModelRequest,
     OllamaPullRequest,
-    images_of,
+    prompt_to_chat,
+    to_chat,
+    to_completion,
 )
-from reprise.server.requests.chat import ChatRequest
-from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.embeddings import EmbeddingsRequest
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
-from reprise.server.requests.messages import Message
-from reprise.server.validation.fields import Notes, validate
+from reprise.server.validation.fields import Notes
 
-RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
-_RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 TAG = ":latest"
 """The end of a model's name that Ollama's clients add where there is none."""
 
@@ -79,101 +71,13 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}{TAG}"
 
 
-def to_chat_request(body: OllamaChatRequest) -> ChatRequest:
-    """Return the chat request. Raises BadRequestError."""
-    return _chat(body, body.messages, tools=body.tools)
-
-
-def prompt_to_chat(body: OllamaGenerateRequest) -> ChatRequest:
-    """Return a chat request with the prompt as the user's message. Raises BadRequestError."""
-    images = images_of(body.images, "images") if body.images else []
-    system = [Message("system", (body.system,), at="system")] if body.system else []
-    return _chat(body, (*system, Message("user", (*images, body.prompt), at="prompt")))
-
-
-def to_completion(body: OllamaGenerateRequest, notes: Notes) -> CompletionRequest:
-    """Return the completions request that continues a text, or fills in the hole before a suffix.
-
-    Raises BadRequestError.
-    """
-    for name in ("images", "think"):
-        if getattr(body, name) not in ([], None):
-            notes.left_out(name, is_peers=True)
-    logprobs = body.top_logprobs if body.logprobs else None
-    given = {"prompt": body.prompt, "suffix": body.suffix or None, "logprobs": logprobs}
-    return _validated(_common(body) | given, CompletionRequest)
-
-
-def _chat(body: GeneratingFields, messages: tuple[Message, ...], **more: Any) -> ChatRequest:
-    if isinstance(body.think, bool):
-        more["chat_template_kwargs"] = {"enable_thinking": body.think}
-    elif body.think:
-        more["reasoning_effort"] = body.think
-    if body.logprobs:
-        more |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    given = {
-        "messages": messages,
-        "truncation": "auto" if body.truncate else "disabled",
-        "continue_final_message": messages[-1].can_continue,
-    }
-    return _validated(_common(body) | given | more, ChatRequest)
-
-
-def _validated(given: dict[str, Any], model: type[RequestT]) -> RequestT:
-    """Validate a translated request. Ollama's temperature has no limit, other than OpenAI's."""
-    temperature = {"temperature": given.pop("temperature", None)}
-    request = validate(given, model)
-    return request if temperature["temperature"] is None else request.model_copy(update=temperature)
-
-
-def _common(body: GeneratingFields) -> dict[str, Any]:
-    """Return the fields that chats and completions share."""
-    options = {name: getattr(body.options, name) for name in body.options.model_fields_set}
-    if (limit := options.get("num_predict")) is not None and limit <= 0:
-        del options["num_predict"]
-    if options.get("seed") == -1:
-        del options["seed"]
-    if "stop" in options:
-        options["stop"] = list(options["stop"])
-    common: dict[str, Any] = {"stream": body.stream, "draft": body.draft}
-    if body.format == "json":
-        common["response_format"] = {"type": "json_object"}
-    elif body.format:
-        common["guided_json"] = body.format
-    return common | {_RENAMED.get(name, name): value for name, value in options.items()}
-
-
 OLLAMA_VERSION = "0.32.15"
 """The version of Ollama whose API this is; clients refuse older ones than they know."""
 FOREVER = "9999-12-31T23:59:59Z"
 
 
-def listed_model(name: str, entry: ModelEntry, created: int) -> dict[str, Any]:
-    """Return a model for /api/tags. created: when the server started, in seconds of Unix time."""
-    return {
-        **_named(name, entry),
-        "modified_at": written(datetime.fromtimestamp(created, UTC)),
-        "capabilities": _capabilities(entry),
-    }
-
-
-def running_model(name: str, entry: ModelEntry) -> dict[str, Any]:
-    """Return a loaded model for /api/ps."""
-    left_s = entry.idle_left_s
-    return {
-        **_named(name, entry),
-        "expires_at": FOREVER if left_s is None else written(datetime.now(UTC) + timedelta(seconds=left_s)),
-        "size_vram": entry.size_bytes,
-        "context_length": entry.context_tokens or 0,
-    }
-
-
 def described_model(entry: ModelEntry, sampling: dict[str, float], created: int) -> dict[str, Any]:
-    """Return a model for /api/show.
-
-    sampling: the sampling of requests whose fields are absent.
-    created: when the server started, in seconds of Unix time.
-    """
+    """Return a model for /api/show. sampling: for requests without. created: seconds of Unix time."""
     context = {"num_ctx": str(entry.context_tokens)} if entry.context_tokens else {}
     parameters = context | {name: f"{value:g}" for name, value in sampling.items()}
     return {
@@ -210,8 +114,7 @@ def _details(entry: ModelEntry) -> dict[str, Any]:
 
 
 def _facts(entry: ModelEntry) -> dict[str, Any]:
-    info = entry.info
-    kind = info.architecture if info else "unknown"
+    info, kind = entry.info, entry.info.architecture if entry.info else "unknown"
     facts: dict[str, Any] = {"general.architecture": kind}
     if entry.context_tokens:
         facts[f"{kind}.context_length"] = entry.context_tokens
@@ -243,6 +146,14 @@ def _size(count: int) -> str:
 
 
 router = APIRouter()
+BODIES = (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+    OllamaPullRequest,
+)
 
 
 @router.post("/api/chat", openapi_extra=body_schema(OllamaChatRequest, in_lines=True))
@@ -255,7 +166,9 @@ async def chat(request: Request) -> Response:
     leased = await _lease(request, body, presenter)
 
     def prepare() -> Prepared:
-        return prepare_chat(request, leased, to_chat_request(body), streams_calls=False)
+        return prepare_chat(
+            request, leased, to_chat(body, body.messages, tools=body.tools), streams_calls=False
+        )
 
     return _in_lines(await answer(request, leased, prepare, presenter))
 
@@ -295,13 +208,13 @@ async def _load_or_unload(request: Request, body: GeneratingFields, presenter: L
     name = _own_name(service, body.model)
     if not _is_zero(body.keep_alive):
         await lease_model(request, name, keep_alive=body.keep_alive)
-        return _done(presenter, "load")
-    if service.models.may_unload:
+    elif service.models.may_unload:
         await unload(service, name)
     else:
         await find_loadable(service, name)
         note_ignored(request, ["keep_alive"])
-    return _done(presenter, "unload")
+    reason: Literal["load", "unload"] = "unload" if _is_zero(body.keep_alive) else "load"
+    return Response(presenter.format_done(reason), media_type="application/json")
 
 
 def _in_lines(response: Response) -> Response:
@@ -316,10 +229,6 @@ def _is_zero(keep_alive: KeepAlive) -> bool:
     except BadRequestError:
         # lease_model() says so, if it has an effect at all.
         return False
-
-
-def _done(presenter: LinePresenter, reason: Literal["load", "unload"]) -> Response:
-    return Response(presenter.format_done(reason), media_type="application/json")
 
 
 def _own_name(service: Service, name: str | None) -> str | None:
@@ -344,8 +253,12 @@ async def version() -> JSONResponse:
 async def tags(request: Request) -> JSONResponse:
     """List the models that requests may ask for, with the tag latest, in Ollama's format."""
     service = _ready(request)
+    shared = {"modified_at": written(datetime.fromtimestamp(service.created, UTC))}
     named = await named_entries(service)
-    listed = [listed_model(name, entry, service.created) for name, entry in named.items()]
+    listed = [
+        {**_named(name, entry), **shared, "capabilities": _capabilities(entry)}
+        for name, entry in named.items()
+    ]
     return JSONResponse({"models": listed})
 
 
@@ -353,8 +266,12 @@ async def tags(request: Request) -> JSONResponse:
 async def running(request: Request) -> JSONResponse:
     """List the models that are loaded, in Ollama's format."""
     service = _ready(request)
-    entries = service.models.loaded_entries()
-    loaded = [running_model(entry.name, entry) for entry in entries if entry.state == "loaded"]
+    loaded = []
+    for entry in (one for one in service.models.loaded_entries() if one.state == "loaded"):
+        left_s = entry.idle_left_s
+        ends = FOREVER if left_s is None else written(datetime.now(UTC) + timedelta(seconds=left_s))
+        sizes = {"size_vram": entry.size_bytes, "context_length": entry.context_tokens or 0}
+        loaded.append({**_named(entry.name, entry), "expires_at": ends, **sizes})
     return JSONResponse({"models": loaded})
 
 
@@ -384,8 +301,11 @@ async def pull(request: Request) -> Response:
 
     async def lines() -> AsyncIterator[bytes]:
         async for state in download.states(request):
-            told = ollama_error(state) if isinstance(state, ApiError) else _told(state)
-            yield to_json(told) + b"\n"
+            if isinstance(state, ApiError):
+                yield to_json(ollama_error(state)) + b"\n"
+            else:
+                told = {"status": state.status, "completed": state.completed, "total": state.total}
+                yield to_json(told) + b"\n"
 
     if body.stream:
         stream = TokenStream(lines(), at_end=download.stop)
@@ -409,10 +329,6 @@ async def _is_here(service: Service, model: str) -> bool:
     except ModelNotFoundError:
         return False
     return entry.fault is None
-
-
-def _told(state: PullState) -> dict[str, Any]:
-    return {"status": state.status, "completed": state.completed, "total": state.total}
 
 
 @router.post("/api/embed", openapi_extra=body_schema(OllamaEmbedRequest))

@@ -372,6 +372,7 @@ def _frame(json: bytes) -> bytes:
 
 
 router = APIRouter()
+BODIES = (ChatRequest, CompletionRequest)
 
 
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))

@@ -234,9 +234,7 @@ class MarkerParser(MarkedText):
                 else:
                     self._cut_call()
         return self._finish(
-            finished,
-            starts_in_reasoning=self._starts_in_reasoning,
-            ends_in_content=self._state == "content",
+            finished, starts_in_reasoning=self._starts_in_reasoning, ends_in_content=self._state == "content"
         )
 
     def _advance(self) -> bool:

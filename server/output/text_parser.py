@@ -6,14 +6,7 @@ from collections.abc import Sequence
 
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob
 from reprise.engine.text.markers import Markers
-from reprise.server.output.parts import (
-    EndPart,
-    MakeParser,
-    Part,
-    PromptPart,
-    TextPart,
-    ToolCallRules,
-)
+from reprise.server.output.parts import EndPart, MakeParser, Part, PromptPart, TextPart, ToolCallRules
 from reprise.server.tools.readers import count_partial_marker, find_first_marker
 
 

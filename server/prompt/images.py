@@ -99,12 +99,7 @@ class ImageReader:
         self._settings = settings
         self._kept = BoundedCache[Picture](lambda picture: picture.num_bytes, MAX_KEPT_BYTES)
 
-    def read(
-        self,
-        request: Request,
-        messages: Sequence[Message],
-        processor: ImageProcessor | None,
-    ) -> Seen:
+    def read(self, request: Request, messages: Sequence[Message], processor: ImageProcessor | None) -> Seen:
         """Return a conversation as the model is shown it. Images that are shown as text are noted.
 
         processor: cuts images for the model; None if the model sees none.

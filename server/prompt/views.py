@@ -60,66 +60,12 @@ LINE_CHARACTERS = 100
 MAX_SLICE_CHARACTERS = 4 * SLICE_CHARACTERS
 """A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""
 
-VALUE_ENDS = (
-    *")]}>:;,.!?'+-*/=_|&%#@$^~`",
-    *('\\"', '\\",', '\\")', "))", ")]", "})", "):", "),", ");", "],", "},", "};", "()", "[]", "{}"),
-    *(
-        '"""',
-        "())",
-        "()]",
-        "():",
-        "(),",
-        "();",
-        "));",
-        ")),",
-        "])",
-        "}),",
-        "});",
-        '")',
-        "')",
-        '"),',
-        "'),",
-        '");',
-    ),
-    *(
-        '"]',
-        "']",
-        '"],',
-        "',",
-        '",',
-        '";',
-        "';",
-        '("',
-        '">',
-        "/>",
-        "*/",
-        "=>",
-        "({",
-        "([",
-        '."',
-        "').",
-        " }",
-        " {",
-    ),
-    *(
-        " };",
-        " },",
-        " )",
-        " ),",
-        " );",
-        " ]",
-        " ],",
-        " });",
-        ' """',
-        " */",
-        " =",
-        " (",
-        " [",
-        " +",
-        " \\",
-        " //",
-    ),
-)
+_TIGHT = r'''
+    \" \", \") )) )] }) ): ), ); ], }, }; () [] {} """ ()) ()] (): (), (); )); )), ]) }), }); ")
+    ') "), '), "); "] '] "], ', ", "; '; (" "> /> */ => ({ ([ ." ').
+    '''
+_SPACED = r'''} { }; }, ) ), ); ] ], }); """ */ = ( [ + \ // '''
+VALUE_ENDS = (*")]}>:;,.!?'+-*/=_|&%#@$^~`", *_TIGHT.split(), *(f" {end}" for end in _SPACED.split()))
 LINE_ENDS = ("\n", *(f"{end}\n" for end in VALUE_ENDS))
 """Ends of values that tokenizers may join to the text behind them, and the same of those that end with
 a line."""
@@ -357,12 +303,10 @@ def _count(views: Sequence[View]) -> int:
 def _count_one(view: View) -> int:
     if isinstance(view, SignedLines):
         return sum(map(len, (view.kept, view.removed, view.added, *view.ends)))
-    return _count_frame(view) if isinstance(view, Frame) else len(view)
-
-
-def _count_frame(frame: Frame) -> int:
-    joined = (tokens for joints in frame.joints for tokens in joints.values())
-    return sum(map(len, (*frame.fixed, *joined)))
+    if not isinstance(view, Frame):
+        return len(view)
+    joined = (tokens for joints in view.joints for tokens in joints.values())
+    return sum(map(len, (*view.fixed, *joined)))
 
 
 def _cut_lines(text: str) -> Iterator[str]:

@@ -71,25 +71,19 @@ class OutputItems:
         """Add the next part and yield its events, which have no sequence numbers yet."""
         match part:
             case TextPart() if part.text or part.logprobs:
-                if self._open != "message":
-                    yield from self._close("completed")
-                    yield from self._start("message")
+                yield from self._ensure("message")
                 self._texts.append(part.text)
                 self._logprobs += part.logprobs
                 logprobs = _logprobs_json(part.logprobs, with_bytes=False)
                 yield self._event("output_text.delta", content_index=0, delta=part.text, logprobs=logprobs)
             case ReasoningPart() if part.text:
-                if self._open != "reasoning":
-                    yield from self._close("completed")
-                    yield from self._start("reasoning")
+                yield from self._ensure("reasoning")
                 self._texts.append(part.text)
                 yield self._event("reasoning_text.delta", content_index=0, delta=part.text)
             case ToolCallPart():
-                yield from self._close("completed")
                 yield from self._start_call(part)
                 yield from self._continue_call(part.arguments)
             case CallStartPart():
-                yield from self._close("completed")
                 yield from self._start_call(part)
             case CallArgumentsPart():
                 yield from self._continue_call(part.text)
@@ -107,35 +101,34 @@ class OutputItems:
         has_output = any(item["type"] != "reasoning" for item in self.items)
         # Clients expect at least an empty message, unless the reasoning was cut off.
         if not has_output and not (is_cut and self.items):
-            yield from self._close("completed")
-            yield from self._start("message")
+            yield from self._ensure("message")
         yield from self._close("incomplete" if is_cut else "completed")
 
-    def _start(self, kind: Literal["message", "reasoning"]) -> Iterator[Json]:
+    def _ensure(self, kind: Literal["message", "reasoning"]) -> Iterator[Json]:
+        """Start an item of this kind, unless one is open."""
+        if self._open == kind:
+            return
+        yield from self._close("completed")
         self._open, self._texts, self._logprobs = kind, [], []
         new_id = self._new_id("msg" if kind == "message" else "rs")
         item: Json = {"id": new_id, "type": kind, "status": "in_progress"}
         item |= {"role": "assistant", "content": []} if kind == "message" else {"summary": [], "content": []}
         yield self._added(item)
-        yield self._event("content_part.added", content_index=0, part=self._content())
+        yield self._event("content_part.added", content_index=0, part=self._content(kind))
 
     def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[Json]:
         if self._open is None:
             return
         item = self.items[-1]
-        if self._open == "call":
-            self._open, whole = None, "".join(self._texts)
-            item["status"] = status
-            if self._decoder is None:
-                item["arguments"] = whole
-                yield self._event("function_call_arguments.done", arguments=whole)
-            else:
-                item["input"] = whole
-                yield self._event("custom_tool_call_input.done", input=whole)
-            yield self._done(item)
+        kind, self._open = self._open, None
+        if kind == "call":
+            name, key = self._call_names
+            item |= {"status": status, key: "".join(self._texts)}
+            yield self._event(f"{name}.done", **{key: item[key]})
+            yield self._output_item("done", item)
             return
-        content = self._content()
-        if self._open == "message":
+        content = self._content(kind)
+        if kind == "message":
             logprobs = _logprobs_json(self._logprobs, with_bytes=False)
             yield self._event("output_text.done", content_index=0, text=content["text"], logprobs=logprobs)
         else:
@@ -143,11 +136,11 @@ class OutputItems:
             if self._includes_reasoning:
                 item["encrypted_content"] = encode_reasoning(content["text"])
         yield self._event("content_part.done", content_index=0, part=content)
-        self._open = None
         item |= {"status": status, "content": [content]}
-        yield self._done(item)
+        yield self._output_item("done", item)
 
     def _start_call(self, call: ToolCallPart | CallStartPart) -> Iterator[Json]:
+        yield from self._close("completed")
         self._open, self._texts = "call", []
         shown = self._tools.get(call.name)
         is_custom = shown is not None and shown.is_custom
@@ -168,26 +161,32 @@ class OutputItems:
         text = arguments if self._decoder is None else self._decoder.feed(arguments)
         if text:
             self._texts.append(text)
-            is_custom = self._decoder is not None
-            name = "custom_tool_call_input.delta" if is_custom else "function_call_arguments.delta"
-            yield self._event(name, delta=text)
+            yield self._event(f"{self._call_names[0]}.delta", delta=text)
+
+    @property
+    def _call_names(self) -> tuple[str, str]:
+        """The name of the open call's events, and its item's field for what they bring."""
+        if self._decoder is None:
+            return "function_call_arguments", "arguments"
+        return "custom_tool_call_input", "input"
 
     def _new_id(self, prefix: str) -> str:
         return item_id(self._head, prefix, self._num_input + len(self.items))
 
-    def _content(self) -> Json:
+    def _content(self, kind: Literal["message", "reasoning"]) -> Json:
         text = "".join(self._texts)
-        if self._open == "reasoning":
+        if kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         logprobs = _logprobs_json(self._logprobs, with_bytes=True)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _added(self, item: Json) -> Json:
         self.items.append(item)
-        return {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(item)}
+        return self._output_item("added", item)
 
-    def _done(self, item: Json) -> Json:
-        return {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)}
+    def _output_item(self, event: Literal["added", "done"], item: Json) -> Json:
+        at = len(self.items) - 1
+        return {"type": f"response.output_item.{event}", "output_index": at, "item": dict(item)}
 
     def _event(self, name: str, **fields: object) -> Json:
         where = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}

@@ -306,6 +306,7 @@ def _logprob(entry: dict[str, Any]) -> TokenLogprob:
 
 
 router = APIRouter()
+BODIES = (ResponsesRequest, CompactRequest)
 
 
 def _store_of(request: Request) -> ResponseStore:
