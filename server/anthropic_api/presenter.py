@@ -113,7 +113,7 @@ class MessagePresenter(OneChoicePresenter):
             return b""
         signing = self._delta("signature_delta", "signature", UNSIGNED) if self._open == "thinking" else b""
         self._open = None
-        return signing + self._stop()
+        return signing + _event("content_block_stop", index=self._block_idx)
 
     def _start(self, block: Json) -> bytes:
         self._block_idx += 1
@@ -126,9 +126,6 @@ class MessagePresenter(OneChoicePresenter):
             b'"delta":{"type":"%s","%s":%s}}\n\n'
             % (self._block_idx, kind.encode(), field.encode(), to_json(text))
         )
-
-    def _stop(self) -> bytes:
-        return _event("content_block_stop", index=self._block_idx)
 
     def _message(self, content: list[Json], usage: Json) -> Json:
         message = {

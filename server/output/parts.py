@@ -1,9 +1,10 @@
 """The parts of an answer, and what formats them for an API."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob
 from reprise.server.tools.readers import BareCalls, Reader
@@ -108,24 +109,21 @@ MergeableT = TypeVar("MergeableT", bound=Mergeable)
 Part = Mergeable | ToolCallPart | CallStartPart | ReportPart | EndPart
 
 
-class OutputParser(Protocol):
+class OutputParser(ABC):
     """Splits the text of one choice into parts.
 
     num_reasoning_tokens: how many of the choice's tokens are reasoning; set with the EndPart.
     make_end: set after end() if it did not return the EndPart, which takes long: the caller awaits it.
     """
 
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """See OutputParser."""
+    num_reasoning_tokens = 0
+    make_end: Callable[[], Awaitable[EndPart]] | None = None
 
-    @property
-    def make_end(self) -> Callable[[], Awaitable[EndPart]] | None:
-        """See OutputParser."""
-
+    @abstractmethod
     def read(self, delta: Delta) -> list[Part]:
         """Return the parts that are certain after this delta; possibly none."""
 
+    @abstractmethod
     def end(self, finished: Finished) -> list[Part]:
         """Return the remaining parts; the last is an EndPart, unless make_end is set."""
 

@@ -242,7 +242,7 @@ class PromptViews:
         max_pending: int,
         draft_type: DraftType,
     ) -> None:
-        self._executor, self._making = executor, making
+        self._background, self._making = executor.background, making
         self._max_pending, self._draft_type = max_pending, draft_type
         self._maker = ViewMaker(engine, MAX_VIEW_BYTES)
 
@@ -289,7 +289,7 @@ class PromptViews:
         """Make views slice by slice. An answer needs none, so a fault is only logged."""
         try:
             work = partial(next, slices, True)
-            while await self._executor.run_in_background(client, work) is None and not is_first:
+            while await self._background.run(client, work) is None and not is_first:
                 pass
         except Exception:
             log.error("the views of a conversation cannot be made", exc_info=True)

@@ -213,7 +213,8 @@ def convert(
     stored: StoredInput = []
     if head is not None and body.store:
         for at, item in enumerate(items):
-            one = item_id(head, _prefix(item), at)
+            kind = kind_of(item) if isinstance(item, dict) else "message"
+            one = item_id(head, _PREFIXES.get(kind, "item"), at)
             stored.append((one, to_json(as_listed(item, one))))
     return conversion, conversion.chat(), stored
 
@@ -230,11 +231,6 @@ def _referred(given: Sequence[Any], store: ResponseStore, owner: str, notes: Not
                 if notes.refuses:
                     raise
     return found
-
-
-def _prefix(item: Any) -> str:
-    kind = kind_of(item) if isinstance(item, dict) else "message"
-    return _PREFIXES.get(kind, "item")
 
 
 _NOT_BEFORE_THE_END = ("timings", "schema_valid")
