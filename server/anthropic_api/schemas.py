@@ -213,11 +213,6 @@ class Thinking(RequestModel):
             return given
         return {name: value for name, value in given.items() if name != "budget_tokens"}
 
-    @property
-    def is_on(self) -> bool:
-        """Whether to think."""
-        return self.type != "disabled"
-
 
 class JsonOutput(RequestModel):
     """JSON output that conforms to a schema."""
@@ -405,7 +400,7 @@ def to_chat_request(body: ConversationFields, notes: Notes, *, drops_billing: bo
     """
     system = kept_system(body.system) if drops_billing else body.system
     shown = Message("system", system, joint="\n", at="system")
-    is_thinking = body.thinking is not None and body.thinking.is_on
+    is_thinking = body.thinking is not None and body.thinking.type != "disabled"
     chat: Json = {
         "model": body.model,
         "messages": (*((shown,) if shown.text else ()), *body.messages),

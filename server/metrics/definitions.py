@@ -462,8 +462,7 @@ def endpoint_of(path: str) -> str:
     """Return the endpoint label of a path, or "other" for any unknown path, as labels must stay few."""
     if path in _PATHS:
         return path
-    return next((known for known in _OPEN_ENDED if _fits(path, known)), "other")
-
-
-def _fits(path: str, known: str) -> bool:
-    return path.startswith(known.partition("{")[0]) and path.endswith(known.partition("}")[2])
+    for known in _OPEN_ENDED:
+        if path.startswith(known.partition("{")[0]) and path.endswith(known.partition("}")[2]):
+            return known
+    return "other"

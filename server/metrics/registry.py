@@ -39,7 +39,7 @@ class Metrics(Collector):
         self._process = psutil.Process(os.getpid())
         self._names_models = models.may_unload
         self._counted = {
-            metric.name: _make(metric, (MODEL,) if group.is_by_model and self._names_models else ())
+            metric.name: _make(metric, *(MODEL,) * (group.is_by_model and self._names_models))
             for group in GROUPS
             for metric in group.metrics
             if metric.read is None
@@ -137,7 +137,7 @@ class Metrics(Collector):
         (one.observe if isinstance(metric, Histogram) else one.inc)(amount)
 
 
-def _make(metric: Metric, more_labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
+def _make(metric: Metric, *more_labels: str) -> Counter | Gauge | Histogram:
     labels = (*metric.labels, *more_labels)
     if metric.kind == "histogram":
         return Histogram(metric.name, metric.help, labels, buckets=metric.buckets, registry=None)

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from pydantic_core import to_json
 
 from reprise.config.version import VERSION
 from reprise.engine.interface.models import ModelEntry
+from reprise.server.banner import short_count
 from reprise.server.errors import (
     ApiError,
     BadRequestError,
@@ -58,45 +59,17 @@ TAG = ":latest"
 """The end of a model's name that Ollama's clients add where there is none."""
 
 
-def untagged(name: str | None, known: Collection[str]) -> str | None:
-    """Return a model's name without Ollama's default tag, unless a model is known by the name with the tag.
-
-    known: the names of the server's models.
-    """
-    return name if name is None or name in known else name.removesuffix(TAG)
-
-
-def tagged(name: str) -> str:
-    """Return a model's name, with a tag if it has none: some clients look for the tagged name in lists."""
-    return name if ":" in name.rpartition("/")[2] else f"{name}{TAG}"
-
-
 OLLAMA_VERSION = "0.32.15"
 """The version of Ollama whose API this is; clients refuse older ones than they know."""
 FOREVER = "9999-12-31T23:59:59Z"
 
 
-def described_model(entry: ModelEntry, sampling: dict[str, float], created: int) -> dict[str, Any]:
-    """Return a model for /api/show. sampling: for requests without. created: seconds of Unix time."""
-    context = {"num_ctx": str(entry.context_tokens)} if entry.context_tokens else {}
-    parameters = context | {name: f"{value:g}" for name, value in sampling.items()}
-    return {
-        "license": "",
-        "modelfile": "",
-        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
-        # Continue takes this word for a sign that the model fills in.
-        "template": "{{ .Prompt }}{{ .Suffix }}" if entry.can_infill else "{{ .Prompt }}",
-        "details": _details(entry),
-        "model_info": _facts(entry),
-        "capabilities": _capabilities(entry),
-        "modified_at": written(datetime.fromtimestamp(created, UTC)),
-    }
-
-
 def _named(name: str, entry: ModelEntry) -> dict[str, Any]:
     # Ollama's own client shows a part of it; nothing here is looked up by it.
     digest = hashlib.sha256(f"{entry.name} {entry.size_bytes}".encode()).hexdigest()
-    known = {"name": tagged(name), "model": tagged(name), "size": entry.size_bytes, "digest": digest}
+    # Some clients look for the name with its tag.
+    shown = name if ":" in name.rpartition("/")[2] else f"{name}{TAG}"
+    known = {"name": shown, "model": shown, "size": entry.size_bytes, "digest": digest}
     return {**known, "details": _details(entry)}
 
 
@@ -108,7 +81,7 @@ def _details(entry: ModelEntry) -> dict[str, Any]:
         "format": "safetensors",
         "family": info.architecture if info else "",
         "families": [info.architecture] if info else [],
-        "parameter_size": _size(info.num_parameters) if info else "",
+        "parameter_size": short_count(info.num_parameters) if info else "",
         "quantization_level": info.dtype if info else "",
     }
 
@@ -136,13 +109,6 @@ def _capabilities(entry: ModelEntry) -> list[str]:
         "vision": entry.vision is not None,
     }
     return ["completion", *(name for name, can in known.items() if can)]
-
-
-def _size(count: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f}{unit}"
-    return str(count)
 
 
 router = APIRouter()
@@ -178,7 +144,7 @@ async def generate(request: Request) -> Response:
     """Answer a prompt, continue a text (raw) or fill in what is before a suffix, in Ollama's format."""
     body = await read_body(request, OllamaGenerateRequest)
     presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=False)
-    if body.is_empty:
+    if not body.prompt and not body.suffix:
         return await _load_or_unload(request, body, presenter)
     leased = await _lease(request, body, presenter)
 
@@ -232,8 +198,9 @@ def _is_zero(keep_alive: KeepAlive) -> bool:
 
 
 def _own_name(service: Service, name: str | None) -> str | None:
-    """Return the name that a model has here. name: as Ollama's clients send it."""
-    return untagged(name, (*service.model_names, *service.settings.served_model_name))
+    """Return the name that a model has here. name: as clients of Ollama send it, maybe tagged."""
+    known = (*service.model_names, *service.settings.served_model_name)
+    return name if name is None or name in known else name.removesuffix(TAG)
 
 
 def _ready(request: Request) -> Service:
@@ -282,8 +249,21 @@ async def show(request: Request) -> JSONResponse:
     service = _ready(request)
     name = _own_name(service, body.model)
     entry = await find_entry(service, name or service.model_names[0])
+    parameters = {"num_ctx": str(entry.context_tokens)} if entry.context_tokens else {}
     sampling = known_sampling(service, entry.info) if entry.info else {}
-    return JSONResponse(described_model(entry, sampling, service.created))
+    parameters |= {name: f"{value:g}" for name, value in sampling.items()}
+    described = {
+        "license": "",
+        "modelfile": "",
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
+        # Continue takes this word for a sign that the model fills in.
+        "template": "{{ .Prompt }}{{ .Suffix }}" if entry.can_infill else "{{ .Prompt }}",
+        "details": _details(entry),
+        "model_info": _facts(entry),
+        "capabilities": _capabilities(entry),
+        "modified_at": written(datetime.fromtimestamp(service.created, UTC)),
+    }
+    return JSONResponse(described)
 
 
 @router.post("/api/pull", openapi_extra=body_schema(OllamaPullRequest, in_lines=True))

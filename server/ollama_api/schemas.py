@@ -316,11 +316,6 @@ class OllamaGenerateRequest(GeneratingFields):
         """Whether the prompt is text to continue or to fill in, and not what a user says."""
         return self.raw or bool(self.suffix)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to generate."""
-        return not self.prompt and not self.suffix
-
     @model_validator(mode="after")
     def check_plain(self) -> "OllamaGenerateRequest":
         """Refuse a system prompt where no chat template is used: with raw, or a text to fill in."""

@@ -265,8 +265,7 @@ class PromptViews:
     def start(self, client: str, slices: Iterator[None]) -> Callable[[], None]:
         """Do the first slice, which finds what was kept from earlier turns; return what does the others.
 
-        It is to be called once the first token has come: before, on a busy processor, it would delay that
-        token. Call both on the event loop.
+        Call that once the first token has come, which it would delay, and both on the event loop.
         """
         first = self._run(self._make(client, slices, is_first=True))
 

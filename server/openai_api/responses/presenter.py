@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from reprise.engine.interface.events import TokenLogprob
 from reprise.server.errors import ApiError, ContextLengthError
 from reprise.server.openai_api.responses.items import encode_reasoning
-from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
+from reprise.server.openai_api.responses.schemas import INCLUDE_REASONING, JsonSchemaFormat, ResponsesRequest
 from reprise.server.output.parts import (
     CallArgumentsPart,
     CallStartPart,
@@ -235,7 +235,7 @@ class ResponsePresenter(OneChoicePresenter):
         self._echo = _echo(body) | ({} if repeats else _NOT_REPEATED)
         self._store_response = store_response
         self._num_events = 0
-        self._output = OutputItems(head, num_input, body.includes_reasoning, tools)
+        self._output = OutputItems(head, num_input, INCLUDE_REASONING in body.include, tools)
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
         """See Presenter."""
@@ -336,6 +336,10 @@ def frame(event: Json, number: int) -> bytes:
 
 def _echo(body: ResponsesRequest) -> Json:
     """Return the request fields that a response repeats."""
+    text_format = body.text.format.model_dump()
+    if isinstance(body.text.format, JsonSchemaFormat):
+        text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
+        text_format = {"strict": False, "name": "", **text_format}
     return {
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,
@@ -347,7 +351,7 @@ def _echo(body: ResponsesRequest) -> Json:
         "tools": _tools(body.tools),
         "tool_choice": body.tool_choice,
         "parallel_tool_calls": body.parallel_tool_calls,
-        "text": _text(body),
+        "text": {"format": text_format},
         "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
         "truncation": body.truncation or "disabled",
         "background": False,
@@ -377,11 +381,3 @@ def _tool(given: Json) -> Json:
     if kind == "custom":
         return shown | {"format": inner.get("format") or {"type": "text"}}
     return shown | {"parameters": inner.get("parameters"), "strict": inner.get("strict") is True}
-
-
-def _text(body: ResponsesRequest) -> Json:
-    text_format = body.text.format
-    shown = text_format.model_dump()
-    if isinstance(text_format, JsonSchemaFormat):
-        shown = {"strict": False, "name": "", **text_format.model_dump(by_alias=True, exclude_none=True)}
-    return {"format": shown}

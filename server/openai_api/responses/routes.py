@@ -140,6 +140,8 @@ def _is_users(item: Any) -> bool:
     return kind_of(item) == "message" and (item.get("role") or "user") == "user"
 
 
+ITEM_BYTES = 400
+"""The work of translating an item, in bytes of text."""
 MAX_NAMED = 16_384
 """Maximum stored items that one request continues or refers to."""
 _PREFIXES = {
@@ -162,14 +164,13 @@ class Named:
     given: the request's items. referred: the JSON of the stored item for each item_reference, by its index in
         given.
     previous: the last turn of the conversation that the request continues.
-    num_items, num_bytes: the number and the JSON bytes of all named items, those of earlier turns included.
+    work_bytes: the work of translating the items, those of earlier turns included, in bytes of text.
     """
 
     given: Sequence[Any]
     referred: dict[int, bytes]
     previous: Turn | None
-    num_items: int
-    num_bytes: int
+    work_bytes: int
 
 
 def find_named(
@@ -184,7 +185,16 @@ def find_named(
         code = "previous_response_not_found"
         previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
     given = [*body.conversation, *body.input]
-    found = _referred(given, store, owner, notes)
+    found: dict[int, bytes] = {}
+    for at, item in enumerate(given):
+        is_reference = isinstance(item, dict) and kind_of(item) == "item_reference"
+        if is_reference and isinstance(item.get("id"), str):
+            try:
+                found[at] = store.find_item(owner, item["id"], f"input[{at}].id")
+            except NotFoundError:
+                # One that is not stored any more is left out.
+                if notes.refuses:
+                    raise
     named = [*found.values(), *(previous.history() if previous else ())]
     num_bytes = sum(map(len, named))
     if len(named) > MAX_NAMED or num_bytes > max(max_body_bytes, store.max_bytes):
@@ -194,7 +204,7 @@ def find_named(
             "Compact the conversation (POST /v1/responses/compact), or begin a new one."
         )
         raise BadRequestError(message, param=PREVIOUS if previous else "input", code="invalid_value")
-    return Named(given, found, previous, len(named), num_bytes)
+    return Named(given, found, previous, num_bytes + ITEM_BYTES * (len(given) + len(named)))
 
 
 def convert(
@@ -219,23 +229,6 @@ def convert(
     return conversion, conversion.chat(), stored
 
 
-def _referred(given: Sequence[Any], store: ResponseStore, owner: str, notes: Notes) -> dict[int, bytes]:
-    """Return the items that references mean, by their places. One not stored any more is left out."""
-    found: dict[int, bytes] = {}
-    for at, item in enumerate(given):
-        is_reference = isinstance(item, dict) and kind_of(item) == "item_reference"
-        if is_reference and isinstance(item.get("id"), str):
-            try:
-                found[at] = store.find_item(owner, item["id"], f"input[{at}].id")
-            except NotFoundError:
-                if notes.refuses:
-                    raise
-    return found
-
-
-_NOT_BEFORE_THE_END = ("timings", "schema_valid")
-
-
 def replay(stored: StoredResponse, after: int | None) -> bytes:
     """Return the events of a stored response whose sequence numbers are higher than after; None for all.
 
@@ -251,14 +244,27 @@ def replay(stored: StoredResponse, after: int | None) -> bytes:
 
 
 def _events(response: Json, num_input: int) -> Iterator[Json]:
-    started = {key: value for key, value in response.items() if key not in _NOT_BEFORE_THE_END}
+    started = {key: value for key, value in response.items() if key not in ("timings", "schema_valid")}
     started |= dict.fromkeys(("completed_at", "incomplete_details", "usage"))
     started |= {"status": "in_progress", "output": []}
     for kind in ("created", "in_progress"):
         yield {"type": f"response.{kind}", "response": started}
     head = ResponseHead(head_id(response["id"]), response["created_at"], response["model"], "")
     given: list[Json] = response["output"]
-    output = OutputItems(head, num_input, any("encrypted_content" in item for item in given), _tools(given))
+    # The tool of a call is named by the item's position.
+    tools = [
+        Tool(
+            str(index),
+            None,
+            {},
+            is_custom=item["type"] == "custom_tool_call",
+            own_name=item["name"],
+            namespace=item.get("namespace"),
+        )
+        for index, item in enumerate(given)
+        if "call_id" in item
+    ]
+    output = OutputItems(head, num_input, any("encrypted_content" in item for item in given), tools)
     for part in _parts(given):
         yield from output.add(part)
     yield from output.add(EndPart("length" if response["status"] == "incomplete" else "stop"))
@@ -266,7 +272,7 @@ def _events(response: Json, num_input: int) -> Iterator[Json]:
 
 
 def _parts(items: list[Json]) -> Iterator[Part]:
-    """Yield the parts that the items were built from. The tool of a call is named by the item's position."""
+    """Yield the parts that the items were built from."""
     for index, item in enumerate(items):
         match item["type"]:
             case "message":
@@ -278,21 +284,6 @@ def _parts(items: list[Json]) -> Iterator[Part]:
                 yield ToolCallPart(item["call_id"], str(index), to_json({"input": item["input"]}).decode())
             case _:
                 yield ToolCallPart(item["call_id"], str(index), item["arguments"])
-
-
-def _tools(items: list[Json]) -> list[Tool]:
-    return [
-        Tool(
-            str(index),
-            None,
-            {},
-            is_custom=item["type"] == "custom_tool_call",
-            own_name=item["name"],
-            namespace=item.get("namespace"),
-        )
-        for index, item in enumerate(items)
-        if "call_id" in item
-    ]
 
 
 def _logprob(entry: dict[str, Any]) -> TokenLogprob:
@@ -312,8 +303,6 @@ def _store_of(request: Request) -> ResponseStore:
 
 MAX_REPEATED_BYTES = 2**20
 """Of a longer body the response repeats neither instructions nor tools, as every event of a stream would."""
-ITEM_BYTES = 400
-"""The work of translating an item, in bytes of text."""
 
 
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
@@ -418,8 +407,7 @@ async def _convert(
     """
     notes = Notes(leased.settings.unknown_fields == "refuse")
     named = find_named(body, _store_of(request), key_digest(request), notes, leased.settings.max_body_bytes)
-    more_bytes = named.num_bytes + ITEM_BYTES * (len(named.given) + named.num_items)
     try:
-        return await leased.prepare(request, partial(convert, body, named, notes, head), more_bytes)
+        return await leased.prepare(request, partial(convert, body, named, notes, head), named.work_bytes)
     finally:
         note_ignored(request, notes.entries())
