@@ -1,8 +1,4 @@
-"""The bodies of /v1/messages and /v1/messages/count_tokens, their conversation, and what they are as chats.
-
-Fields of Anthropic's API that make no difference on a local server are accepted and ignored. Unsupported
-fields that would change the response are refused by name.
-"""
+"""The bodies of /v1/messages and its count_tokens, their conversation, and what they are as chats."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal

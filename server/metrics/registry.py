@@ -1,4 +1,4 @@
-"""Count requests and sequences, and write GET /metrics."""
+"""Count requests and sequences, and collect what GET /metrics writes."""
 
 import os
 from collections import deque
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import psutil
-from prometheus_client import Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
@@ -99,10 +99,6 @@ class Metrics(Collector):
         """Count a time in which the event loop served nobody. own_s: processor time of its own meanwhile."""
         self._add("reprise_event_loop_holds_total", 1, station)
         self.longest_hold_s = max(self.longest_hold_s, own_s)
-
-    def as_text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self)
 
     def collect(self) -> Iterator[Family]:
         """Yield the metrics that have a value now."""

@@ -112,8 +112,9 @@ class OpenAIPresenter(Presenter):
     chunk_object: str
 
     def __init__(self, head: ResponseHead, body: GenerationFields, id_prefix: str) -> None:
-        self._head, self._wants_usage = head, body.wants_usage_chunk
-        self._start: Json = {"id": f"{id_prefix}-{head.id}"}
+        self._id, self._wants_usage = f"{id_prefix}-{head.id}", body.wants_usage_chunk
+        names = ("created", "model", "system_fingerprint", *(["service_tier"] if head.service_tier else ()))
+        self._head = {name: getattr(head, name) for name in names}
         self._no_usage = {"usage": None} if body.wants_usage_chunk else {}
         self._around_text: dict[tuple[int, type[StreamedText]], tuple[bytes, bytes]] = {}
 
@@ -216,17 +217,7 @@ class OpenAIPresenter(Presenter):
 
     def _envelope(self, kind: str, choices: Sequence[Json], **more: object) -> bytes:
         """Return a response or a chunk as JSON. more: further fields."""
-        head = self._head
-        fields = {
-            **self._start,
-            "object": kind,
-            "created": head.created,
-            "model": head.model,
-            "system_fingerprint": head.system_fingerprint,
-        }
-        if head.service_tier is not None:
-            fields["service_tier"] = head.service_tier
-        return to_json({**fields, "choices": choices, **more})
+        return to_json({"id": self._id, "object": kind, **self._head, "choices": choices, **more})
 
 
 class ChatPresenter(OpenAIPresenter):
