@@ -13,7 +13,6 @@ from reprise.config.version import VERSION
 from reprise.server.admin import health, ngram_mod
 from reprise.server.admin import models as model_routes
 from reprise.server.anthropic_api import routes as anthropic
-from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesRequest
 from reprise.server.engine_types import Models
 from reprise.server.executor import CONTROL
 from reprise.server.generation.recorder import Recorder
@@ -25,64 +24,16 @@ from reprise.server.http.error_responses import install_error_handlers
 from reprise.server.http.openapi import Served, complete_document
 from reprise.server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
 from reprise.server.llama_server_api import infill, tokens
-from reprise.server.llama_server_api.infill import InfillRequest
-from reprise.server.llama_server_api.tokens import DetokenizeRequest, TokenizeRequest
 from reprise.server.metrics.registry import Metrics
 from reprise.server.ollama_api import routes as ollama
-from reprise.server.ollama_api.schemas import (
-    OllamaChatRequest,
-    OllamaEmbeddingsRequest,
-    OllamaEmbedRequest,
-    OllamaGenerateRequest,
-    OllamaModelRequest,
-    OllamaPullRequest,
-)
 from reprise.server.openai_api import chat, embeddings
 from reprise.server.openai_api.responses import routes as responses
-from reprise.server.openai_api.responses.routes import CompactRequest
-from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.openai_api.responses.store import ResponseStore
 from reprise.server.page import files as page
-from reprise.server.requests.chat import ChatRequest
-from reprise.server.requests.completions import CompletionRequest
-from reprise.server.requests.embeddings import EmbeddingsRequest, RerankRequest
-from reprise.server.requests.generation_fields import LoadRequest, ModelRequest, PullRequest
 
-ROUTES = (
-    chat,
-    infill,
-    anthropic,
-    responses,
-    ollama,
-    embeddings,
-    tokens,
-    model_routes,
-    ngram_mod,
-    health,
-    page,
-)
-BODIES = (
-    ChatRequest,
-    CompletionRequest,
-    InfillRequest,
-    MessagesRequest,
-    CountTokensRequest,
-    ResponsesRequest,
-    CompactRequest,
-    OllamaChatRequest,
-    OllamaEmbeddingsRequest,
-    OllamaEmbedRequest,
-    OllamaGenerateRequest,
-    OllamaModelRequest,
-    OllamaPullRequest,
-    EmbeddingsRequest,
-    RerankRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-    ModelRequest,
-    LoadRequest,
-    PullRequest,
-)
+WITH_BODIES = (chat, infill, anthropic, responses, ollama, embeddings, tokens, model_routes)
+ROUTES = (*WITH_BODIES, ngram_mod, health, page)
+BODIES = tuple(body for routes in WITH_BODIES for body in routes.BODIES)
 
 
 def create_app(models: Models, settings: Settings) -> FastAPI:

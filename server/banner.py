@@ -240,20 +240,14 @@ def banner(info: ModelInfo, served: Served, *, is_verbose: bool = False) -> str:
 
     is_verbose: whether to show also the facts that matter only when tuning the server.
     """
-    kind = f"{info.architecture}, {_parameters(info.num_parameters)}, {info.dtype}"
-    kind = (
-        f"a demo, {_parameters(info.num_parameters)}"
-        if info.name == BUNDLED_NAME and not is_verbose
-        else kind
-    )
+    size = f"{short_count(info.num_parameters)} parameters"
+    is_demo = info.name == BUNDLED_NAME and not is_verbose
+    kind = f"a demo, {size}" if is_demo else f"{info.architecture}, {size}, {info.dtype}"
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
     generates = info.embedding is None
     of_text = {"sampling": served.sampling, "tools": served.tools, "exact": info.exact or EXACT_NOT_TRIED}
-    verbose = {
-        "batch": info.batching,
-        **(of_text if generates else {}),
-        "loaded": f"in {info.loaded_s:.1f} s",
-    }
+    loaded = {"loaded": f"in {info.loaded_s:.1f} s"}
+    verbose = {"batch": info.batching, **(of_text if generates else {}), **loaded}
     rows = {
         "model": f"{', '.join(served.names)} ({kind})",
         "others": served.others,
@@ -280,7 +274,9 @@ def banner(info: ModelInfo, served: Served, *, is_verbose: bool = False) -> str:
     )
     path, body = _OTHER_TRIES.get(info.purpose, (path, body))
     key = "    -H 'Authorization: Bearer YOUR-KEY' \\\n" if served.needs_key else ""
-    chats = f", chat here with `reprise run{_url_of(served.address)}`," if generates else ""
+    # Other commands find the default address without a flag.
+    url = "" if served.address == "http://127.0.0.1:8000" else f" --url {served.address}"
+    chats = f", chat here with `reprise run{url}`," if generates else ""
     return (
         f"\nReprise is ready. Press Ctrl-C to stop it.\n\n{table}\n\n"
         f"Open {served.address} in a browser{chats} or try it with\n\n"
@@ -290,16 +286,12 @@ def banner(info: ModelInfo, served: Served, *, is_verbose: bool = False) -> str:
     )
 
 
-def _url_of(address: str) -> str:
-    """Return the flag with which other commands find the server, if they do not without it."""
-    return "" if address == "http://127.0.0.1:8000" else f" --url {address}"
-
-
-def _parameters(count: int) -> str:
+def short_count(count: int) -> str:
+    """Return a number as people write it, such as 1.5B."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if count >= size:
-            return f"{count / size:.1f}{unit} parameters"
-    return f"{count} parameters"
+            return f"{count / size:.1f}{unit}"
+    return str(count)
 
 
 def _bytes(count: int) -> str:

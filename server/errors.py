@@ -75,15 +75,10 @@ class ApiError(RepriseError):
     def of(error: Mapping[str, Any], status: int | None = None) -> "ApiError":
         """Return the error that was sent. error: see body(). status: None for that of the error's type."""
         status = status or {BadRequestError.type: 400, TooBusyError.type: 429}.get(error["type"], 500)
-        kinds = (
-            BadRequestError,
-            ForbiddenError,
-            NotFoundError,
-            TooBusyError,
-            RequestFailedError,
-            UnavailableError,
+        kinds = (BadRequestError, ForbiddenError, NotFoundError, TooBusyError, RequestFailedError)
+        kind: type[ApiError] = next(
+            (one for one in (*kinds, UnavailableError) if one.status == status), ApiError
         )
-        kind: type[ApiError] = next((one for one in kinds if one.status == status), ApiError)
         made = kind(error["message"], param=error["param"], code=error["code"])
         made.status, made.type = status, error["type"]
         return made
@@ -149,15 +144,11 @@ class ContextLengthError(BadRequestError):
         error = copy(self)
         if path.startswith("/v1/messages"):
             # One token of the context is kept for the answer, so this maximum is always exceeded.
-            longest = self._context_tokens - 1
-            error.message = (
-                f"prompt is too long: {self._num_tokens} tokens > {longest} maximum. {self._way_out}"
-            )
+            counts = f"{self._num_tokens} tokens > {self._context_tokens - 1} maximum"
+            error.message = f"prompt is too long: {counts}. {self._way_out}"
         if path.startswith("/v1/responses"):
-            sentence = (
-                "Your input exceeds the context window of this model. Please adjust your input and try again."
-            )
-            error.message = f"{sentence} {self._way_out}"
+            sentence = "Your input exceeds the context window of this model."
+            error.message = f"{sentence} Please adjust your input and try again. {self._way_out}"
         return error
 
 
@@ -240,9 +231,8 @@ class ContentTypeError(ApiError):
     status = 415
 
     def __init__(self, given: str) -> None:
-        fault = (
-            f"The Content-Type '{shortened(given)}' is not supported" if given else "Content-Type is missing"
-        )
+        named = f"The Content-Type '{shortened(given)}' is not supported"
+        fault = named if given else "Content-Type is missing"
         super().__init__(
             f"{fault}. Send JSON with the header Content-Type: application/json.",
             code="unsupported_content_type",

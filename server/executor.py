@@ -141,14 +141,14 @@ class Executor:
     """The threads that parse large bodies and prepare requests for the engine, clients in rotation.
 
     Long jobs have threads of their own. A client has a limit at each kind, so whoever sends what takes long
-    waits for it alone.
+    waits for it alone. background: for jobs that no answer waits for.
     """
 
     def __init__(self) -> None:
         self._short = FairThreads("requests", 4, num_per_client=2)
         self._long = FairThreads("long-requests", 3)
-        # One thread: what no answer waits for must not take the interpreter from the engine's thread.
-        self._background = FairThreads("background")
+        # One thread: it must not take the interpreter from the engine's thread.
+        self.background = FairThreads("background")
         self._trimmer = ThreadPoolExecutor(1, thread_name_prefix="trim")
         self._trim: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -163,10 +163,6 @@ class Executor:
             if self._trim is None and not self._is_closed:
                 self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._return_memory)
 
-    async def run_in_background(self, client: str, job: Callable[[], ResultT]) -> ResultT:
-        """Run a job that no answer waits for, when its client is next. Raises the job's exception."""
-        return await self._background.run(client, job)
-
     def _return_memory(self) -> None:
         self._trim = None
         asyncio.get_running_loop().run_in_executor(self._trimmer, return_freed)
@@ -174,9 +170,8 @@ class Executor:
     def close(self) -> None:
         """Stop the threads."""
         self._is_closed = True
-        self._short.close()
-        self._long.close()
-        self._background.close()
+        for threads in (self._short, self._long, self.background):
+            threads.close()
         if self._trim is not None:
             self._trim.cancel()
         self._trimmer.shutdown(wait=False)

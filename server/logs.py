@@ -5,7 +5,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -119,8 +119,9 @@ class RequestRecord:
         if self.drafts:
             counts = (f"{name} {accepted}/{drafted}" for name, (drafted, accepted) in self.drafts.items())
             parts.append(f"drafts {' + '.join(counts)} accepted")
-            if self.translation:
-                parts[-1] += f" ({_translation_text(self.translation)})"
+            if told := self.translation:
+                results = [f"{count} {name}" for name, count in told.items() if name != "strategy" and count]
+                parts[-1] += f" ({told['strategy']}: {', '.join(results) or 'no drafts'})"
         if self.undrafted:
             parts.append(f"{'few' if self.drafts else 'no'} drafts: {self.undrafted}")
         is_windowed = self.wedlm_decoding == "streaming"
@@ -137,12 +138,6 @@ def as_header(names: Iterable[str]) -> str:
     shown = (name if name and name == name.strip() else f'"{name}"' for name in dict.fromkeys(names))
     text = ", ".join(shown).encode("unicode_escape").decode()
     return text if len(text) <= MAX_IGNORED_CHARACTERS else f"{text[:MAX_IGNORED_CHARACTERS]}..."
-
-
-def _translation_text(translation: Mapping[str, str | int]) -> str:
-    """Return the strategy and its counts that are not zero."""
-    counts = [f"{count} {name}" for name, count in translation.items() if name != "strategy" and count]
-    return f"{translation['strategy']}: {', '.join(counts) or 'no drafts'}"
 
 
 class JsonFormatter(logging.Formatter):

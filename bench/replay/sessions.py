@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reprise.bench.workloads.chats import Chat, Message, Turn, read_prompts
-from reprise.server.anthropic_api.conversation import from_messages
+from reprise.server.anthropic_api.schemas import from_messages
 from reprise.server.validation.fields import Notes
 
 

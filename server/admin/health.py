@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from reprise.config.agents.config_file import render
 from reprise.config.agents.known import AGENTS, explain_context
@@ -63,7 +63,7 @@ async def connect(request: Request, model: str | None = None) -> dict[str, Any]:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def scrape(request: Request) -> Response:
     """Return all metrics in Prometheus' text format. Counters start at 0 when the server starts."""
-    return Response(service_of(request).metrics.as_text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(service_of(request).metrics), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/v1/requests")

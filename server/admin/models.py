@@ -1,21 +1,18 @@
-"""/v1/models: list models, and where there are several load, unload and download them."""
+"""/v1/models: list models, for clients of OpenAI and of Anthropic; load, unload and download them."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 from pydantic_core import to_json
 
-from reprise.config.settings import Settings
-from reprise.engine.interface.embeddings import EmbeddingInfo
-from reprise.engine.interface.images import VisionInfo
-from reprise.engine.interface.models import ModelEntry, ModelInfo
-from reprise.server.errors import (
-    ApiError,
-)
+from reprise.engine.interface.embeddings import Purpose
+from reprise.engine.interface.models import ModelEntry
+from reprise.server.errors import ApiError
 from reprise.server.generation.lease import lease_model
 from reprise.server.generation.served_models import (
-    PullState,
     begin_pull,
     check_loads,
     find_entry,
@@ -27,22 +24,136 @@ from reprise.server.generation.service import Service, service_of
 from reprise.server.generation.stream import TokenStream
 from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
-from reprise.server.output.model_cards import (
-    EmbeddingCard,
-    ListedModelCard,
-    MessagesModel,
-    MessagesModelList,
-    Modalities,
-    ModelCard,
-    ModelList,
-    ModelMeta,
-    VisionCard,
-    messages_model,
-    messages_models,
-)
 from reprise.server.requests.generation_fields import LoadRequest, ModelRequest, PullRequest
 
+
+class ModelMeta(BaseModel):
+    """The model's sizes, as llama-server has them.
+
+    n_ctx, n_ctx_train: tokens that this server takes; clients read either. size: bytes of the weights.
+    """
+
+    n_vocab: int
+    n_ctx: int
+    n_ctx_train: int
+    n_params: int
+    size: int
+
+
+class Modalities(BaseModel):
+    """The kinds of input and output."""
+
+    input: list[Literal["text", "image"]] = ["text"]
+    output: list[Literal["text"]] = ["text"]
+
+
+class VisionCard(BaseModel):
+    """How a model sees images.
+
+    example_tokens: tokens of one of 1024x768 pixels. max_tokens: of any one. max_images: of a conversation.
+    """
+
+    example_tokens: int
+    max_tokens: int
+    max_images: int
+
+
+class EmbeddingCard(BaseModel):
+    """Facts about a model's vectors: their size, the pooling, and its prompts by name.
+
+    is_guessed: whether the pooling or the prompts were decided by the architecture, as the folder does not
+        name them.
+    """
+
+    dimensions: int
+    pooling: str
+    is_guessed: bool
+    normalizes: bool
+    prompts: dict[str, str]
+    default_prompt: str | None
+
+
+class ModelCard(BaseModel):
+    """The served model under one of its names.
+
+    context_length, max_model_len: tokens of prompt and answer together. tools, reasoning: whether the server
+    knows the model's format of tool calls, and of reasoning. tool_format: its name; generic if the chat
+    template knows no tools; null without tools. sampling_defaults: if a request leaves it out.
+    purpose: what the model is for. embedding: how it makes vectors or scores; null if it generates.
+    vision: how it sees images; null if it does not.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["reprise"] = "reprise"
+    context_length: int
+    max_model_len: int
+    meta: ModelMeta
+    modalities: Modalities = Modalities()
+    tools: bool
+    tool_format: str | None = None
+    reasoning: bool
+    sampling_defaults: dict[str, float]
+    purpose: Purpose = "generate"
+    embedding: EmbeddingCard | None = None
+    vision: VisionCard | None = None
+
+
+class ListedModelCard(ModelCard):
+    """One of several models under one of its names. Fields that are not known before it is loaded are null.
+
+    state: whether its weights are in memory. size_bytes: of its weights. progress: the loaded share of them,
+    0 to 1, while it is loading; phase: what it is at then, in words.
+    fault: why it cannot be loaded, if that is known. running, waiting: its requests.
+    """
+
+    context_length: int | None  # type: ignore[assignment]
+    max_model_len: int | None  # type: ignore[assignment]
+    meta: ModelMeta | None  # type: ignore[assignment]
+    tools: bool | None  # type: ignore[assignment]
+    reasoning: bool | None  # type: ignore[assignment]
+    state: Literal["unloaded", "loading", "loaded"]
+    size_bytes: int
+    progress: float | None
+    phase: str | None
+    fault: str | None
+    running: int
+    waiting: int
+
+
+class ModelList(BaseModel):
+    """All names by which a request may name a model."""
+
+    object: Literal["list"] = "list"
+    data: list[ListedModelCard | ModelCard]
+
+
+class MessagesModel(BaseModel):
+    """A model under one of its names. The limits are null until it is loaded."""
+
+    id: str
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
+class MessagesModelList(BaseModel):
+    """All models; there is never a second page."""
+
+    data: list[MessagesModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False] = False
+
+
 router = APIRouter()
+BODIES = (ModelRequest, LoadRequest, PullRequest)
+ANTHROPIC = "anthropic-version"
+"""A header of clients of Anthropic's API, which lists models at the same path as OpenAI's."""
 
 
 @router.get("/v1/models")
@@ -52,12 +163,11 @@ async def list_models(request: Request) -> ModelList | MessagesModelList:
     With the header anthropic-version, in Anthropic's shape.
     """
     listed = await served_models(service_of(request))
-    return messages_models(listed.data) if _is_anthropic_client(request) else listed
-
-
-def _is_anthropic_client(request: Request) -> bool:
-    """Return whether a request for models is for Anthropic's API, which has the same path as OpenAI's."""
-    return "anthropic-version" in request.headers
+    if ANTHROPIC not in request.headers:
+        return listed
+    models = [messages_model(card) for card in listed.data]
+    first, last = (models[0].id, models[-1].id) if models else (None, None)
+    return MessagesModelList(data=models, first_id=first, last_id=last)
 
 
 async def served_models(service: Service) -> ModelList:
@@ -74,7 +184,7 @@ async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModel
     service = service_of(request)
     service.check_ready()
     card = _card(service, name, await find_entry(service, name))
-    return messages_model(card) if _is_anthropic_client(request) else card
+    return messages_model(card) if ANTHROPIC in request.headers else card
 
 
 @router.post("/v1/models/load", openapi_extra=body_schema(LoadRequest))
@@ -107,14 +217,14 @@ async def pull_model(request: Request) -> Response:
 
     async def events() -> AsyncIterator[bytes]:
         async for state in pull.states(request):
-            told = {"status": "error", **state.body()} if isinstance(state, ApiError) else _told(state)
+            if isinstance(state, ApiError):
+                told: dict[str, object] = {"status": "error", **state.body()}
+            else:
+                told = {"completed_bytes": state.completed, "total_bytes": state.total}
+                told = {"status": state.status, **told}
             yield b"data: " + to_json(told) + b"\n\n"
 
     return TokenStream(events(), at_end=pull.stop)
-
-
-def _told(state: PullState) -> dict[str, object]:
-    return {"status": state.status, "completed_bytes": state.completed, "total_bytes": state.total}
 
 
 async def _card_response(service: Service, name: str) -> Response:
@@ -124,18 +234,41 @@ async def _card_response(service: Service, name: str) -> Response:
 
 def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
     """Return what is said of a model: of one of several also how it is at present."""
+    info, embedding, vision = entry.info, entry.embedding, entry.vision
+    more: dict[str, Any] = {"meta": None}
+    if embedding is not None:
+        recipe = embedding.recipe
+        more["embedding"] = EmbeddingCard(
+            dimensions=embedding.dimensions,
+            pooling=recipe.pooling,
+            is_guessed=recipe.is_guessed or recipe.prompts_are_guessed,
+            normalizes=recipe.normalizes,
+            prompts=dict(recipe.prompts),
+            default_prompt=recipe.default_prompt,
+        )
+    if vision is not None:
+        most = max(vision.min_tokens, min(vision.max_tokens, service.settings.max_image_tokens))
+        example_tokens, max_images = min(most, vision.example_tokens), service.settings.max_images
+        more["vision"] = VisionCard(example_tokens=example_tokens, max_tokens=most, max_images=max_images)
+        more["modalities"] = Modalities(input=["text", "image"])
+    if info is not None:
+        more["meta"] = ModelMeta(
+            n_vocab=info.vocab_size,
+            n_ctx=info.context_tokens,
+            n_ctx_train=info.context_tokens,
+            n_params=info.num_parameters,
+            size=info.weight_bytes,
+        )
     card = ListedModelCard(
         id=name,
         created=service.created,
         context_length=entry.context_tokens,
         max_model_len=entry.context_tokens,
-        meta=_meta(entry.info) if entry.info else None,
         tools=entry.can_call,
         tool_format=entry.tool_format,
         reasoning=entry.can_think,
-        sampling_defaults=known_sampling(service, entry.info) if entry.info else {},
+        sampling_defaults=known_sampling(service, info) if info else {},
         purpose=entry.purpose,
-        embedding=_embedding(entry.embedding),
         state=entry.state,
         size_bytes=entry.size_bytes,
         progress=entry.progress,
@@ -143,43 +276,19 @@ def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
         fault=entry.fault,
         running=entry.num_running,
         waiting=entry.num_waiting,
-        **_seeing(service.settings, entry.vision),
+        **more,
     )
     if service.models.may_unload:
         return card
     return ModelCard(**{name: getattr(card, name) for name in ModelCard.model_fields})
 
 
-def _seeing(settings: Settings, vision: VisionInfo | None) -> dict[str, Any]:
-    """Return the fields of a card about images; none for a model that sees none."""
-    if vision is None:
-        return {}
-    most = max(vision.min_tokens, min(vision.max_tokens, settings.max_image_tokens))
-    card = VisionCard(
-        example_tokens=min(most, vision.example_tokens), max_tokens=most, max_images=settings.max_images
-    )
-    return {"vision": card, "modalities": Modalities(input=["text", "image"])}
-
-
-def _embedding(info: EmbeddingInfo | None) -> EmbeddingCard | None:
-    if info is None:
-        return None
-    recipe = info.recipe
-    return EmbeddingCard(
-        dimensions=info.dimensions,
-        pooling=recipe.pooling,
-        is_guessed=recipe.is_guessed or recipe.prompts_are_guessed,
-        normalizes=recipe.normalizes,
-        prompts=dict(recipe.prompts),
-        default_prompt=recipe.default_prompt,
-    )
-
-
-def _meta(info: ModelInfo) -> ModelMeta:
-    return ModelMeta(
-        n_vocab=info.vocab_size,
-        n_ctx=info.context_tokens,
-        n_ctx_train=info.context_tokens,
-        n_params=info.num_parameters,
-        size=info.weight_bytes,
+def messages_model(card: ModelCard) -> MessagesModel:
+    """Return a model in Anthropic's shape."""
+    return MessagesModel(
+        id=card.id,
+        display_name=card.id,
+        created_at=datetime.fromtimestamp(card.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        max_input_tokens=card.context_length,
+        max_tokens=card.context_length,
     )

@@ -8,7 +8,6 @@ from pydantic_core import from_json, to_json
 from reprise.server.anthropic_api.schemas import ConversationFields, MessagesRequest
 from reprise.server.errors import ApiError
 from reprise.server.http.error_responses import anthropic_error
-from reprise.server.output.openai_objects import Timings, UsageBlock
 from reprise.server.output.parts import (
     CallArgumentsPart,
     CallStartPart,
@@ -19,16 +18,15 @@ from reprise.server.output.parts import (
     ReportPart,
     TextPart,
     ToolCallPart,
-    merge_adjacent,
 )
-from reprise.server.output.presenter import Events, ResponseHead
+from reprise.server.output.presenter import Json, OneChoicePresenter, ResponseHead
 
 UNSIGNED = "unsigned"
 """The signature of all thinking blocks: clients send back only those that have one."""
 
 
-class MessagePresenter:
-    """Presenter for /v1/messages. A request has one choice."""
+class MessagePresenter(OneChoicePresenter):
+    """Presenter for /v1/messages."""
 
     def __init__(self, head: ResponseHead, request_id: str, body: MessagesRequest) -> None:
         self._head = head
@@ -39,42 +37,33 @@ class MessagePresenter:
         self._block_idx = -1
         self._open: Literal["text", "thinking", "tool_use"] | None = None
 
-    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
         """See Presenter."""
         (output,) = outputs
-        content: list[dict[str, Any]] = []
+        content: list[Json] = []
         if output.reasoning:
             thinking = output.reasoning if self._shows_thinking else ""
             content.append({"type": "thinking", "thinking": thinking, "signature": UNSIGNED})
         if output.text:
             content.append({"type": "text", "text": output.text})
         content += [_tool_use(call, from_json(call.arguments)) for call in output.tool_calls]
-        end = self._end(EndPart(output.finish_reason, output.stop, output.schema_valid), usage, timings)
+        end = self._end(output.end, usage, timings)
         return to_json(self._message(content, _usage(usage)) | end)
 
-    def format_opening(self, usage: UsageBlock) -> bytes:
+    def format_opening(self, usage: Json) -> bytes:
         """See Presenter. The count of cached tokens is known only at the end; message_delta has it."""
         message = self._message([], _usage(usage)) | {"stop_reason": None, "stop_sequence": None}
         return _event("message_start", message=message) + _event("ping")
-
-    def format_parts(self, events: Events) -> bytes:
-        """See Presenter."""
-        parts = merge_adjacent(part for _, part in events)
-        return b"".join(map(self._part, parts)) or self.format_silence()
 
     def format_silence(self) -> bytes:
         """See Presenter."""
         return _event("ping")
 
-    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
-        """See Presenter."""
-        parts = list(merge_adjacent(part for _, part in events))
-        end = next(part for part in parts if isinstance(part, EndPart))
-        frames = [self._part(part) for part in parts]
+    def _ending(self, end: EndPart, usage: Json, timings: Json) -> bytes:
         counts = _usage(usage)
         del counts["service_tier"]
-        frames.append(_event("message_delta", delta=self._end(end, usage, timings), usage=counts))
-        return b"".join(frames) + _event("message_stop")
+        delta = _event("message_delta", delta=self._end(end, usage, timings), usage=counts)
+        return delta + _event("message_stop")
 
     def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
@@ -84,16 +73,13 @@ class MessagePresenter:
     def _part(self, part: Part) -> bytes:
         match part:
             case TextPart(text=text):
-                return (
-                    self._open_block("text", text="") + self._delta("text_delta", "text", text)
-                    if text
-                    else b""
-                )
+                if not text:
+                    return b""
+                return self._open_block("text", text="") + self._delta("text_delta", "text", text)
             case ReasoningPart(text=text):
                 opening = self._open_block("thinking", thinking="", signature="")
-                return opening + (
-                    self._delta("thinking_delta", "thinking", text) if self._shows_thinking else b""
-                )
+                shown = self._delta("thinking_delta", "thinking", text) if self._shows_thinking else b""
+                return opening + shown
             case ToolCallPart():
                 return self._start_call(part) + self._continue_call(part.arguments)
             case CallStartPart():
@@ -127,9 +113,9 @@ class MessagePresenter:
             return b""
         signing = self._delta("signature_delta", "signature", UNSIGNED) if self._open == "thinking" else b""
         self._open = None
-        return signing + self._stop()
+        return signing + _event("content_block_stop", index=self._block_idx)
 
-    def _start(self, block: dict[str, Any]) -> bytes:
+    def _start(self, block: Json) -> bytes:
         self._block_idx += 1
         return _event("content_block_start", index=self._block_idx, content_block=block)
 
@@ -141,10 +127,7 @@ class MessagePresenter:
             % (self._block_idx, kind.encode(), field.encode(), to_json(text))
         )
 
-    def _stop(self) -> bytes:
-        return _event("content_block_stop", index=self._block_idx)
-
-    def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    def _message(self, content: list[Json], usage: Json) -> Json:
         message = {
             "id": f"msg_{self._head.id}",
             "type": "message",
@@ -157,39 +140,36 @@ class MessagePresenter:
             message["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
         return message
 
-    def _end(self, end: EndPart, usage: UsageBlock, timings: Timings) -> dict[str, Any]:
+    def _end(self, end: EndPart, usage: Json, timings: Json) -> Json:
         """Return the stop reason, the stop sequence, and whether the schemas are satisfied, if checked."""
         match end.finish_reason:
             case "tool_calls":
                 reason = "tool_use"
             case "length":
-                is_at_limit = self._max_tokens is not None and usage.completion_tokens >= self._max_tokens
+                is_at_limit = self._max_tokens is not None and usage["completion_tokens"] >= self._max_tokens
                 # A loop that was cut off did not fill the context either.
-                reason = (
-                    "max_tokens"
-                    if is_at_limit or timings.stopped == "loop"
-                    else "model_context_window_exceeded"
-                )
+                is_at_limit = is_at_limit or "stopped" in timings
+                reason = "max_tokens" if is_at_limit else "model_context_window_exceeded"
             case "stop":
                 reason = "end_turn" if end.stop is None else "stop_sequence"
         checked = {} if end.schema_valid is None else {"schema_valid": end.schema_valid}
         return {"stop_reason": reason, "stop_sequence": end.stop, **checked}
 
 
-def _usage(usage: UsageBlock) -> dict[str, Any]:
+def _usage(usage: Json) -> Json:
     """Return the usage. Anthropic's input_tokens do not include cached tokens."""
-    cached = usage.prompt_tokens_details.cached_tokens
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {
-        "input_tokens": usage.prompt_tokens - cached,
+        "input_tokens": usage["prompt_tokens"] - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"thinking_tokens": usage.completion_tokens_details.reasoning_tokens},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"thinking_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
         "service_tier": "standard",
     }
 
 
-def _tool_use(call: ToolCallPart | CallStartPart, arguments: object) -> dict[str, Any]:
+def _tool_use(call: ToolCallPart | CallStartPart, arguments: object) -> Json:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 

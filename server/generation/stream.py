@@ -8,7 +8,6 @@ from contextvars import copy_context
 from functools import partial
 
 from fastapi import Request, Response
-from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
@@ -27,7 +26,6 @@ from reprise.server.generation.service import LeasedModel
 from reprise.server.generation.submit import Submission
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
-from reprise.server.output.openai_objects import PromptProgress, Timings, UsageBlock
 from reprise.server.output.parts import (
     ChoiceOutput,
     ChoiceTokens,
@@ -41,6 +39,7 @@ from reprise.server.output.parts import (
 )
 from reprise.server.output.presenter import (
     Events,
+    Json,
     Presenter,
     ResponseHead,
     count_usage,
@@ -215,7 +214,7 @@ class RequestOutput:
             return await FORMAT.run(run)
         return run()
 
-    def usage(self) -> UsageBlock:
+    def usage(self) -> Json:
         """Return the token counts so far."""
         submission = self.submission
         num_reasoning = sum(parser.num_reasoning_tokens for parser in self._parsers)
@@ -224,10 +223,10 @@ class RequestOutput:
         )
         if self._body.is_scoring:
             # The token that the engine needs to generate is not part of the response.
-            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
         return usage
 
-    def timings(self) -> Timings:
+    def timings(self) -> Json:
         """Return the timings. All sequences must have ended."""
         ended = self.submission.ended
         return measure_timings([ended[index] for index in range(len(self.submission.engine_requests))])
@@ -265,14 +264,14 @@ class RequestOutput:
 
 def _reports(delta: Delta) -> list[ReportPart]:
     """Return a delta's extras: log probabilities, usage and progress."""
-    fields: dict[str, BaseModel] = {}
+    fields: Json = {}
     if (told := delta.progress) is not None:
-        fields["prompt_progress"] = PromptProgress(
-            total=told.num_tokens,
-            cache=told.num_cached,
-            processed=told.num_processed,
-            time_ms=round(1000 * told.taken_s, 3),
-        )
+        fields["prompt_progress"] = {
+            "total": told.num_tokens,
+            "cache": told.num_cached,
+            "processed": told.num_processed,
+            "time_ms": round(1000 * told.taken_s, 3),
+        }
     if delta.usage is not None:
         fields["timings"] = measure_timings([delta.usage])
     return [ReportPart(fields, delta.origins)] if fields or delta.origins else []

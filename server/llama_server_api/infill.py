@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field
@@ -14,9 +14,8 @@ from reprise.server.generation.prepare import prepare_infill
 from reprise.server.generation.stream import answer, response_head
 from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
-from reprise.server.output.openai_objects import Timings, UsageBlock
-from reprise.server.output.parts import ChoiceOutput, EndPart, TextPart, merge_adjacent
-from reprise.server.output.presenter import KEEP_ALIVE, Events
+from reprise.server.output.parts import ChoiceOutput, EndPart, Part, TextPart
+from reprise.server.output.presenter import Events, Json, OneChoicePresenter
 from reprise.server.prompt.encoder import Hole
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.validation.fields import RequestModel, field_error, unsupported
@@ -56,8 +55,8 @@ class InfillRequest(CompletionRequest):
     logprobs: unsupported(0) = None  # type: ignore[valid-type]
 
 
-class InfillPresenter:
-    """Presenter for /infill.
+class InfillPresenter(OneChoicePresenter):
+    """Presenter for /infill. Of several choices, the first is the answer.
 
     model: the model's name. is_silent: whether the client wants no text, only the prompt to be cached.
     """
@@ -66,36 +65,26 @@ class InfillPresenter:
         self._model = model
         self._is_silent = is_silent
 
-    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
-        """See Presenter. The first choice is the answer."""
-        first = outputs[0]
-        return to_json(self._end(first.text, EndPart(first.finish_reason, first.stop), usage, timings))
-
-    def format_opening(self, _usage: UsageBlock) -> bytes:
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
         """See Presenter."""
-        return b""
+        return to_json(self._end(outputs[0].text, outputs[0].end, usage, timings))
 
-    def format_parts(self, events: Events) -> bytes:
-        """See Presenter."""
-        texts = merge_adjacent(part for index, part in events if index == 0)
-        shown = [part.text for part in texts if isinstance(part, TextPart) and not self._is_silent]
-        frames = [_frame({"index": 0, "content": text, "stop": False}) for text in shown if text]
-        return b"".join(frames) or KEEP_ALIVE
+    def _frames(self, events: Events) -> bytes:
+        return super()._frames([event for event in events if event[0] == 0])
 
-    def format_silence(self) -> bytes:
-        """See Presenter."""
-        return KEEP_ALIVE
+    def _part(self, part: Part) -> bytes:
+        if not isinstance(part, TextPart) or not part.text or self._is_silent:
+            return b""
+        return _frame({"index": 0, "content": part.text, "stop": False})
 
-    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
-        """See Presenter."""
-        end = next((part for _, part in events if isinstance(part, EndPart)), EndPart("stop"))
-        return self.format_parts(events) + _frame(self._end("", end, usage, timings))
+    def _ending(self, end: EndPart, usage: Json, timings: Json) -> bytes:
+        return _frame(self._end("", end, usage, timings))
 
     def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
         return _frame(fault.body())
 
-    def _end(self, text: str, end: EndPart, usage: UsageBlock, timings: Timings) -> dict[str, Any]:
+    def _end(self, text: str, end: EndPart, usage: Json, timings: Json) -> Json:
         is_cut = end.finish_reason == "length"
         return {
             "index": 0,
@@ -104,19 +93,20 @@ class InfillPresenter:
             "stop": True,
             "stop_type": "limit" if is_cut else "word" if end.stop else "eos",
             "stopping_word": end.stop or "",
-            "tokens_predicted": usage.completion_tokens,
-            "tokens_evaluated": usage.prompt_tokens,
-            "tokens_cached": usage.prompt_tokens_details.cached_tokens,
+            "tokens_predicted": usage["completion_tokens"],
+            "tokens_evaluated": usage["prompt_tokens"],
+            "tokens_cached": usage["prompt_tokens_details"]["cached_tokens"],
             "truncated": False,
-            "timings": timings.model_dump(exclude_unset=True),
+            "timings": timings,
         }
 
 
-def _frame(event: dict[str, Any]) -> bytes:
+def _frame(event: Json) -> bytes:
     return b"data: " + to_json(event) + b"\n\n"
 
 
 router = APIRouter()
+BODIES = (InfillRequest,)
 
 
 @router.post("/infill", openapi_extra=body_schema(InfillRequest))

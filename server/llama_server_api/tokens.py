@@ -46,12 +46,7 @@ class TokenizeRequest(RequestModel):
         },
         {"not": neutral("content", "prompt", "messages")},
         ONE_END,
-        {
-            "anyOf": [
-                neutral("messages"),
-                neutral("add_special", "add_special_tokens", values=(None, False)),
-            ]
-        },
+        {"anyOf": [neutral("messages"), neutral("add_special", "add_special_tokens", values=(None, False))]},
         {
             "anyOf": [
                 neutral("add_special"),
@@ -118,12 +113,9 @@ class TokenizeRequest(RequestModel):
         if self.messages is None and self.chat_template_kwargs is not None:
             phrase = "is allowed only with messages"
             raise field_error("invalid_value", phrase, "chat_template_kwargs", leaves_out=True)
-        if None not in (self.add_special, self.add_special_tokens) and (
-            self.add_special != self.add_special_tokens
-        ):
-            raise field_error(
-                "invalid_value", "and add_special_tokens differ; send one of them", "add_special"
-            )
+        if {self.add_special, self.add_special_tokens} == {True, False}:
+            phrase = "and add_special_tokens differ; send one of them"
+            raise field_error("invalid_value", phrase, "add_special")
         if self.messages is not None and self._special_requested:
             name = "add_special" if self.add_special else "add_special_tokens"
             raise field_error("unsupported_value", "is decided by the chat template; leave it out", name)
@@ -155,6 +147,7 @@ class DetokenizeRequest(RequestModel):
 
 
 router = APIRouter()
+BODIES = (TokenizeRequest, DetokenizeRequest)
 TOKENS_AT_ONCE = 4096
 """Maximum tokens that are written before others have their turn."""
 
@@ -228,23 +221,18 @@ def _tokens(request: Request, leased: LeasedModel, body: TokenizeRequest) -> Tok
     text = getattr(body, body.text_field)
     if text is not None:
         return encode_text(leased.engine, text, body.text_field, is_prompt=body.wants_special)
-    given = {
-        "messages": body.messages,
-        "tools": body.tools,
-        "chat_template_kwargs": body.chat_template_kwargs,
-        "continue_final_message": body.continue_final_message,
-        "add_generation_prompt": body.add_generation_prompt,
-    }
-    return encode_prompt(request, leased, validate(given, ChatRequest)).tokens
+    names = ("messages", "tools", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
+    chat = validate({name: getattr(body, name) for name in names}, ChatRequest)
+    return encode_prompt(request, leased, chat).tokens
 
 
 def with_pieces(piece_of: Callable[[int], bytes], tokens: TokenIds) -> list[dict[str, Any]]:
     """Return {id, piece} of each token, as llama-server does. Incomplete characters are an array of bytes."""
-    shown: list[dict[str, Any]] = []
-    for token in tokens:
-        piece = piece_of(token)
+
+    def shown(piece: bytes) -> str | list[int]:
         try:
-            shown.append({"id": token, "piece": piece.decode()})
+            return piece.decode()
         except UnicodeDecodeError:
-            shown.append({"id": token, "piece": list(piece)})
-    return shown
+            return list(piece)
+
+    return [{"id": token, "piece": shown(piece_of(token))} for token in tokens]

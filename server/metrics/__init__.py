@@ -1,4 +1,1 @@
-"""The metrics of GET /metrics: their definitions, the counters, and the values read at each scrape.
-
-The engine's thread never writes here.
-"""
+"""The metrics of GET /metrics, which the engine's thread never writes."""

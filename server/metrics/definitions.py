@@ -70,7 +70,7 @@ class MetricGroup:
     title: str
     note: str
     metrics: tuple[Metric, ...]
-    is_by_model: bool = False
+    is_by_model: bool
 
 
 def _of_models(name: str, text: str, read: Callable[[ModelEntry], float]) -> Metric:
@@ -84,166 +84,155 @@ def _of_prefixes(name: str, text: str, key: str) -> Metric:
     return Metric(name, text, read, (MODEL,))
 
 
+def _group(title: str, note: str, *metrics: Metric, is_by_model: bool = False) -> MetricGroup:
+    return MetricGroup(title, note, metrics, is_by_model)
+
+
 GROUPS = (
-    MetricGroup(
+    _group(
         "Requests",
         "`endpoint` is the path of an endpoint that `GET /` lists, or `other`. `status` is 499 if the client "
         "disconnected. `code` is the error object's `code`, or its `type` if it has no code. `outcome` is "
         "`parsed`, or `malformed`: the text is sent as it is.",
-        (
-            Metric(
-                "reprise_requests_total",
-                "Total number of HTTP requests, by endpoint and status.",
-                labels=("endpoint", "status"),
-            ),
-            Metric("reprise_requests_in_progress", "Number of HTTP requests in progress."),
-            Metric(
-                "reprise_errors_total",
-                "Total number of errors sent to clients, as a response or in a stream, by code.",
-                labels=("code",),
-            ),
-            Metric(
-                "reprise_request_duration_seconds",
-                "Duration of HTTP requests that generate tokens, from arrival to the end of the response.",
-                buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600),
-            ),
-            Metric(
-                "reprise_tool_call_parses_total",
-                "Total number of texts between tool call markers, by outcome.",
-                labels=("outcome",),
-            ),
+        Metric(
+            "reprise_requests_total",
+            "Total number of HTTP requests, by endpoint and status.",
+            labels=("endpoint", "status"),
+        ),
+        Metric("reprise_requests_in_progress", "Number of HTTP requests in progress."),
+        Metric(
+            "reprise_errors_total",
+            "Total number of errors sent to clients, as a response or in a stream, by code.",
+            labels=("code",),
+        ),
+        Metric(
+            "reprise_request_duration_seconds",
+            "Duration of HTTP requests that generate tokens, from arrival to the end of the response.",
+            buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600),
+        ),
+        Metric(
+            "reprise_tool_call_parses_total",
+            "Total number of texts between tool call markers, by outcome.",
+            labels=("outcome",),
         ),
     ),
-    MetricGroup(
+    _group(
         "Sequences and their tokens",
         "A sequence is one choice of one prompt. It is counted when it ends. `end` is `stop`, `length`, "
         "`cancelled` (the client left), `request` (this request failed), `grammar` (its grammar took too "
         "much computation), `engine` (the engine died) or `draining` (the server was stopping).",
-        (
-            Metric(
-                "reprise_sequences_total",
-                "Total number of sequences that have ended, by how they ended.",
-                labels=("end",),
-            ),
-            Metric(
-                "reprise_prompt_tokens_total",
-                "Total number of prompt tokens; a prompt with several choices counts once.",
-            ),
-            Metric(
-                "reprise_cached_prompt_tokens_total",
-                "Total number of prompt tokens taken from the prefix cache.",
-            ),
-            Metric("reprise_completion_tokens_total", "Total number of generated tokens."),
-            Metric(
-                "reprise_queue_seconds",
-                "Time that admitted sequences spent in the request queue.",
-                buckets=(0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
-            ),
-            Metric(
-                "reprise_time_to_first_token_seconds",
-                "Time from submission to the first token.",
-                buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
-            ),
+        Metric(
+            "reprise_sequences_total",
+            "Total number of sequences that have ended, by how they ended.",
+            labels=("end",),
+        ),
+        Metric(
+            "reprise_prompt_tokens_total",
+            "Total number of prompt tokens; a prompt with several choices counts once.",
+        ),
+        Metric(
+            "reprise_cached_prompt_tokens_total", "Total number of prompt tokens taken from the prefix cache."
+        ),
+        Metric("reprise_completion_tokens_total", "Total number of generated tokens."),
+        Metric(
+            "reprise_queue_seconds",
+            "Time that admitted sequences spent in the request queue.",
+            buckets=(0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
+        ),
+        Metric(
+            "reprise_time_to_first_token_seconds",
+            "Time from submission to the first token.",
+            buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
         ),
         is_by_model=True,
     ),
-    MetricGroup(
+    _group(
         "Drafts",
         "`source` is the drafter. `decision` is `lookup`, `draft-model`, `mtp`, `dflash`, `wedlm` or "
         "`plain`. `reason` is `unmatched`, `unlikely`, `dear`, `spent`, `unread` or `inexact` "
         "([what they mean](drafting.md#why-was-nothing-drafted)).",
-        (
-            Metric(
-                "reprise_drafted_tokens_total",
-                "Total number of drafted tokens that were verified.",
-                labels=("source",),
-            ),
-            Metric(
-                "reprise_accepted_tokens_total",
-                "Total number of drafted tokens that were accepted.",
-                labels=("source",),
-            ),
-            Metric(
-                "reprise_forwards_total", "Total number of forward passes of decoding, summed over sequences."
-            ),
-            Metric(
-                "reprise_undrafted_steps_total",
-                "Total number of steps planned without a draft though one was allowed, summed over "
-                "sequences, by reason.",
-                labels=("reason",),
-            ),
-            Metric(
-                "reprise_gate_decisions_total",
-                "Total number of sequences, by the gate's decision.",
-                labels=("decision",),
-            ),
+        Metric(
+            "reprise_drafted_tokens_total",
+            "Total number of drafted tokens that were verified.",
+            labels=("source",),
+        ),
+        Metric(
+            "reprise_accepted_tokens_total",
+            "Total number of drafted tokens that were accepted.",
+            labels=("source",),
+        ),
+        Metric(
+            "reprise_forwards_total", "Total number of forward passes of decoding, summed over sequences."
+        ),
+        Metric(
+            "reprise_undrafted_steps_total",
+            "Total number of steps planned without a draft though one was allowed, summed over "
+            "sequences, by reason.",
+            labels=("reason",),
+        ),
+        Metric(
+            "reprise_gate_decisions_total",
+            "Total number of sequences, by the gate's decision.",
+            labels=("decision",),
         ),
         is_by_model=True,
     ),
-    MetricGroup(
+    _group(
         "The engine",
         "",
-        (
-            Metric(
-                "reprise_ready",
-                "1 if the server accepts requests, else 0, as in GET /health.",
-                lambda now: now.status.state == "ready",
-            ),
-            Metric(
-                "reprise_rows",
-                "Number of sequences in prefill or decode.",
-                lambda now: now.status.num_running,
-            ),
-            Metric(
-                "reprise_waiting",
-                "Number of sequences in the request queue.",
-                lambda now: now.status.num_waiting,
-            ),
-            Metric(
-                "reprise_inter_token_seconds",
-                "Time between consecutive tokens of a sequence; 0 between tokens of the same step.",
-                lambda now: (now.counts.gaps_up_to, now.counts.gap_sum_s),
-                buckets=GAP_BOUNDS_S,
-            ),
-            Metric(
-                "reprise_failed_steps_total",
-                "Total number of steps that raised an error.",
-                lambda now: now.counts.num_failed_steps,
-            ),
-            Metric(
-                "reprise_preemptions_total",
-                "Total number of sequences put back into the queue because memory ran short.",
-                lambda now: now.counts.num_preemptions,
-            ),
-            Metric(
-                "reprise_stalls_total",
-                "Total number of stalls: work was waiting, but no step finished in time.",
-                lambda now: now.counts.num_stalls,
-            ),
+        Metric(
+            "reprise_ready",
+            "1 if the server accepts requests, else 0, as in GET /health.",
+            lambda now: now.status.state == "ready",
+        ),
+        Metric(
+            "reprise_rows", "Number of sequences in prefill or decode.", lambda now: now.status.num_running
+        ),
+        Metric(
+            "reprise_waiting", "Number of sequences in the request queue.", lambda now: now.status.num_waiting
+        ),
+        Metric(
+            "reprise_inter_token_seconds",
+            "Time between consecutive tokens of a sequence; 0 between tokens of the same step.",
+            lambda now: (now.counts.gaps_up_to, now.counts.gap_sum_s),
+            buckets=GAP_BOUNDS_S,
+        ),
+        Metric(
+            "reprise_failed_steps_total",
+            "Total number of steps that raised an error.",
+            lambda now: now.counts.num_failed_steps,
+        ),
+        Metric(
+            "reprise_preemptions_total",
+            "Total number of sequences put back into the queue because memory ran short.",
+            lambda now: now.counts.num_preemptions,
+        ),
+        Metric(
+            "reprise_stalls_total",
+            "Total number of stalls: work was waiting, but no step finished in time.",
+            lambda now: now.counts.num_stalls,
         ),
     ),
-    MetricGroup(
+    _group(
         "Embeddings",
         "",
-        (
-            Metric(
-                "reprise_embedded_total",
-                "Total number of texts embedded, and of documents rated.",
-                lambda now: now.counts.num_embedded,
-            ),
-            Metric(
-                "reprise_embedded_tokens_total",
-                "Total number of their tokens, special tokens included and padding left out.",
-                lambda now: now.counts.num_embedded_tokens,
-            ),
-            Metric(
-                "reprise_embedding_waiting",
-                "Texts and documents of requests that are queued or running, without a vector or score yet.",
-                lambda now: now.counts.num_to_embed,
-            ),
+        Metric(
+            "reprise_embedded_total",
+            "Total number of texts embedded, and of documents rated.",
+            lambda now: now.counts.num_embedded,
+        ),
+        Metric(
+            "reprise_embedded_tokens_total",
+            "Total number of their tokens, special tokens included and padding left out.",
+            lambda now: now.counts.num_embedded_tokens,
+        ),
+        Metric(
+            "reprise_embedding_waiting",
+            "Texts and documents of requests that are queued or running, without a vector or score yet.",
+            lambda now: now.counts.num_to_embed,
         ),
     ),
-    MetricGroup(
+    _group(
         "Where time goes",
         "Stations of the engine's thread: `idle` (no work), `trials` (no work: what a model can do is "
         "tried), `messages` (requests and cancellations arrive), "
@@ -253,188 +242,164 @@ GROUPS = (
         "`draft_model`, `dispatch` (steps are prepared for the device), "
         "`waiting` (for the device, in decoding), `commit` (tokens become text and are sent), `prefill` "
         "(with waiting for the device), `other`.",
-        (
-            Metric(
-                "reprise_engine_seconds_total",
-                "Total seconds of the engine's thread, by station. Every moment counts at one station.",
-                lambda now: now.counts.station_s,
-                ("station",),
-            ),
+        Metric(
+            "reprise_engine_seconds_total",
+            "Total seconds of the engine's thread, by station. Every moment counts at one station.",
+            lambda now: now.counts.station_s,
+            ("station",),
         ),
     ),
-    MetricGroup(
+    _group(
         "The event loop",
         "Stations of the event loop: `connections` (HTTP is parsed), `bodies` (small request bodies are "
         "parsed and validated; large ones are parsed on a thread), `submission` (requests are passed to the "
         "engine), `output` (text is split into content, reasoning and tool calls), `format` (responses and "
         "events are written), `other`; and `none` if the loop did hardly any work meanwhile.",
-        (
-            Metric(
-                "reprise_event_loop_lag_seconds",
-                "How late the event loop wakes, measured by twenty timers a second.",
-                buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
-            ),
-            Metric(
-                "reprise_event_loop_holds_total",
-                "Times that the event loop woke more than 0.1 seconds late, by the station that held it.",
-                labels=("station",),
-            ),
-            Metric(
-                "reprise_event_loop_longest_hold_seconds",
-                "The longest time, in seconds of the processor, that the event loop worked without a pause, "
-                "of those counted as holds.",
-                lambda now: now.longest_hold_s,
-            ),
+        Metric(
+            "reprise_event_loop_lag_seconds",
+            "How late the event loop wakes, measured by twenty timers a second.",
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
+        ),
+        Metric(
+            "reprise_event_loop_holds_total",
+            "Times that the event loop woke more than 0.1 seconds late, by the station that held it.",
+            labels=("station",),
+        ),
+        Metric(
+            "reprise_event_loop_longest_hold_seconds",
+            "The longest time, in seconds of the processor, that the event loop worked without a pause, "
+            "of those counted as holds.",
+            lambda now: now.longest_hold_s,
         ),
     ),
-    MetricGroup(
+    _group(
         "Models",
         "`model` is the name of each model that was asked for, and of the one that the server started with.",
-        (
-            _of_models(
-                "reprise_model_loaded",
-                "1 if the model's weights are in memory.",
-                lambda model: model.state == "loaded",
-            ),
-            _of_models(
-                "reprise_model_rows", "Number of its sequences in the batch.", lambda model: model.num_running
-            ),
-            _of_models(
-                "reprise_model_waiting",
-                "Number of requests that wait for the model, or for a row of it.",
-                lambda model: model.num_waiting,
-            ),
-            _of_models(
-                "reprise_model_weight_bytes",
-                "Memory for its weights while loaded.",
-                lambda model: model.size_bytes if model.state == "loaded" else 0,
-            ),
-            _of_models(
-                "reprise_model_loads_total", "Total number of its loads.", lambda model: model.num_loads
-            ),
+        _of_models(
+            "reprise_model_loaded",
+            "1 if the model's weights are in memory.",
+            lambda model: model.state == "loaded",
         ),
+        _of_models(
+            "reprise_model_rows", "Number of its sequences in the batch.", lambda model: model.num_running
+        ),
+        _of_models(
+            "reprise_model_waiting",
+            "Number of requests that wait for the model, or for a row of it.",
+            lambda model: model.num_waiting,
+        ),
+        _of_models(
+            "reprise_model_weight_bytes",
+            "Memory for its weights while loaded.",
+            lambda model: model.size_bytes if model.state == "loaded" else 0,
+        ),
+        _of_models("reprise_model_loads_total", "Total number of its loads.", lambda model: model.num_loads),
     ),
-    MetricGroup(
+    _group(
         "Machines that share a model",
         "`rank` is the number of each machine, which the banner gives with its address; 0 is the one that "
         "serves. Every half second the others say how far they are. Absent if the model is on one machine.",
-        (
-            Metric(
-                "reprise_rank_active_bytes",
-                "Memory used by its MLX arrays.",
-                lambda now: now.counts.by_rank.get("active_bytes"),
-                ("rank",),
-            ),
-            Metric(
-                "reprise_rank_silent_seconds",
-                "Time since it was last heard of by rank 0.",
-                lambda now: now.counts.by_rank.get("silent_seconds"),
-                ("rank",),
-            ),
+        Metric(
+            "reprise_rank_active_bytes",
+            "Memory used by its MLX arrays.",
+            lambda now: now.counts.by_rank.get("active_bytes"),
+            ("rank",),
+        ),
+        Metric(
+            "reprise_rank_silent_seconds",
+            "Time since it was last heard of by rank 0.",
+            lambda now: now.counts.by_rank.get("silent_seconds"),
+            ("rank",),
         ),
     ),
-    MetricGroup(
+    _group(
         "The prefix cache",
         "`model` is `target`, whose texts are prompts, or `draft`: the draft model has a prefix cache of its "
         "own, in its own tokens, and no files. With several models it is the name of a loaded one, with "
         "` draft` behind it for its draft model. Absent if the prefix cache is off "
         "(`--prefix-cache-bytes 0`).",
-        (
-            _of_prefixes("reprise_prefix_cache_bytes", "Memory used by cached prefixes.", "num_bytes"),
-            _of_prefixes(
-                "reprise_prefix_cache_budget_bytes", "Maximum memory for cached prefixes.", "budget_bytes"
-            ),
-            _of_prefixes(
-                "reprise_prefix_cache_hits_total", "Total number of texts with a cached prefix.", "hits"
-            ),
-            _of_prefixes(
-                "reprise_prefix_cache_misses_total",
-                "Total number of texts without a cached prefix.",
-                "misses",
-            ),
-            _of_prefixes(
-                "reprise_prefix_cache_evictions_total",
-                "Total number of prefixes evicted to free memory.",
-                "evictions",
-            ),
-            _of_prefixes(
-                "reprise_prefix_cache_file_bytes",
-                "Disk space used by the files in --prefix-cache-dir.",
-                "file_bytes",
-            ),
+        _of_prefixes("reprise_prefix_cache_bytes", "Memory used by cached prefixes.", "num_bytes"),
+        _of_prefixes(
+            "reprise_prefix_cache_budget_bytes", "Maximum memory for cached prefixes.", "budget_bytes"
+        ),
+        _of_prefixes(
+            "reprise_prefix_cache_hits_total", "Total number of texts with a cached prefix.", "hits"
+        ),
+        _of_prefixes(
+            "reprise_prefix_cache_misses_total", "Total number of texts without a cached prefix.", "misses"
+        ),
+        _of_prefixes(
+            "reprise_prefix_cache_evictions_total",
+            "Total number of prefixes evicted to free memory.",
+            "evictions",
+        ),
+        _of_prefixes(
+            "reprise_prefix_cache_file_bytes",
+            "Disk space used by the files in --prefix-cache-dir.",
+            "file_bytes",
         ),
     ),
-    MetricGroup(
+    _group(
         "The n-gram table",
         "Absent if the model does not support drafting. With several models it is that of the one that the "
         "server started with, while that is loaded.",
-        (
-            Metric(
-                "reprise_ngram_table_entries",
-                "Capacity of the table in entries.",
-                lambda now: now.table.get("entries"),
-            ),
-            Metric(
-                "reprise_ngram_table_occupied_entries",
-                "Number of occupied entries.",
-                lambda now: now.table.get("occupied"),
-            ),
+        Metric(
+            "reprise_ngram_table_entries",
+            "Capacity of the table in entries.",
+            lambda now: now.table.get("entries"),
+        ),
+        Metric(
+            "reprise_ngram_table_occupied_entries",
+            "Number of occupied entries.",
+            lambda now: now.table.get("occupied"),
         ),
     ),
-    MetricGroup(
+    _group(
         "Stored responses",
         "",
-        (
-            Metric(
-                "reprise_response_store_bytes",
-                "Memory used by stored responses.",
-                lambda now: now.stored.get("bytes"),
-            ),
-            Metric(
-                "reprise_response_store_budget_bytes",
-                "Maximum memory for stored responses (--response-store-bytes).",
-                lambda now: now.stored.get("budget_bytes"),
-            ),
+        Metric(
+            "reprise_response_store_bytes",
+            "Memory used by stored responses.",
+            lambda now: now.stored.get("bytes"),
+        ),
+        Metric(
+            "reprise_response_store_budget_bytes",
+            "Maximum memory for stored responses (--response-store-bytes).",
+            lambda now: now.stored.get("budget_bytes"),
         ),
     ),
-    MetricGroup(
+    _group(
         "Memory and the process",
         "",
-        (
-            Metric(
-                "reprise_mlx_active_bytes", "Memory used by MLX arrays.", lambda now: now.counts.active_bytes
-            ),
-            Metric(
-                "reprise_mlx_peak_bytes",
-                "Maximum memory used by MLX arrays since the start.",
-                lambda now: now.counts.peak_bytes,
-            ),
-            Metric(
-                "reprise_mlx_cache_bytes",
-                "Memory in MLX's cache of freed buffers.",
-                lambda now: now.counts.cache_bytes,
-            ),
-            Metric(
-                "process_resident_memory_bytes",
-                "Resident memory size in bytes.",
-                lambda now: now.process.memory_info().rss,
-            ),
-            Metric(
-                "process_cpu_seconds_total",
-                "Total user and system CPU time spent in seconds.",
-                lambda now: sum(now.process.cpu_times()[:2]),
-            ),
-            Metric(
-                "process_start_time_seconds",
-                "Start time of the process, in seconds since the Unix epoch.",
-                lambda now: now.process.create_time(),
-            ),
-            Metric("process_open_fds", "Number of open file descriptors.", lambda now: now.process.num_fds()),
-            Metric(
-                "process_threads",
-                "Number of OS threads in the process.",
-                lambda now: now.process.num_threads(),
-            ),
+        Metric("reprise_mlx_active_bytes", "Memory used by MLX arrays.", lambda now: now.counts.active_bytes),
+        Metric(
+            "reprise_mlx_peak_bytes",
+            "Maximum memory used by MLX arrays since the start.",
+            lambda now: now.counts.peak_bytes,
+        ),
+        Metric(
+            "reprise_mlx_cache_bytes",
+            "Memory in MLX's cache of freed buffers.",
+            lambda now: now.counts.cache_bytes,
+        ),
+        Metric(
+            "process_resident_memory_bytes",
+            "Resident memory size in bytes.",
+            lambda now: now.process.memory_info().rss,
+        ),
+        Metric(
+            "process_cpu_seconds_total",
+            "Total user and system CPU time spent in seconds.",
+            lambda now: sum(now.process.cpu_times()[:2]),
+        ),
+        Metric(
+            "process_start_time_seconds",
+            "Start time of the process, in seconds since the Unix epoch.",
+            lambda now: now.process.create_time(),
+        ),
+        Metric("process_open_fds", "Number of open file descriptors.", lambda now: now.process.num_fds()),
+        Metric(
+            "process_threads", "Number of OS threads in the process.", lambda now: now.process.num_threads()
         ),
     ),
 )
@@ -497,8 +462,7 @@ def endpoint_of(path: str) -> str:
     """Return the endpoint label of a path, or "other" for any unknown path, as labels must stay few."""
     if path in _PATHS:
         return path
-    return next((known for known in _OPEN_ENDED if _fits(path, known)), "other")
-
-
-def _fits(path: str, known: str) -> bool:
-    return path.startswith(known.partition("{")[0]) and path.endswith(known.partition("}")[2])
+    for known in _OPEN_ENDED:
+        if path.startswith(known.partition("{")[0]) and path.endswith(known.partition("}")[2]):
+            return known
+    return "other"

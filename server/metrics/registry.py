@@ -1,4 +1,4 @@
-"""Count requests and sequences, and write GET /metrics."""
+"""Count requests and sequences, and collect what GET /metrics writes."""
 
 import os
 from collections import deque
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import psutil
-from prometheus_client import Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
@@ -39,7 +39,7 @@ class Metrics(Collector):
         self._process = psutil.Process(os.getpid())
         self._names_models = models.may_unload
         self._counted = {
-            metric.name: _make(metric, (MODEL,) if group.is_by_model and self._names_models else ())
+            metric.name: _make(metric, *(MODEL,) * (group.is_by_model and self._names_models))
             for group in GROUPS
             for metric in group.metrics
             if metric.read is None
@@ -100,10 +100,6 @@ class Metrics(Collector):
         self._add("reprise_event_loop_holds_total", 1, station)
         self.longest_hold_s = max(self.longest_hold_s, own_s)
 
-    def as_text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self)
-
     def collect(self) -> Iterator[Family]:
         """Yield the metrics that have a value now."""
         try:
@@ -137,7 +133,7 @@ class Metrics(Collector):
         (one.observe if isinstance(metric, Histogram) else one.inc)(amount)
 
 
-def _make(metric: Metric, more_labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
+def _make(metric: Metric, *more_labels: str) -> Counter | Gauge | Histogram:
     labels = (*metric.labels, *more_labels)
     if metric.kind == "histogram":
         return Histogram(metric.name, metric.help, labels, buckets=metric.buckets, registry=None)

@@ -1,4 +1,1 @@
-"""Ollama's API: convert its requests to chat requests and completions, and format its responses.
-
-Generating is the same as for OpenAI's endpoints; see generation/.
-"""
+"""Ollama's API: translate its requests to chats and completions, and format its answers."""

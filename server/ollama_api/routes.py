@@ -2,10 +2,10 @@
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -13,6 +13,7 @@ from pydantic_core import to_json
 
 from reprise.config.version import VERSION
 from reprise.engine.interface.models import ModelEntry
+from reprise.server.banner import short_count
 from reprise.server.errors import (
     ApiError,
     BadRequestError,
@@ -20,15 +21,10 @@ from reprise.server.errors import (
     ModelNotFoundError,
     NotImplementedHereError,
 )
-from reprise.server.generation.embeddings import (
-    answer_embeddings,
-    encode_inputs,
-    write_numbers,
-)
+from reprise.server.generation.embeddings import answer_embeddings, encode_inputs, write_numbers
 from reprise.server.generation.lease import lease_model
 from reprise.server.generation.prepare import Prepared, prepare_chat, prepare_completion
 from reprise.server.generation.served_models import (
-    PullState,
     begin_pull,
     find_entry,
     find_loadable,
@@ -51,96 +47,16 @@ from reprise.server.ollama_api.schemas import (
     OllamaGenerateRequest,
     OllamaModelRequest,
     OllamaPullRequest,
-    images_of,
+    prompt_to_chat,
+    to_chat,
+    to_completion,
 )
-from reprise.server.requests.chat import ChatRequest
-from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.embeddings import EmbeddingsRequest
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
-from reprise.server.requests.messages import Message
-from reprise.server.validation.fields import Notes, validate
+from reprise.server.validation.fields import Notes
 
-RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
-_RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 TAG = ":latest"
 """The end of a model's name that Ollama's clients add where there is none."""
-
-
-def untagged(name: str | None, known: Collection[str]) -> str | None:
-    """Return a model's name without Ollama's default tag, unless a model is known by the name with the tag.
-
-    known: the names of the server's models.
-    """
-    return name if name is None or name in known else name.removesuffix(TAG)
-
-
-def tagged(name: str) -> str:
-    """Return a model's name, with a tag if it has none: some clients look for the tagged name in lists."""
-    return name if ":" in name.rpartition("/")[2] else f"{name}{TAG}"
-
-
-def to_chat_request(body: OllamaChatRequest) -> ChatRequest:
-    """Return the chat request. Raises BadRequestError."""
-    return _chat(body, body.messages, tools=body.tools)
-
-
-def prompt_to_chat(body: OllamaGenerateRequest) -> ChatRequest:
-    """Return a chat request with the prompt as the user's message. Raises BadRequestError."""
-    images = images_of(body.images, "images") if body.images else []
-    system = [Message("system", (body.system,), at="system")] if body.system else []
-    return _chat(body, (*system, Message("user", (*images, body.prompt), at="prompt")))
-
-
-def to_completion(body: OllamaGenerateRequest, notes: Notes) -> CompletionRequest:
-    """Return the completions request that continues a text, or fills in the hole before a suffix.
-
-    Raises BadRequestError.
-    """
-    for name in ("images", "think"):
-        if getattr(body, name) not in ([], None):
-            notes.left_out(name, is_peers=True)
-    logprobs = body.top_logprobs if body.logprobs else None
-    given = {"prompt": body.prompt, "suffix": body.suffix or None, "logprobs": logprobs}
-    return _validated(_common(body) | given, CompletionRequest)
-
-
-def _chat(body: GeneratingFields, messages: tuple[Message, ...], **more: Any) -> ChatRequest:
-    if isinstance(body.think, bool):
-        more["chat_template_kwargs"] = {"enable_thinking": body.think}
-    elif body.think:
-        more["reasoning_effort"] = body.think
-    if body.logprobs:
-        more |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    given = {
-        "messages": messages,
-        "truncation": "auto" if body.truncate else "disabled",
-        "continue_final_message": messages[-1].can_continue,
-    }
-    return _validated(_common(body) | given | more, ChatRequest)
-
-
-def _validated(given: dict[str, Any], model: type[RequestT]) -> RequestT:
-    """Validate a translated request. Ollama's temperature has no limit, other than OpenAI's."""
-    temperature = {"temperature": given.pop("temperature", None)}
-    request = validate(given, model)
-    return request if temperature["temperature"] is None else request.model_copy(update=temperature)
-
-
-def _common(body: GeneratingFields) -> dict[str, Any]:
-    """Return the fields that chats and completions share."""
-    options = {name: getattr(body.options, name) for name in body.options.model_fields_set}
-    if (limit := options.get("num_predict")) is not None and limit <= 0:
-        del options["num_predict"]
-    if options.get("seed") == -1:
-        del options["seed"]
-    if "stop" in options:
-        options["stop"] = list(options["stop"])
-    common: dict[str, Any] = {"stream": body.stream, "draft": body.draft}
-    if body.format == "json":
-        common["response_format"] = {"type": "json_object"}
-    elif body.format:
-        common["guided_json"] = body.format
-    return common | {_RENAMED.get(name, name): value for name, value in options.items()}
 
 
 OLLAMA_VERSION = "0.32.15"
@@ -148,51 +64,12 @@ OLLAMA_VERSION = "0.32.15"
 FOREVER = "9999-12-31T23:59:59Z"
 
 
-def listed_model(name: str, entry: ModelEntry, created: int) -> dict[str, Any]:
-    """Return a model for /api/tags. created: when the server started, in seconds of Unix time."""
-    return {
-        **_named(name, entry),
-        "modified_at": written(datetime.fromtimestamp(created, UTC)),
-        "capabilities": _capabilities(entry),
-    }
-
-
-def running_model(name: str, entry: ModelEntry) -> dict[str, Any]:
-    """Return a loaded model for /api/ps."""
-    left_s = entry.idle_left_s
-    return {
-        **_named(name, entry),
-        "expires_at": FOREVER if left_s is None else written(datetime.now(UTC) + timedelta(seconds=left_s)),
-        "size_vram": entry.size_bytes,
-        "context_length": entry.context_tokens or 0,
-    }
-
-
-def described_model(entry: ModelEntry, sampling: dict[str, float], created: int) -> dict[str, Any]:
-    """Return a model for /api/show.
-
-    sampling: the sampling of requests whose fields are absent.
-    created: when the server started, in seconds of Unix time.
-    """
-    context = {"num_ctx": str(entry.context_tokens)} if entry.context_tokens else {}
-    parameters = context | {name: f"{value:g}" for name, value in sampling.items()}
-    return {
-        "license": "",
-        "modelfile": "",
-        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
-        # Continue takes this word for a sign that the model fills in.
-        "template": "{{ .Prompt }}{{ .Suffix }}" if entry.can_infill else "{{ .Prompt }}",
-        "details": _details(entry),
-        "model_info": _facts(entry),
-        "capabilities": _capabilities(entry),
-        "modified_at": written(datetime.fromtimestamp(created, UTC)),
-    }
-
-
 def _named(name: str, entry: ModelEntry) -> dict[str, Any]:
     # Ollama's own client shows a part of it; nothing here is looked up by it.
     digest = hashlib.sha256(f"{entry.name} {entry.size_bytes}".encode()).hexdigest()
-    known = {"name": tagged(name), "model": tagged(name), "size": entry.size_bytes, "digest": digest}
+    # Some clients look for the name with its tag.
+    shown = name if ":" in name.rpartition("/")[2] else f"{name}{TAG}"
+    known = {"name": shown, "model": shown, "size": entry.size_bytes, "digest": digest}
     return {**known, "details": _details(entry)}
 
 
@@ -204,14 +81,13 @@ def _details(entry: ModelEntry) -> dict[str, Any]:
         "format": "safetensors",
         "family": info.architecture if info else "",
         "families": [info.architecture] if info else [],
-        "parameter_size": _size(info.num_parameters) if info else "",
+        "parameter_size": short_count(info.num_parameters) if info else "",
         "quantization_level": info.dtype if info else "",
     }
 
 
 def _facts(entry: ModelEntry) -> dict[str, Any]:
-    info = entry.info
-    kind = info.architecture if info else "unknown"
+    info, kind = entry.info, entry.info.architecture if entry.info else "unknown"
     facts: dict[str, Any] = {"general.architecture": kind}
     if entry.context_tokens:
         facts[f"{kind}.context_length"] = entry.context_tokens
@@ -235,14 +111,15 @@ def _capabilities(entry: ModelEntry) -> list[str]:
     return ["completion", *(name for name, can in known.items() if can)]
 
 
-def _size(count: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f}{unit}"
-    return str(count)
-
-
 router = APIRouter()
+BODIES = (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+    OllamaPullRequest,
+)
 
 
 @router.post("/api/chat", openapi_extra=body_schema(OllamaChatRequest, in_lines=True))
@@ -255,7 +132,9 @@ async def chat(request: Request) -> Response:
     leased = await _lease(request, body, presenter)
 
     def prepare() -> Prepared:
-        return prepare_chat(request, leased, to_chat_request(body), streams_calls=False)
+        return prepare_chat(
+            request, leased, to_chat(body, body.messages, tools=body.tools), streams_calls=False
+        )
 
     return _in_lines(await answer(request, leased, prepare, presenter))
 
@@ -265,7 +144,7 @@ async def generate(request: Request) -> Response:
     """Answer a prompt, continue a text (raw) or fill in what is before a suffix, in Ollama's format."""
     body = await read_body(request, OllamaGenerateRequest)
     presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=False)
-    if body.is_empty:
+    if not body.prompt and not body.suffix:
         return await _load_or_unload(request, body, presenter)
     leased = await _lease(request, body, presenter)
 
@@ -295,13 +174,13 @@ async def _load_or_unload(request: Request, body: GeneratingFields, presenter: L
     name = _own_name(service, body.model)
     if not _is_zero(body.keep_alive):
         await lease_model(request, name, keep_alive=body.keep_alive)
-        return _done(presenter, "load")
-    if service.models.may_unload:
+    elif service.models.may_unload:
         await unload(service, name)
     else:
         await find_loadable(service, name)
         note_ignored(request, ["keep_alive"])
-    return _done(presenter, "unload")
+    reason: Literal["load", "unload"] = "unload" if _is_zero(body.keep_alive) else "load"
+    return Response(presenter.format_done(reason), media_type="application/json")
 
 
 def _in_lines(response: Response) -> Response:
@@ -318,13 +197,10 @@ def _is_zero(keep_alive: KeepAlive) -> bool:
         return False
 
 
-def _done(presenter: LinePresenter, reason: Literal["load", "unload"]) -> Response:
-    return Response(presenter.format_done(reason), media_type="application/json")
-
-
 def _own_name(service: Service, name: str | None) -> str | None:
-    """Return the name that a model has here. name: as Ollama's clients send it."""
-    return untagged(name, (*service.model_names, *service.settings.served_model_name))
+    """Return the name that a model has here. name: as clients of Ollama send it, maybe tagged."""
+    known = (*service.model_names, *service.settings.served_model_name)
+    return name if name is None or name in known else name.removesuffix(TAG)
 
 
 def _ready(request: Request) -> Service:
@@ -344,8 +220,12 @@ async def version() -> JSONResponse:
 async def tags(request: Request) -> JSONResponse:
     """List the models that requests may ask for, with the tag latest, in Ollama's format."""
     service = _ready(request)
+    shared = {"modified_at": written(datetime.fromtimestamp(service.created, UTC))}
     named = await named_entries(service)
-    listed = [listed_model(name, entry, service.created) for name, entry in named.items()]
+    listed = [
+        {**_named(name, entry), **shared, "capabilities": _capabilities(entry)}
+        for name, entry in named.items()
+    ]
     return JSONResponse({"models": listed})
 
 
@@ -353,8 +233,12 @@ async def tags(request: Request) -> JSONResponse:
 async def running(request: Request) -> JSONResponse:
     """List the models that are loaded, in Ollama's format."""
     service = _ready(request)
-    entries = service.models.loaded_entries()
-    loaded = [running_model(entry.name, entry) for entry in entries if entry.state == "loaded"]
+    loaded = []
+    for entry in (one for one in service.models.loaded_entries() if one.state == "loaded"):
+        left_s = entry.idle_left_s
+        ends = FOREVER if left_s is None else written(datetime.now(UTC) + timedelta(seconds=left_s))
+        sizes = {"size_vram": entry.size_bytes, "context_length": entry.context_tokens or 0}
+        loaded.append({**_named(entry.name, entry), "expires_at": ends, **sizes})
     return JSONResponse({"models": loaded})
 
 
@@ -365,8 +249,21 @@ async def show(request: Request) -> JSONResponse:
     service = _ready(request)
     name = _own_name(service, body.model)
     entry = await find_entry(service, name or service.model_names[0])
+    parameters = {"num_ctx": str(entry.context_tokens)} if entry.context_tokens else {}
     sampling = known_sampling(service, entry.info) if entry.info else {}
-    return JSONResponse(described_model(entry, sampling, service.created))
+    parameters |= {name: f"{value:g}" for name, value in sampling.items()}
+    described = {
+        "license": "",
+        "modelfile": "",
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
+        # Continue takes this word for a sign that the model fills in.
+        "template": "{{ .Prompt }}{{ .Suffix }}" if entry.can_infill else "{{ .Prompt }}",
+        "details": _details(entry),
+        "model_info": _facts(entry),
+        "capabilities": _capabilities(entry),
+        "modified_at": written(datetime.fromtimestamp(service.created, UTC)),
+    }
+    return JSONResponse(described)
 
 
 @router.post("/api/pull", openapi_extra=body_schema(OllamaPullRequest, in_lines=True))
@@ -384,8 +281,11 @@ async def pull(request: Request) -> Response:
 
     async def lines() -> AsyncIterator[bytes]:
         async for state in download.states(request):
-            told = ollama_error(state) if isinstance(state, ApiError) else _told(state)
-            yield to_json(told) + b"\n"
+            if isinstance(state, ApiError):
+                yield to_json(ollama_error(state)) + b"\n"
+            else:
+                told = {"status": state.status, "completed": state.completed, "total": state.total}
+                yield to_json(told) + b"\n"
 
     if body.stream:
         stream = TokenStream(lines(), at_end=download.stop)
@@ -409,10 +309,6 @@ async def _is_here(service: Service, model: str) -> bool:
     except ModelNotFoundError:
         return False
     return entry.fault is None
-
-
-def _told(state: PullState) -> dict[str, Any]:
-    return {"status": state.status, "completed": state.completed, "total": state.total}
 
 
 @router.post("/api/embed", openapi_extra=body_schema(OllamaEmbedRequest))

@@ -1,13 +1,14 @@
-"""The bodies of Ollama's API and their conversation."""
+"""The bodies of Ollama's API, their conversation, and what they are as chats and completions."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJsonSchema, model_validator
 
-from reprise.server.requests.chat import MESSAGES_SCHEMA, ReasoningEffort, Tools, of_chats
+from reprise.server.requests.chat import MESSAGES_SCHEMA, ChatRequest, ReasoningEffort, Tools, of_chats
+from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.embeddings import Inputs, Text, read_inputs
 from reprise.server.requests.generation_fields import DraftFields, KeepAlive
 from reprise.server.requests.messages import (
@@ -35,12 +36,13 @@ from reprise.server.validation.fields import (
     no_effect,
     notes_in,
     unsupported,
+    validate,
 )
 from reprise.server.validation.peer_fields import IGNORED
 
 SILENT = frozenset(("index", "type"))
 """Keys inside calls and tools that Ollama's API has and that need no mention."""
-_RENAMED = frozenset(("images", "thinking", "tool_name"))
+_OWN = frozenset(("images", "thinking", "tool_name"))
 
 
 def read_conversation(given: Json, notes: Notes) -> Json:
@@ -113,7 +115,7 @@ class _Calls:
 
 def _as_chat(given: Json, calls: _Calls) -> Json:
     """Return a message as chats have it: with ids of calls, and without its images."""
-    chat = {key: value for key, value in given.items() if key not in _RENAMED}
+    chat = {key: value for key, value in given.items() if key not in _OWN}
     if isinstance(role := given.get("role"), str):
         chat["role"] = role.lower()
     if given.get("thinking"):
@@ -314,11 +316,6 @@ class OllamaGenerateRequest(GeneratingFields):
         """Whether the prompt is text to continue or to fill in, and not what a user says."""
         return self.raw or bool(self.suffix)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to generate."""
-        return not self.prompt and not self.suffix
-
     @model_validator(mode="after")
     def check_plain(self) -> "OllamaGenerateRequest":
         """Refuse a system prompt where no chat template is used: with raw, or a text to fill in."""
@@ -387,3 +384,64 @@ class OllamaEmbeddingsRequest(_EmbeddingFields):
     """The body of POST /api/embeddings, which is older."""
 
     prompt: str = Field(description="A text. Empty: load the model.")
+
+
+RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
+_RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+
+
+def to_chat(body: GeneratingFields, messages: tuple[Message, ...], **more: Any) -> ChatRequest:
+    """Return the chat request. more: fields of chats. Raises BadRequestError."""
+    if isinstance(body.think, bool):
+        more["chat_template_kwargs"] = {"enable_thinking": body.think}
+    elif body.think:
+        more["reasoning_effort"] = body.think
+    if body.logprobs:
+        more |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    more |= {
+        "messages": messages,
+        "truncation": "auto" if body.truncate else "disabled",
+        "continue_final_message": messages[-1].can_continue,
+    }
+    return _validated(body, more, ChatRequest)
+
+
+def prompt_to_chat(body: OllamaGenerateRequest) -> ChatRequest:
+    """Return a chat request with the prompt as the user's message. Raises BadRequestError."""
+    images = images_of(body.images, "images") if body.images else []
+    system = [Message("system", (body.system,), at="system")] if body.system else []
+    return to_chat(body, (*system, Message("user", (*images, body.prompt), at="prompt")))
+
+
+def to_completion(body: OllamaGenerateRequest, notes: Notes) -> CompletionRequest:
+    """Return the completions request that continues a text, or fills in the hole before a suffix.
+
+    Raises BadRequestError.
+    """
+    for name in ("images", "think"):
+        if getattr(body, name) not in ([], None):
+            notes.left_out(name, is_peers=True)
+    logprobs = body.top_logprobs if body.logprobs else None
+    given = {"prompt": body.prompt, "suffix": body.suffix or None, "logprobs": logprobs}
+    return _validated(body, given, CompletionRequest)
+
+
+def _validated(body: GeneratingFields, given: Json, model: type[RequestT]) -> RequestT:
+    """Return the translated request. given: the fields that chats and completions do not share."""
+    options = {name: getattr(body.options, name) for name in body.options.model_fields_set}
+    if (limit := options.get("num_predict")) is not None and limit <= 0:
+        del options["num_predict"]
+    if options.get("seed") == -1:
+        del options["seed"]
+    if "stop" in options:
+        options["stop"] = list(options["stop"])
+    # Without a limit, other than OpenAI's.
+    temperature = options.pop("temperature", None)
+    fields: Json = {"stream": body.stream, "draft": body.draft}
+    if body.format == "json":
+        fields["response_format"] = {"type": "json_object"}
+    elif body.format:
+        fields["guided_json"] = body.format
+    fields |= {_RENAMED.get(name, name): value for name, value in options.items()}
+    request = validate(fields | given, model)
+    return request if temperature is None else request.model_copy(update={"temperature": temperature})

@@ -1,10 +1,10 @@
 """POST /v1/chat/completions and /v1/completions: the routes, and how answers are formatted."""
 
 import secrets
+from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
@@ -16,27 +16,6 @@ from reprise.server.generation.prepare import prepare_chat, prepare_completion
 from reprise.server.generation.stream import answer, response_head
 from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
-from reprise.server.output.openai_objects import (
-    AssistantMessage,
-    CalledCustom,
-    CalledFunction,
-    ChatChoice,
-    ChatChunkChoice,
-    Choice,
-    CompletionChoice,
-    CompletionLogprobs,
-    ContinuedToolCall,
-    Delta,
-    Envelope,
-    MessageToolCall,
-    MoreArguments,
-    MoreInput,
-    Timings,
-    TracedText,
-    UsageBlock,
-    chat_logprobs,
-    finite,
-)
 from reprise.server.output.parts import (
     CallArgumentsPart,
     CallStartPart,
@@ -54,14 +33,15 @@ from reprise.server.output.parts import (
     merge,
     merge_runs,
 )
-from reprise.server.output.presenter import KEEP_ALIVE, Events, ResponseHead
+from reprise.server.output.presenter import Events, Json, Presenter, ResponseHead, chat_logprobs, finite
 from reprise.server.output.text_parser import PromptPositions, TokenPositions
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
+from reprise.server.requests.generation_fields import GenerationFields
 from reprise.server.requests.tools import InputDecoder
 
 
-class CompletionLogprobsBuilder:
+class CompletionLogprobs:
     """Log probabilities of one choice of /v1/completions, formatted as its tokens arrive.
 
     text_offset counts characters from the start of the choice's text, over all chunks.
@@ -72,40 +52,36 @@ class CompletionLogprobsBuilder:
         self._prompt = PromptPositions("")
         self._has_started = False
 
-    def add(self, entries: Sequence[TokenLogprob], text: str) -> CompletionLogprobs:
-        """Format the next tokens.
+    def add(self, *parts: TextPart) -> Json:
+        """Format the tokens of the next parts, as four lists of the same length.
 
-        text: the part of these tokens' text that can be sent already.
+        The first token of an echoed prompt has null: no probability is known for it.
         """
-        return _format(entries, [self._advance(entry, text) for entry in entries])
+        offsets = [offset for part in parts for offset in self._offsets(part)]
+        entries = [entry for part in parts for entry in part.logprobs]
+        known = [None if entry.logprob is None else entry for entry in entries]
+        return {
+            "tokens": [_token_string(entry.token_bytes) for entry in entries],
+            "token_logprobs": [entry and finite(entry.logprob) for entry in known],
+            "top_logprobs": [entry and _top_logprobs(entry) for entry in known],
+            "text_offset": offsets,
+        }
 
-    def add_prompt(self, entries: Sequence[TokenLogprob], text: str) -> CompletionLogprobs:
-        """Format the next tokens of an echoed prompt.
-
-        text: the whole prompt in the first call, "" in later ones.
-        """
+    def _offsets(self, part: TextPart) -> list[int]:
+        if not isinstance(part, PromptPart):
+            return [self._advance(entry.token_bytes, part.text) for entry in part.logprobs]
         if not self._has_started:
-            self._prompt, self._positions = PromptPositions(text), TokenPositions(len(text))
+            self._prompt, self._positions = PromptPositions(part.text), TokenPositions(len(part.text))
             self._has_started = True
-        return _format(entries, [self._prompt.add(entry.token_bytes) for entry in entries])
+        return [self._prompt.add(entry.token_bytes) for entry in part.logprobs]
 
-    def _advance(self, entry: TokenLogprob, text: str) -> int:
+    def _advance(self, token_bytes: bytes, text: str) -> int:
         """Return the next token's offset and move past the token."""
-        token_bytes = entry.token_bytes
         if not self._has_started and text and not text.startswith(" "):
             # Some tokenizers start every word with a space, which is dropped at the start of a text.
             token_bytes = token_bytes.removeprefix(b" ")
         self._has_started = True
         return self._positions.add(token_bytes)
-
-
-def _format(entries: Sequence[TokenLogprob], offsets: list[int]) -> CompletionLogprobs:
-    return CompletionLogprobs(
-        tokens=[_token_string(entry.token_bytes) for entry in entries],
-        token_logprobs=[None if entry.logprob is None else finite(entry.logprob) for entry in entries],
-        top_logprobs=[None if entry.logprob is None else _top_logprobs(entry) for entry in entries],
-        text_offset=offsets,
-    )
 
 
 def _top_logprobs(entry: TokenLogprob) -> dict[str, float]:
@@ -125,271 +101,72 @@ def _token_string(token_bytes: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
-class ResponseFormat(Protocol):
-    """The object names and choice objects of one endpoint."""
+class OpenAIPresenter(Presenter):
+    """What the presenters of /v1/chat/completions and /v1/completions share.
 
-    id_prefix: str
+    What OpenAI always sends is always there, as null if it has no value; the rest only with a value. With
+    wants_usage_chunk every chunk has a usage field, null except in the last one.
+    """
+
     response_object: str
     chunk_object: str
 
-    def choice(self, index: int, output: ChoiceOutput) -> Choice:
-        """Return a choice of a response that is not streamed."""
-
-    def opening_choice(self, index: int) -> Choice | None:
-        """Return the content of the chunk that precedes a choice's first part, or None for no such chunk."""
-
-    def chunk_choice(self, index: int, part: Part) -> Choice:
-        """Return the content of the chunk for a part."""
-
-
-class ChatFormat:
-    """Format of /v1/chat/completions. Use a new one for each request.
-
-    opens_with: content of a stream's first chunk: OpenAI sends null if there may be tool calls, else "".
-    wants_logprobs: the response then has a logprobs object, even if it has no tokens.
-    custom_tools: names of the tools that are free-form.
-    """
-
-    id_prefix = "chatcmpl"
-    response_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def __init__(
-        self,
-        opens_with: str | None = "",
-        wants_logprobs: bool = False,
-        custom_tools: Collection[str] = (),
-    ) -> None:
-        self._opens_with = opens_with
-        self._wants_logprobs = wants_logprobs
-        self._custom_tools = custom_tools
-        self._decoders: dict[tuple[int, int], InputDecoder] = {}
-
-    def choice(self, index: int, output: ChoiceOutput) -> Choice:
-        """See ResponseFormat."""
-        content = output.text if output.text or not output.tool_calls else None
-        message = AssistantMessage(role="assistant", content=content, refusal=None)
-        if output.reasoning:
-            message.reasoning_content = output.reasoning
-        if output.tool_calls:
-            message.tool_calls = [self._start_call(index, call) for call in output.tool_calls]
-        logprobs = chat_logprobs(output.logprobs) if self._wants_logprobs else None
-        choice = ChatChoice(
-            index=index, message=message, logprobs=logprobs, finish_reason=output.finish_reason
-        )
-        if output.schema_valid is not None:
-            choice.schema_valid = output.schema_valid
-        add_reports(choice, output.trace, output.tokens)
-        return choice
-
-    def opening_choice(self, index: int) -> Choice:
-        """See ResponseFormat."""
-        delta = Delta(role="assistant", content=self._opens_with, refusal=None)
-        return ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)
-
-    def chunk_choice(self, index: int, part: Part) -> Choice:
-        """See ResponseFormat."""
-        delta, finish_reason, logprobs = Delta(), None, None
-        match part:
-            case TextPart():
-                delta = Delta(content=part.text)
-                logprobs = chat_logprobs(part.logprobs) if part.logprobs else None
-            case ReasoningPart():
-                delta = Delta(reasoning_content=part.text)
-            case ToolCallPart() | CallStartPart():
-                call = self._start_call(index, part)
-                call.index = part.index
-                delta = Delta(tool_calls=[call])
-            case CallArgumentsPart():
-                delta = Delta(tool_calls=[self._continue_call(index, part)])
-            case EndPart():
-                finish_reason = part.finish_reason
-        chunk = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
-        if isinstance(part, EndPart) and part.schema_valid is not None:
-            chunk.schema_valid = part.schema_valid
-        return chunk
-
-    def _start_call(self, index: int, call: ToolCallPart | CallStartPart) -> MessageToolCall:
-        arguments = call.arguments if isinstance(call, ToolCallPart) else ""
-        if call.name not in self._custom_tools:
-            function = CalledFunction(name=call.name, arguments=arguments)
-            return MessageToolCall(id=call.id, type="function", function=function)
-        decoder = self._decoders[index, call.index] = InputDecoder()
-        custom = CalledCustom(name=call.name, input=decoder.feed(arguments))
-        return MessageToolCall(id=call.id, type="custom", custom=custom)
-
-    def _continue_call(self, index: int, part: CallArgumentsPart) -> ContinuedToolCall:
-        decoder = self._decoders.get((index, part.index))
-        if decoder is None:
-            return ContinuedToolCall(index=part.index, function=MoreArguments(arguments=part.text))
-        return ContinuedToolCall(index=part.index, custom=MoreInput(input=decoder.feed(part.text)))
-
-
-class CompletionFormat:
-    """Format of /v1/completions, where chunks have the shape of responses. Use a new one for each request.
-
-    wants_logprobs: the response then has a logprobs object, even if it has no tokens.
-    """
-
-    id_prefix = "cmpl"
-    response_object = "text_completion"
-    chunk_object = "text_completion"
-
-    def __init__(self, wants_logprobs: bool = False) -> None:
-        self._wants_logprobs = wants_logprobs
-        self._builders: defaultdict[int, CompletionLogprobsBuilder] = defaultdict(CompletionLogprobsBuilder)
-
-    def choice(self, index: int, output: ChoiceOutput) -> Choice:
-        """See ResponseFormat."""
-        parts = [TextPart(output.text, tuple(output.logprobs))]
-        if output.prompt is not None:
-            parts.insert(0, output.prompt)
-        text, logprobs = "".join(part.text for part in parts), self._logprobs(index, *parts)
-        choice = CompletionChoice(
-            text=text, index=index, logprobs=logprobs, finish_reason=output.finish_reason
-        )
-        if output.schema_valid is not None:
-            choice.schema_valid = output.schema_valid
-        add_reports(choice, output.trace, output.tokens)
-        return choice
-
-    def opening_choice(self, _index: int) -> None:
-        """See ResponseFormat."""
-        return
-
-    def chunk_choice(self, index: int, part: Part) -> Choice:
-        """See ResponseFormat. The parts are text or the end: completions are not parsed for anything else."""
-        text = part.text if isinstance(part, TextPart) else ""
-        finish_reason = part.finish_reason if isinstance(part, EndPart) else None
-        logprobs = self._logprobs(index, part) if isinstance(part, TextPart) and part.logprobs else None
-        return CompletionChoice(text=text, index=index, logprobs=logprobs, finish_reason=finish_reason)
-
-    def _logprobs(self, index: int, *parts: TextPart) -> CompletionLogprobs | None:
-        """Return the log probabilities of consecutive parts."""
-        if not self._wants_logprobs:
-            return None
-        builder = self._builders[index]
-        logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        for part in parts:
-            add = builder.add_prompt if isinstance(part, PromptPart) else builder.add
-            more = add(part.logprobs, part.text)
-            for name in CompletionLogprobs.model_fields:
-                getattr(logprobs, name).extend(getattr(more, name))
-        return logprobs
-
-
-def add_reports(choice: Choice, trace: Sequence[tuple[str, str]], tokens: ChoiceTokens | None) -> None:
-    """Add the sources of a choice's text, such as drafters, and its token ids. See ReportPart.
-
-    A chat's prompt ids are not in its choices but beside them, as vLLM has it; see prompt_ids().
-    """
-    if trace:
-        choice.draft_trace = [TracedText(text=text, source=source) for text, source in trace]
-    if tokens is not None:
-        choice.token_ids = list(tokens.answer)
-        if isinstance(choice, CompletionChoice):
-            choice.prompt_token_ids = list(tokens.prompt)
-
-
-def prompt_ids(choice: Choice, tokens: ChoiceTokens | None) -> dict[str, list[int]]:
-    """Return the fields that a response, or the chunk with a choice, has for the ids of a chat's prompt."""
-    if tokens is None or isinstance(choice, CompletionChoice):
-        return {}
-    return {"prompt_token_ids": list(tokens.prompt)}
-
-
-DONE = b"data: [DONE]\n\n"
-
-
-def envelope(head: ResponseHead, response_format: ResponseFormat, name: str, **fields: Any) -> bytes:
-    """Return a response or a chunk as JSON. name: of the kind of object.
-
-    fields: its further fields: usage, if requested, null in all chunks of a stream but the last; timings in
-        the last chunk; the fields of a ReportPart.
-    """
-    if head.service_tier is not None:
-        fields["service_tier"] = head.service_tier
-    return Envelope(
-        id=f"{response_format.id_prefix}-{head.id}",
-        object=name,
-        created=head.created,
-        model=head.model,
-        system_fingerprint=head.system_fingerprint,
-        **fields,
-    ).to_json()
-
-
-class OpenAIPresenter:
-    """Presenter for /v1/chat/completions and /v1/completions.
-
-    wants_usage: every chunk then has a usage field, null except in the last one, as in OpenAI's API.
-    """
-
-    def __init__(
-        self, head: ResponseHead, response_format: ResponseFormat, num_choices: int, wants_usage: bool
-    ) -> None:
-        self._head = head
-        self._format = response_format
-        self._num_choices = num_choices
-        self._wants_usage = wants_usage
-        self._no_usage: dict[str, None] = {"usage": None} if wants_usage else {}
+    def __init__(self, head: ResponseHead, body: GenerationFields, id_prefix: str) -> None:
+        self._id, self._wants_usage = f"{id_prefix}-{head.id}", body.wants_usage_chunk
+        names = ("created", "model", "system_fingerprint", *(["service_tier"] if head.service_tier else ()))
+        self._head = {name: getattr(head, name) for name in names}
+        self._no_usage = {"usage": None} if body.wants_usage_chunk else {}
         self._around_text: dict[tuple[int, type[StreamedText]], tuple[bytes, bytes]] = {}
 
-    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
+    @abstractmethod
+    def _choice(self, index: int, output: ChoiceOutput) -> Json:
+        """Return a choice of a response that is not streamed, without its report."""
+
+    @abstractmethod
+    def _chunk_choice(self, index: int, part: Part) -> Json:
+        """Return the choice in the chunk for a part."""
+
+    @abstractmethod
+    def _report_prompt(self, choice: Json, ids: Sequence[int]) -> Json:
+        """Add a prompt's token ids to the choice, or return the field for them beside the choices."""
+
+    def _report(self, choice: Json, trace: Sequence[tuple[str, str]], tokens: ChoiceTokens | None) -> Json:
+        """Add the sources of a choice's text, such as drafters, and its token ids. See ReportPart.
+
+        Returns the fields that stand beside the choices.
+        """
+        if trace:
+            choice["draft_trace"] = [{"text": text, "source": source} for text, source in trace]
+        if tokens is None:
+            return {}
+        choice["token_ids"] = tokens.answer
+        return self._report_prompt(choice, tokens.prompt)
+
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
         """See Presenter."""
-        choices = [self._format.choice(index, output) for index, output in enumerate(outputs)]
-        more = prompt_ids(choices[0], outputs[0].tokens)
-        return envelope(
-            self._head,
-            self._format,
-            self._format.response_object,
-            choices=choices,
-            usage=usage,
-            timings=timings,
-            **more,
-        )
+        choices, beside = [], []
+        for index, output in enumerate(outputs):
+            choice = self._choice(index, output)
+            if output.end.schema_valid is not None:
+                choice["schema_valid"] = output.end.schema_valid
+            beside.append(self._report(choice, output.trace, output.tokens))
+            choices.append(choice)
+        return self._envelope(self.response_object, choices, usage=usage, timings=timings, **beside[0])
 
-    def format_opening(self, _usage: UsageBlock) -> bytes:
-        """See Presenter. Each choice of a chat starts with a chunk that has the role."""
-        choices = [self._format.opening_choice(index) for index in range(self._num_choices)]
-        return b"".join(self._chunk(choice) for choice in choices if choice is not None)
-
-    def format_parts(self, events: Events) -> bytes:
-        """See Presenter."""
-        return b"".join(self._parts(events))
-
-    def format_silence(self) -> bytes:
-        """See Presenter."""
-        return KEEP_ALIVE
-
-    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
+    def format_end(self, events: Events, usage: Json, timings: Json) -> bytes:
         """See Presenter. The last chunk carries the timings."""
         *earlier, (index, end) = events
-        frames = self._parts(earlier)
-        if self._wants_usage:
-            closing = envelope(
-                self._head, self._format, self._format.chunk_object, choices=[], usage=usage, timings=timings
-            )
-            frames += [self._part(index, end), _frame(closing)]
-        else:
-            frames.append(self._part(index, end, ReportPart({"timings": timings})))
-        return b"".join(frames) + DONE
+        frames = self._frames(earlier)
+        if not self._wants_usage:
+            return frames + self._chunk_of(index, end, ReportPart({"timings": timings})) + DONE
+        closing = self._envelope(self.chunk_object, [], usage=usage, timings=timings)
+        return frames + self._chunk_of(index, end) + _frame(closing) + DONE
 
     def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
         return _frame(to_json(fault.body()))
 
-    def format_text(self, index: int, text: str, kind: type[StreamedText] = TextPart) -> bytes:
-        """Return the chunk for a text or reasoning part.
-
-        Called for every token, so only the text is serialized; the JSON around it is made once per choice.
-        """
-        if (index, kind) not in self._around_text:
-            self._around_text[index, kind] = self._split_at_text(index, kind)
-        before, after = self._around_text[index, kind]
-        return before + to_json(text) + after
-
-    def _parts(self, events: Events) -> list[bytes]:
+    def _frames(self, events: Events) -> bytes:
         """Return the chunks of parts. What was reported with a choice's parts is in each of its chunks."""
         reports: dict[int, ReportPart] = {}
         for index, part in events:
@@ -403,42 +180,165 @@ class OpenAIPresenter:
         frames = []
         for index, part in merged:
             report = reports.get(index)
-            frames.append(self._part(index, part, report))
+            frames.append(self._chunk_of(index, part, report))
             if report and (report.trace or report.tokens):
                 # Only once, in the first of the choice's chunks.
                 reports[index] = ReportPart(report.fields)
-        return frames
+        return b"".join(frames)
 
-    def _part(self, index: int, part: Part, report: ReportPart | None = None) -> bytes:
+    def _chunk_of(self, index: int, part: Part, report: ReportPart | None = None) -> bytes:
         """Return the chunk of a part. report: what is in the chunk as well."""
-        if isinstance(part, TextPart) and not part.logprobs and not report:
-            return self.format_text(index, part.text)
-        if isinstance(part, ReasoningPart) and not report:
-            return self.format_text(index, part.text, ReasoningPart)
-        choice = self._format.chunk_choice(index, part)
+        if report is None and (
+            isinstance(part, ReasoningPart) or (isinstance(part, TextPart) and not part.logprobs)
+        ):
+            return self._text_chunk(index, part)
+        choice = self._chunk_choice(index, part)
         if report is None:
             return self._chunk(choice)
-        add_reports(choice, merge_runs(report.trace), report.tokens)
-        return self._chunk(choice, {**report.fields, **prompt_ids(choice, report.tokens)})
+        beside = self._report(choice, merge_runs(report.trace), report.tokens)
+        return self._chunk(choice, **report.fields, **beside)
 
-    def _chunk(self, choice: Choice, more: Mapping[str, Any] | None = None) -> bytes:
-        return _frame(
-            envelope(
-                self._head,
-                self._format,
-                self._format.chunk_object,
-                choices=[choice],
-                **self._no_usage,
-                **(more or {}),
-            )
-        )
+    def _text_chunk(self, index: int, part: StreamedText) -> bytes:
+        """Return the chunk for text or reasoning.
 
-    def _split_at_text(self, index: int, kind: type[StreamedText]) -> tuple[bytes, bytes]:
-        """Return a chunk's JSON before and after its text, found with a random placeholder."""
-        placeholder = secrets.token_hex(16)
-        chunk = self._chunk(self._format.chunk_choice(index, kind(placeholder)))
-        before, _, after = chunk.partition(to_json(placeholder))
-        return before, after
+        Called for every token, so only the text is serialized; the JSON around it is made once per choice.
+        """
+        key = index, type(part)
+        if key not in self._around_text:
+            placeholder = secrets.token_hex(16)
+            chunk = self._chunk(self._chunk_choice(index, type(part)(placeholder)))
+            before, _, after = chunk.partition(to_json(placeholder))
+            self._around_text[key] = before, after
+        before, after = self._around_text[key]
+        return before + to_json(part.text) + after
+
+    def _chunk(self, choice: Json, **more: object) -> bytes:
+        return _frame(self._envelope(self.chunk_object, [choice], **self._no_usage, **more))
+
+    def _envelope(self, kind: str, choices: Sequence[Json], **more: object) -> bytes:
+        """Return a response or a chunk as JSON. more: further fields."""
+        return to_json({"id": self._id, "object": kind, **self._head, "choices": choices, **more})
+
+
+class ChatPresenter(OpenAIPresenter):
+    """Presenter for /v1/chat/completions."""
+
+    response_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, head: ResponseHead, body: ChatRequest) -> None:
+        super().__init__(head, body, "chatcmpl")
+        self._num_choices, self._wants_logprobs = body.n, body.logprobs
+        # OpenAI's streams begin with null content if there are tools, else with an empty string.
+        self._opens_with = None if body.shown_tools else ""
+        self._custom_tools = {tool.name for tool in body.shown_tools if tool.is_custom}
+        self._decoders: dict[tuple[int, int], InputDecoder] = {}
+
+    def format_opening(self, _usage: Json) -> bytes:
+        """See Presenter. Each choice starts with a chunk that has the role."""
+        delta = {"role": "assistant", "content": self._opens_with, "refusal": None}
+        return b"".join(self._chunk(_delta_choice(index, delta)) for index in range(self._num_choices))
+
+    def _choice(self, index: int, output: ChoiceOutput) -> Json:
+        content = output.text if output.text or not output.tool_calls else None
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if output.reasoning:
+            message["reasoning_content"] = output.reasoning
+        if output.tool_calls:
+            message["tool_calls"] = [self._start_call(index, call) for call in output.tool_calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": _content_logprobs(output.logprobs) if self._wants_logprobs else None,
+            "finish_reason": output.end.finish_reason,
+        }
+
+    def _chunk_choice(self, index: int, part: Part) -> Json:
+        match part:
+            case TextPart():
+                logprobs = _content_logprobs(part.logprobs) if part.logprobs else None
+                return _delta_choice(index, {"content": part.text}, logprobs=logprobs)
+            case ReasoningPart():
+                return _delta_choice(index, {"reasoning_content": part.text})
+            case ToolCallPart() | CallStartPart():
+                call = {"index": part.index, **self._start_call(index, part)}
+                return _delta_choice(index, {"tool_calls": [call]})
+            case CallArgumentsPart():
+                decoder = self._decoders.get((index, part.index))
+                call = {"index": part.index, "function": {"arguments": part.text}}
+                if decoder is not None:
+                    call = {"index": part.index, "custom": {"input": decoder.feed(part.text)}}
+                return _delta_choice(index, {"tool_calls": [call]})
+            case EndPart():
+                valid = {} if part.schema_valid is None else {"schema_valid": part.schema_valid}
+                return _delta_choice(index, {}, finish_reason=part.finish_reason, **valid)
+            case ReportPart():
+                return _delta_choice(index, {})
+
+    def _start_call(self, index: int, call: ToolCallPart | CallStartPart) -> Json:
+        arguments = call.arguments if isinstance(call, ToolCallPart) else ""
+        if call.name not in self._custom_tools:
+            return {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": arguments},
+            }
+        decoder = self._decoders[index, call.index] = InputDecoder()
+        return {
+            "id": call.id,
+            "type": "custom",
+            "custom": {"name": call.name, "input": decoder.feed(arguments)},
+        }
+
+    def _report_prompt(self, choice: Json, ids: Sequence[int]) -> Json:  # noqa: ARG002 - as vLLM has it
+        return {"prompt_token_ids": ids}
+
+
+def _delta_choice(index: int, delta: Json, **more: object) -> Json:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+
+
+def _content_logprobs(entries: Sequence[TokenLogprob]) -> Json:
+    return {"content": chat_logprobs(entries), "refusal": None}
+
+
+class CompletionPresenter(OpenAIPresenter):
+    """Presenter for /v1/completions, where chunks have the shape of responses."""
+
+    response_object = chunk_object = "text_completion"
+
+    def __init__(self, head: ResponseHead, body: CompletionRequest) -> None:
+        super().__init__(head, body, "cmpl")
+        self._wants_logprobs = body.num_top_logprobs is not None
+        self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)
+
+    def _choice(self, index: int, output: ChoiceOutput) -> Json:
+        parts = [TextPart(output.text, tuple(output.logprobs))]
+        if output.prompt is not None:
+            parts.insert(0, output.prompt)
+        return {
+            "text": "".join(part.text for part in parts),
+            "index": index,
+            "logprobs": self._logprobs[index].add(*parts) if self._wants_logprobs else None,
+            "finish_reason": output.end.finish_reason,
+        }
+
+    def _chunk_choice(self, index: int, part: Part) -> Json:
+        # Completions are not parsed for anything but text and the end.
+        text = part if isinstance(part, TextPart) else TextPart("")
+        return {
+            "text": text.text,
+            "index": index,
+            "logprobs": self._logprobs[index].add(text) if text.logprobs and self._wants_logprobs else None,
+            "finish_reason": part.finish_reason if isinstance(part, EndPart) else None,
+        }
+
+    def _report_prompt(self, choice: Json, ids: Sequence[int]) -> Json:
+        choice["prompt_token_ids"] = ids
+        return {}
+
+
+DONE = b"data: [DONE]\n\n"
 
 
 def _merge_by_choice(events: Events) -> list[tuple[int, Part]]:
@@ -463,6 +363,7 @@ def _frame(json: bytes) -> bytes:
 
 
 router = APIRouter()
+BODIES = (ChatRequest, CompletionRequest)
 
 
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
@@ -472,14 +373,8 @@ async def create_chat_completion(request: Request) -> Response:
     leased = await lease_for(request, body)
     # There is only one tier, whichever was requested.
     head = response_head(request, leased, body.model, "default" if body.service_tier else None)
-    # OpenAI's streams begin with null content if there are tools, else with an empty string.
-    response_format = ChatFormat(
-        None if body.shown_tools else "",
-        body.logprobs,
-        {tool.name for tool in body.shown_tools if tool.is_custom},
-    )
-    presenter = OpenAIPresenter(head, response_format, body.n, body.wants_usage_chunk)
-    return await answer(request, leased, partial(prepare_chat, request, leased, body), presenter)
+    prepare = partial(prepare_chat, request, leased, body)
+    return await answer(request, leased, prepare, ChatPresenter(head, body))
 
 
 @router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
@@ -488,8 +383,5 @@ async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionRequest)
     leased = await lease_for(request, body)
     head = response_head(request, leased, body.model)
-    response_format = CompletionFormat(body.num_top_logprobs is not None)
-    num_choices = body.n * len(body.prompt)
-    presenter = OpenAIPresenter(head, response_format, num_choices, body.wants_usage_chunk)
     prepare = partial(prepare_completion, request, leased, body, head.model)
-    return await answer(request, leased, prepare, presenter)
+    return await answer(request, leased, prepare, CompletionPresenter(head, body))

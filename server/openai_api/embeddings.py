@@ -18,6 +18,7 @@ from reprise.server.http.request_log import record_of
 from reprise.server.requests.embeddings import EmbeddingsRequest, RerankRequest
 
 router = APIRouter()
+BODIES = (EmbeddingsRequest, RerankRequest)
 
 
 @router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingsRequest))

@@ -1,4 +1,1 @@
-"""Convert the model's text into responses: parse reasoning and tool calls, format objects, count usage.
-
-Nothing here waits for the engine; generation/ supplies the text.
-"""
+"""From the text that the engine supplies to answers: reasoning and tool calls parsed, usage counted."""

@@ -98,15 +98,13 @@ class HarmonyParser(MarkedText):
     def _start_body(self, marker: str) -> None:
         self._alignment.skip(self._header + marker)
         channel, recipient = _CHANNEL.search(self._header), _RECIPIENT.search(self._header)
-        is_function = _FUNCTION in self._header
+        is_function, is_analysis = _FUNCTION in self._header, channel is not None and channel[1] == "analysis"
         if recipient is not None and is_function and self._rules is not None:
             self._start_call(recipient[1])
-        elif (channel is not None and channel[1] == "analysis") or (
-            recipient is not None and not is_function
-        ):
+        elif is_analysis or (recipient is not None and not is_function):
             # Calls of tools that are built into the model, such as python, are part of its reasoning.
             self._kind = "reasoning"
-            self._num_reasoning_blocks += channel is not None and channel[1] == "analysis"
+            self._num_reasoning_blocks += is_analysis
             if self._num_reasoning_blocks > 1:
                 self._parts.append(ReasoningPart("\n"))
         else:
@@ -151,13 +149,9 @@ class HarmonyParser(MarkedText):
             self._separator = ""
 
 
-SELF_CONTAINED_FORMATS = frozenset({"json_tools"})
-"""Tool call formats in which a call that was cut short cannot be mistaken for a complete one."""
-
 MAX_NAME_CHARACTERS = 128
 """Text that begins like a header of Muse Spark but is longer than this is content."""
 
-_HEADER_END = "<|message|>"
 _HEADER = re.compile(r"\s*(?:assistant)?\s*(?:to=(?P<to>[^\s<]+))?\s*<\|message\|>")
 
 
@@ -226,17 +220,14 @@ class MarkerParser(MarkedText):
                 self._emit_reasoning(text)
             case "call":
                 self._append_to_call(text)
-                is_whole = self._markers.call_end is None or (
-                    finished.reason == "stop" and self._markers.call_format in SELF_CONTAINED_FORMATS
-                )
-                if is_whole:
+                # A call in this format that was cut short cannot be mistaken for a complete one.
+                is_certain = finished.reason == "stop" and self._markers.call_format == "json_tools"
+                if is_certain or self._markers.call_end is None:
                     self._end_call("")
                 else:
                     self._cut_call()
         return self._finish(
-            finished,
-            starts_in_reasoning=self._starts_in_reasoning,
-            ends_in_content=self._state == "content",
+            finished, starts_in_reasoning=self._starts_in_reasoning, ends_in_content=self._state == "content"
         )
 
     def _advance(self) -> bool:
@@ -316,7 +307,7 @@ class MarkerParser(MarkedText):
 
         Returns None if there is none.
         """
-        if _HEADER_END not in self._text:
+        if _BODY not in self._text:
             stripped = self._text.strip()
             is_begun = any(word.startswith(stripped[: len(word)]) for word in ("assistant", "to="))
             return False if is_begun and len(self._text) < MAX_NAME_CHARACTERS else None
@@ -460,22 +451,25 @@ class MarkerParser(MarkedText):
             self._parts += self._read_parts
             num_calls = self._num_read
         self._num_calls += num_calls if rules.is_parallel else min(1, num_calls)
-        self._alignment.skip(self._call_text(ending))
-        self._state = "content" if rules.is_parallel else "done"
-        self._has_content = self._drops_whitespace = False
+        self._leave_call(ending)
         if not has_end and rest.strip() and rules.is_parallel:
             self._emit_text(rest)
         return True
 
     def _emit_calls(self, calls: Sequence[WrittenCall], ending: str) -> None:
         """Emit the collected text as tool calls."""
-        is_parallel = self._rules is None or self._rules.is_parallel
-        self._alignment.skip(self._call_text(ending))
+        is_parallel = self._leave_call(ending)
         for call in calls if is_parallel else calls[:1]:
             self._parts.append(_whole_part(call, self._num_calls))
             self._num_calls += 1
+
+    def _leave_call(self, ending: str) -> bool:
+        """Go on after a section that was read. Return whether there may be further calls."""
+        is_parallel = self._rules is None or self._rules.is_parallel
+        self._alignment.skip(self._call_text(ending))
         self._state = "content" if is_parallel else "done"
         self._has_content = self._drops_whitespace = False
+        return is_parallel
 
     def _emit_call_as_text(self, end: str) -> None:
         """Emit the collected text as content or reasoning, since it is not a tool call."""

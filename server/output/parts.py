@@ -1,11 +1,10 @@
 """The parts of an answer, and what formats them for an API."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Literal, Protocol, TypeVar
-
-from pydantic import BaseModel
+from typing import Any, Literal, TypeVar
 
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob
 from reprise.server.tools.readers import BareCalls, Reader
@@ -91,7 +90,7 @@ class ReportPart:
     tokens: ids of the whole answer and of its prompt, at the end, if the request asks for them.
     """
 
-    fields: Mapping[str, BaseModel] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
     trace: tuple[tuple[str, str], ...] = ()
     tokens: "ChoiceTokens | None" = None
 
@@ -110,24 +109,21 @@ MergeableT = TypeVar("MergeableT", bound=Mergeable)
 Part = Mergeable | ToolCallPart | CallStartPart | ReportPart | EndPart
 
 
-class OutputParser(Protocol):
+class OutputParser(ABC):
     """Splits the text of one choice into parts.
 
     num_reasoning_tokens: how many of the choice's tokens are reasoning; set with the EndPart.
     make_end: set after end() if it did not return the EndPart, which takes long: the caller awaits it.
     """
 
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """See OutputParser."""
+    num_reasoning_tokens = 0
+    make_end: Callable[[], Awaitable[EndPart]] | None = None
 
-    @property
-    def make_end(self) -> Callable[[], Awaitable[EndPart]] | None:
-        """See OutputParser."""
-
+    @abstractmethod
     def read(self, delta: Delta) -> list[Part]:
         """Return the parts that are certain after this delta; possibly none."""
 
+    @abstractmethod
     def end(self, finished: Finished) -> list[Part]:
         """Return the remaining parts; the last is an EndPart, unless make_end is set."""
 
@@ -166,9 +162,7 @@ class ChoiceOutput:
     reasoning: str = ""
     tool_calls: list[ToolCallPart] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason = "stop"
-    stop: str | None = None
-    schema_valid: bool | Literal["unknown"] | None = None
+    end: EndPart = EndPart("stop")
     trace: list[tuple[str, str]] = field(default_factory=list)
     tokens: ChoiceTokens | None = None
 
@@ -199,8 +193,7 @@ class ChoiceOutput:
                     output.trace += part.trace
                     output.tokens = part.tokens or output.tokens
                 case EndPart():
-                    output.finish_reason, output.stop = part.finish_reason, part.stop
-                    output.schema_valid = part.schema_valid
+                    output.end = part
         output.tool_calls += [
             ToolCallPart(start.id, start.name, "".join(arguments), start.index) for start, arguments in begun
         ]

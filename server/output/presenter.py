@@ -1,26 +1,19 @@
 """What formats answers for an API, and the counts and times that it reports."""
 
+import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from reprise.engine.interface.events import Usage
-from reprise.engine.interface.request import GenerationRequest, WindowSettings
+from reprise.engine.interface.events import TokenLogprob, Usage
+from reprise.engine.interface.request import GenerationRequest
 from reprise.server.errors import ApiError
 from reprise.server.logs import RequestRecord
-from reprise.server.output.openai_objects import (
-    CompletionTokensDetails,
-    DraftCounts,
-    GateBlock,
-    PromptTokensDetails,
-    Timings,
-    TranslationBlock,
-    UsageBlock,
-    WindowBlock,
-)
-from reprise.server.output.parts import ChoiceOutput, Part
+from reprise.server.output.parts import ChoiceOutput, EndPart, Part, merge_adjacent
 
+Json = dict[str, Any]
 Events = Sequence[tuple[int, Part]]
 """(index of the choice, part), in order of arrival."""
 
@@ -43,32 +36,84 @@ KEEP_ALIVE = b": keep-alive\n"
 """A comment, which no client shows. After an empty line, several decoders would see an empty event."""
 
 
-class Presenter(Protocol):
-    """Formats the output of one request, as a whole response or as server-sent events."""
+class Presenter(ABC):
+    """Formats the output of one request, as a whole response or as a stream of frames.
 
-    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
-        """Return the JSON body of a response that is not streamed.
+    usage: see count_usage(). timings: see measure_timings().
+    """
 
-        outputs: one for each choice.
-        """
+    @abstractmethod
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
+        """Return the JSON body of a response that is not streamed. outputs: one for each choice."""
 
-    def format_opening(self, usage: UsageBlock) -> bytes:
-        """Return the events that precede all parts.
-
-        usage: at this point it has only the prompt's token count.
-        """
+    def format_opening(self, _usage: Json) -> bytes:
+        """Return the frames that precede all parts. The usage has only the prompt's token count yet."""
+        return b""
 
     def format_parts(self, events: Events) -> bytes:
-        """Return the events for parts that arrived together; never empty."""
+        """Return the frames for parts that arrived together; never empty."""
+        return self._frames(events) or self.format_silence()
 
     def format_silence(self) -> bytes:
         """Return a frame that shows during a silence that the stream is alive; never empty."""
+        return KEEP_ALIVE
 
-    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
-        """Return the events for the last parts, followed by the events that end the stream."""
+    @abstractmethod
+    def format_end(self, events: Events, usage: Json, timings: Json) -> bytes:
+        """Return the frames for the last parts, followed by those that end the stream."""
 
+    @abstractmethod
     def format_error(self, fault: ApiError) -> bytes:
-        """Return the events that report an error in a running stream and end it."""
+        """Return the frames that report an error in a running stream and end it."""
+
+    @abstractmethod
+    def _frames(self, events: Events) -> bytes: ...
+
+
+class OneChoicePresenter(Presenter):
+    """Presenter of an API whose requests have one choice."""
+
+    def format_end(self, events: Events, usage: Json, timings: Json) -> bytes:
+        """See Presenter."""
+        end = next(part for _, part in events if isinstance(part, EndPart))
+        return self._frames(events) + self._ending(end, usage, timings)
+
+    def _frames(self, events: Events) -> bytes:
+        return b"".join(map(self._part, merge_adjacent(part for _, part in events)))
+
+    @abstractmethod
+    def _part(self, part: Part) -> bytes:
+        """Return the frames for a part, if it has any."""
+
+    @abstractmethod
+    def _ending(self, end: EndPart, usage: Json, timings: Json) -> bytes:
+        """Return the frames that end the stream after all parts."""
+
+
+FLOOR = -9999.0
+"""Replaces the log probability of a token that cannot occur, as in OpenAI's API: JSON has no infinity."""
+
+
+def finite(logprob: float | None) -> float:
+    """Return a log probability that JSON can write; see FLOOR."""
+    return logprob if logprob is not None and math.isfinite(logprob) and logprob > FLOOR else FLOOR
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob]) -> list[Json]:
+    """Format log probabilities for chats: each token's, and those of the most likely tokens at its position.
+
+    A token that holds only part of a character is shown as U+FFFD, along with its bytes.
+    """
+    return [
+        _likely(entry.token_bytes, entry.logprob)
+        | {"top_logprobs": [_likely(token_bytes, logprob) for _, token_bytes, logprob in entry.top]}
+        for entry in entries
+    ]
+
+
+def _likely(token_bytes: bytes, logprob: float | None) -> Json:
+    token = token_bytes.decode(errors="replace")
+    return {"token": token, "bytes": list(token_bytes), "logprob": finite(logprob)}
 
 
 DRAFT_MODEL = "draft-model"
@@ -80,35 +125,37 @@ FEW = 0.1
 
 def count_usage(
     engine_requests: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int, num_reasoning: int = 0
-) -> UsageBlock:
+) -> Json:
     """Count tokens over all choices; each prompt, and its cached part, counts once for its n choices.
 
     ended: usage of the sequences that have ended, by index in engine_requests.
     num_reasoning: reasoning tokens, over all choices.
     """
     num_prompt = sum(len(engine_request.prompt) for engine_request in engine_requests[::n])
-    num_cached = sum(usage.num_cached_tokens for index, usage in ended.items() if index % n == 0)
     num_completion = sum(usage.num_completion_tokens for usage in ended.values())
     num_image = sum(
         image.length for engine_request in engine_requests[::n] for image in engine_request.images
     )
-    of_images = {"image_tokens": num_image} if num_image else {}
-    return UsageBlock(
-        prompt_tokens=num_prompt,
-        completion_tokens=num_completion,
-        total_tokens=num_prompt + num_completion,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached, **of_images),
-        completion_tokens_details=CompletionTokensDetails(
-            accepted_prediction_tokens=sum(usage.drafting.accepted_prediction for usage in ended.values()),
-            rejected_prediction_tokens=sum(usage.drafting.rejected_prediction for usage in ended.values()),
-            reasoning_tokens=num_reasoning,
-            audio_tokens=0,
-        ),
-    )
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(usage.num_cached_tokens for at, usage in ended.items() if at % n == 0),
+            # Not in OpenAI's API.
+            **({"image_tokens": num_image} if num_image else {}),
+        },
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": sum(one.drafting.accepted_prediction for one in ended.values()),
+            "rejected_prediction_tokens": sum(one.drafting.rejected_prediction for one in ended.values()),
+            "reasoning_tokens": num_reasoning,
+            "audio_tokens": 0,
+        },
+    }
 
 
-def measure_timings(usages: Collection[Usage]) -> Timings:
-    """Return the timings over all choices.
+def measure_timings(usages: Collection[Usage]) -> Json:
+    """Return the times and counts over all choices. Up to draft_n_accepted they have llama-server's names.
 
     usages: at least one; the first choice's comes first. All sequences were submitted at the same
         moment, when their times start. A phase lasts from when the first choice enters it until the last
@@ -116,65 +163,64 @@ def measure_timings(usages: Collection[Usage]) -> Timings:
 
     The first step computes the prompt's last token and samples the first output token, or several if there is
     a draft. Both phases include this step; without it, both rates would be wrong.
+
+    cache_n, prompt_n: prompt tokens from the prefix cache, and computed. fed: tokens fed in the forwards.
+    gate: the decision for the first choice. translation: only if a draft model read the prompt.
+    streaming: only if the answer was decoded in windows. stopped: only if the loop guard ended a choice.
     """
     first = next(iter(usages))
     num_computed = sum(usage.num_prompt_tokens - usage.num_cached_tokens for usage in usages)
     num_predicted = sum(usage.num_completion_tokens for usage in usages)
     prompt_s = max(usage.first_token_s for usage in usages) - min(usage.queue_s for usage in usages)
     predicted_s = max(usage.total_s for usage in usages) - min(usage.prefill_s for usage in usages)
-    # What is not set is not sent.
-    optional: dict[str, Any] = {
-        "translation": count_translation(usages),
-        "streaming": _describe_window(first.window_settings) if first.window_settings else None,
-        "stopped": "loop" if any(usage.is_loop for usage in usages) else None,
-    }
-    return Timings(
-        cache_n=sum(usage.num_cached_tokens for usage in usages),
-        prompt_n=num_computed,
-        prompt_ms=round(1000 * prompt_s, 3),
-        prompt_per_second=_rate(num_computed, prompt_s),
-        predicted_n=num_predicted,
-        predicted_ms=round(1000 * predicted_s, 3),
-        predicted_per_second=_rate(num_predicted, predicted_s),
-        draft_n=sum(usage.drafting.num_drafted for usage in usages),
-        draft_n_accepted=sum(usage.drafting.num_accepted for usage in usages),
-        forwards=sum(usage.drafting.num_forwards for usage in usages),
-        fed=sum(usage.drafting.num_fed for usage in usages),
-        by_source={
-            source: DraftCounts(draft_n=drafted, draft_n_accepted=accepted)
+    timings: Json = {
+        "cache_n": sum(usage.num_cached_tokens for usage in usages),
+        "prompt_n": num_computed,
+        "prompt_ms": round(1000 * prompt_s, 3),
+        "prompt_per_second": _rate(num_computed, prompt_s),
+        "predicted_n": num_predicted,
+        "predicted_ms": round(1000 * predicted_s, 3),
+        "predicted_per_second": _rate(num_predicted, predicted_s),
+        "draft_n": sum(usage.drafting.num_drafted for usage in usages),
+        "draft_n_accepted": sum(usage.drafting.num_accepted for usage in usages),
+        "forwards": sum(usage.drafting.num_forwards for usage in usages),
+        "fed": sum(usage.drafting.num_fed for usage in usages),
+        "by_source": {
+            source: {"draft_n": drafted, "draft_n_accepted": accepted}
             for source, (drafted, accepted) in count_by_source(usages).items()
         },
-        gate=GateBlock(
-            score=first.drafting.gate_score,
-            decision=first.drafting.gate_decision,
-            reason=first.drafting.gate_reason,
-            undrafted=explain_undrafted(usages),
-        ),
-        **{name: block for name, block in optional.items() if block},
-    )
+        "gate": {
+            "score": first.drafting.gate_score,
+            "decision": first.drafting.gate_decision,
+            "reason": first.drafting.gate_reason,
+            "undrafted": explain_undrafted(usages),
+        },
+    }
+    if translation := count_translation(usages):
+        timings["translation"] = translation
+    if window := first.window_settings:
+        timings["streaming"] = {
+            "window_size": window.window_size,
+            "entropy_threshold": window.entropy_threshold,
+            "pos_penalty_factor": window.pos_penalty_factor,
+            "anchor": window.has_anchor,
+            "note": "the answer may differ from that of plain decoding",
+        }
+    if any(usage.is_loop for usage in usages):
+        timings["stopped"] = "loop"
+    return timings
 
 
-def _describe_window(settings: WindowSettings) -> WindowBlock:
-    return WindowBlock(
-        window_size=settings.window_size,
-        entropy_threshold=settings.entropy_threshold,
-        pos_penalty_factor=settings.pos_penalty_factor,
-        anchor=settings.has_anchor,
-        note="the answer may differ from that of plain decoding",
-    )
-
-
-def count_translation(usages: Collection[Usage]) -> TranslationBlock | None:
+def count_translation(usages: Collection[Usage]) -> Json | None:
     """Count the draft model's translated drafts. Return None if the draft model read no prompt."""
     counts: Counter[str] = Counter()
-    strategy = None
     for usage in usages:
-        strategy = strategy or usage.drafting.strategy
         counts.update(usage.drafting.translation)
+    strategy = next((usage.drafting.strategy for usage in usages if usage.drafting.strategy), None)
     if strategy is None:
         return None
     drafted, accepted = count_by_source(usages).get(DRAFT_MODEL, (0, 0))
-    return TranslationBlock(strategy=strategy, drafted=drafted, accepted=accepted, **counts)
+    return {"strategy": strategy, "drafted": drafted, "accepted": accepted, **counts}
 
 
 def count_by_source(usages: Collection[Usage]) -> dict[str, tuple[int, int]]:
@@ -204,11 +250,11 @@ def fill_record(
 ) -> None:
     """Write the counts and times into the request's log record."""
     counts = count_usage(engine_requests, ended, n)
-    record.num_prompt_tokens = counts.prompt_tokens
-    record.num_completion_tokens = counts.completion_tokens
+    record.num_prompt_tokens = counts["prompt_tokens"]
+    record.num_completion_tokens = counts["completion_tokens"]
     # Of a cancelled sequence that has yet to end nothing is known.
     is_known = len(ended) == len(engine_requests)
-    record.num_cached_tokens = counts.prompt_tokens_details.cached_tokens if is_known else None
+    record.num_cached_tokens = counts["prompt_tokens_details"]["cached_tokens"] if is_known else None
     record.num_forwards = sum(usage.drafting.num_forwards for usage in ended.values())
     record.drafts = count_by_source(ended.values())
     record.undrafted = explain_undrafted(ended.values())
@@ -216,12 +262,13 @@ def fill_record(
         record.wedlm_decoding = "streaming"
     record.is_loop = any(usage.is_loop for usage in ended.values())
     if translation := count_translation(ended.values()):
-        record.translation = translation.model_dump(exclude={"drafted", "accepted"})
+        del translation["drafted"], translation["accepted"]
+        record.translation = translation
     started = [usage for usage in ended.values() if usage.num_completion_tokens]
     if started:
         record.first_token_ms = 1000 * min(usage.first_token_s for usage in started)
         decode_s = max(usage.total_s for usage in started) - record.first_token_ms / 1000
-        later = counts.completion_tokens - len(started)
+        later = counts["completion_tokens"] - len(started)
         record.tokens_per_s = later / decode_s if later > 0 and decode_s > 0 else None
 
 

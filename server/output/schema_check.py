@@ -1,18 +1,12 @@
 """Check a finished answer against the whole schemas that a grammar enforces only in part."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from reprise.engine.interface.events import Delta, Finished
 from reprise.engine.sandbox.schema_checks import CHECKER
 from reprise.server.executor import SCHEMA_CHECKS
-from reprise.server.output.parts import (
-    ChoiceOutput,
-    EndPart,
-    MakeParser,
-    OutputParser,
-    Part,
-)
+from reprise.server.output.parts import ChoiceOutput, EndPart, MakeParser, OutputParser, Part
 
 Check = Callable[[str, str], bool | None]
 
@@ -38,11 +32,11 @@ class WholeSchemas:
         results = [is_valid(text, schema) for text, schema in pairs if schema is not None]
         if not results:
             # A call was demanded, and the answer may have been cut before it was complete.
-            return output.finish_reason != "length"
+            return output.end.finish_reason != "length"
         return False if False in results else None if None in results else True
 
 
-class CheckedParser:
+class CheckedParser(OutputParser):
     """Parser whose EndPart says whether the answer satisfies the schemas. See OutputParser."""
 
     def __init__(self, inner: OutputParser, schemas: WholeSchemas, is_valid: Check) -> None:
@@ -50,17 +44,6 @@ class CheckedParser:
         self._schemas = schemas
         self._is_valid = is_valid
         self._parts: list[Part] = []
-        self._end: EndPart | None = None
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """See OutputParser."""
-        return self._inner.num_reasoning_tokens
-
-    @property
-    def make_end(self) -> Callable[[], Awaitable[EndPart]] | None:
-        """See OutputParser."""
-        return None if self._end is None else self._check
 
     def read(self, delta: Delta) -> list[Part]:
         """See OutputParser."""
@@ -73,16 +56,16 @@ class CheckedParser:
     def _note(self, parts: list[Part]) -> list[Part]:
         """Keep the parts for the check; hold the end back until it is made."""
         self._parts += parts
-        if parts and isinstance(parts[-1], EndPart):
-            self._end = parts[-1]
-            return parts[:-1]
-        return parts
+        self.num_reasoning_tokens = self._inner.num_reasoning_tokens
+        if not parts or not isinstance(parts[-1], EndPart):
+            return parts
+        self.make_end = self._check
+        return parts[:-1]
 
     async def _check(self) -> EndPart:
         output = ChoiceOutput.of(self._parts)
         result = await SCHEMA_CHECKS.run(self._schemas.check, output, self._is_valid)
-        assert self._end is not None
-        return replace(self._end, schema_valid="unknown" if result is None else result)
+        return replace(output.end, schema_valid="unknown" if result is None else result)
 
 
 def checked(make_parser: MakeParser, schemas: WholeSchemas, is_valid: Check = CHECKER.is_valid) -> MakeParser:

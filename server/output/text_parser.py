@@ -9,6 +9,7 @@ from reprise.engine.text.markers import Markers
 from reprise.server.output.parts import (
     EndPart,
     MakeParser,
+    OutputParser,
     Part,
     PromptPart,
     TextPart,
@@ -100,16 +101,13 @@ class LogprobAlignment:
         return tuple(entry for _, entry in waiting)
 
 
-class MarkedText:
+class MarkedText(OutputParser):
     """Base of parsers for text in which markers separate the parts of a choice. See OutputParser.
 
     rules: how to parse tool calls; None if the request has no tools.
     """
 
-    make_end = None
-
     def __init__(self, markers: Markers, rules: ToolCallRules | None) -> None:
-        self.num_reasoning_tokens = 0
         self._markers = markers
         self._rules = rules
         self._text = ""
@@ -156,11 +154,8 @@ class MarkedText:
         return [*self._take_parts(), EndPart("tool_calls" if has_called else finished.reason, finished.stop)]
 
 
-class PlainParser:
+class PlainParser(OutputParser):
     """Parser that treats all text as content."""
-
-    num_reasoning_tokens = 0
-    make_end = None
 
     def read(self, delta: Delta) -> list[Part]:
         """See OutputParser."""

@@ -13,9 +13,8 @@ from typing import Any
 from pydantic_core import to_json
 
 from reprise.engine.interface.cancellation import check_wanted
-from reprise.engine.interface.images import ImageProcessor, PromptImage, before_images
+from reprise.engine.interface.images import PromptImage, before_images
 from reprise.engine.interface.models import ModelInfo
-from reprise.engine.interface.request import PromptEnd
 from reprise.engine.text.markers import PREAMBLE, FimTokens
 from reprise.server.engine_types import ModelEngine, Tokenizer
 from reprise.server.errors import BadRequestError, ContextLengthError
@@ -97,8 +96,8 @@ def context_error(
         )
     else:
         message = (
-            f"The {noun} has {counted}, which would take {_mebibytes(limit.bytes_of(num_tokens))} of memory "
-            f"to compute; this server has {_mebibytes(limit.room_bytes)} for it, that is "
+            f"The {noun} has {counted}, which would take {limit.bytes_of(num_tokens) / 2**20:,.1f} MiB of "
+            f"memory to compute; this server has {limit.room_bytes / 2**20:,.1f} MiB for it, that is "
             f"{info.context_tokens} tokens, prompt and output together. Shorten it, or start the server with "
             "a larger --memory-bytes."
         )
@@ -107,12 +106,9 @@ def context_error(
     return ContextLengthError(num_tokens, info.context_tokens, param, message)
 
 
-def _mebibytes(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.1f} MiB"
-
-
 TokenIds = tuple[int, ...]
 Json = dict[str, Any]
+Messages = Sequence[Json]
 MAX_TRUNCATED_CONTEXTS = 4
 """Maximum length of a prompt of which only the end is kept, in contexts: all of it has to be encoded."""
 SNIPPET = "\n\n--- snippet ---\n\n"
@@ -164,7 +160,16 @@ def encode_chat(engine: ModelEngine, body: ChatRequest, seen: Seen) -> ChatPromp
     def encode(some: Sequence[Json]) -> TokenIds:
         check_wanted()
         given = to_harmony_messages(some) if is_harmony else list(some)
-        ids = _render(tokenizer, given, shown_tools, arguments, body.prompt_end, seen.processor)
+        # A tokenizer of a model that sees nothing need not know of images.
+        more = {} if seen.processor is None else {"processor": seen.processor}
+        try:
+            # None, not an empty list: some templates treat an empty list as a request with tools.
+            ids = tokenizer.render_chat(
+                given, shown_tools or None, arguments or None, body.prompt_end, **more
+            )
+        # TemplateError is a ValueError; importing it would import MLX.
+        except ValueError as fault:
+            raise BadRequestError(f"{fault}", param="messages", code="template_error") from fault
         placed = seen.place(ids, some)
         images[id(placed.tokens)] = placed
         return placed.tokens
@@ -193,17 +198,17 @@ def encode_chat(engine: ModelEngine, body: ChatRequest, seen: Seen) -> ChatPromp
 
 def shown(body: ChatRequest) -> tuple[list[Json], list[Json]]:
     """Return the messages and the tools that a template is given."""
-    messages = merge_leading_systems([message.for_template() for message in body.messages])
+    messages = [message.for_template() for message in body.messages]
+    # Many templates take only one system message.
+    if (num_first := num_systems(messages)) > 1:
+        content = "\n\n".join(message["content"] for message in messages[:num_first])
+        messages = [{**messages[0], "content": content}, *messages[num_first:]]
     return messages, [tool.for_template() for tool in body.shown_tools]
 
 
-def merge_leading_systems(messages: list[Json]) -> list[Json]:
-    """Merge the system messages at a conversation's head into one: many templates take only one."""
-    num_first = next((i for i, one in enumerate(messages) if one["role"] != "system"), len(messages))
-    if num_first < 2:
-        return messages
-    content = "\n\n".join(message["content"] for message in messages[:num_first])
-    return [{**messages[0], "content": content}, *messages[num_first:]]
+def num_systems(messages: Messages) -> int:
+    """Return how many system messages a conversation begins with."""
+    return next((at for at, one in enumerate(messages) if one["role"] != "system"), len(messages))
 
 
 def _text_size(value: Any) -> int:
@@ -225,24 +230,6 @@ def _text_size(value: Any) -> int:
     return size
 
 
-def _render(
-    tokenizer: Tokenizer,
-    messages: list[Json],
-    tools: list[Json],
-    arguments: Json,
-    end: PromptEnd,
-    processor: ImageProcessor | None,
-) -> TokenIds:
-    # A tokenizer of a model that sees nothing need not know of images.
-    more = {} if processor is None else {"processor": processor}
-    try:
-        # None, not an empty list: some templates treat an empty list as a request with tools.
-        return tuple(tokenizer.render_chat(messages, tools or None, arguments or None, end, **more))
-    # TemplateError is a ValueError; importing it would import MLX.
-    except ValueError as fault:
-        raise BadRequestError(f"{fault}", param="messages", code="template_error") from fault
-
-
 def encode_prompts(engine: ModelEngine, body: CompletionRequest) -> list[TokenIds]:
     """Return the token ids of each prompt. Raises BadRequestError."""
     encode = engine.tokenizer.encode if body.add_special_tokens else engine.tokenizer.encode_answer
@@ -252,11 +239,9 @@ def encode_prompts(engine: ModelEngine, body: CompletionRequest) -> list[TokenId
     encoded: list[TokenIds] = []
     for index, prompt in enumerate(body.prompt):
         check_wanted()
-        if isinstance(prompt, str):
-            encoded.append(tuple(encode(prompt)))
-        else:
+        if not isinstance(prompt, str):
             check_token_ids(prompt, "prompt" if len(body.prompt) == 1 else f"prompt[{index}]", engine.info)
-            encoded.append(tuple(prompt))
+        encoded.append(tuple(encode(prompt) if isinstance(prompt, str) else prompt))
     return encoded
 
 
@@ -271,8 +256,7 @@ def encode_text(engine: ModelEngine, text: str, param: str, *, is_prompt: bool) 
     is_prompt: whether to add the special tokens that prompts start or end with.
     """
     _check_size(engine, len(text), param)
-    encode = engine.tokenizer.encode if is_prompt else engine.tokenizer.encode_answer
-    return tuple(encode(text))
+    return tuple((engine.tokenizer.encode if is_prompt else engine.tokenizer.encode_answer)(text))
 
 
 def encode_texts(engine: ModelEngine, texts: Iterable[str]) -> list[TokenIds]:
@@ -379,7 +363,7 @@ _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 def to_harmony_messages(messages: Sequence[Json]) -> list[Json]:
     """Convert messages from OpenAI's form to the form that gpt-oss's chat template takes."""
-    num_first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    num_first = num_systems(messages)
     instructions = "\n\n".join(message["content"] for message in messages[:num_first])
     converted: list[Json] = [{"role": "system", "content": instructions}] if num_first else []
     results = {message["tool_call_id"]: message for message in messages if message["role"] == "tool"}
@@ -424,7 +408,6 @@ def _calls(message: Json, results: dict[str, Json], placed: set[str], *, is_only
             yield {"role": "tool", "content": result["content"]}
 
 
-Messages = Sequence[dict[str, Any]]
 MAX_CHARACTERS_PER_TOKEN = 6
 """More is never encoded to see whether it fits: turns are left out until the average is at most this."""
 
@@ -469,7 +452,7 @@ def newest_turn(messages: Messages) -> Messages:
 
 def _turns(messages: Messages) -> tuple[int, list[int]]:
     """Return how many system messages a conversation begins with, and where its later turns start."""
-    head = next((at for at, one in enumerate(messages) if one["role"] != "system"), len(messages))
+    head = num_systems(messages)
     return head, [at for at in range(head + 1, len(messages)) if messages[at]["role"] == "user"]
 
 

@@ -25,6 +25,14 @@ LEFT_OUT = "[image: left out]"
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """The tokens of a prompt, with its images' tokens in their places, and the images."""
+
+    tokens: tuple[int, ...]
+    images: tuple[PromptImage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """A conversation as the model is shown it.
 
@@ -36,60 +44,48 @@ class Seen:
     processor: ImageProcessor | None = None
     pictures: Mapping[int, Picture] = field(default_factory=dict)
 
-    def place(self, ids: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> "Placed":
+    def place(self, ids: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> Placed:
         """Put the tokens of the images into a rendered prompt.
 
         ids: the prompt's tokens, with a placeholder for each image. messages: those that were rendered.
         Raises BadRequestError if the prompt lacks a placeholder.
         """
-        if self.processor is None:
+        processor = self.processor
+        if processor is None:
             return Placed(tuple(ids))
-        shown = [self.pictures[number] for number in numbers_in(messages)]
-        return _placed(ids, shown, self.processor)
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The tokens of a prompt, with its images' tokens in their places, and the images."""
-
-    tokens: tuple[int, ...]
-    images: tuple[PromptImage, ...] = ()
-
-
-def _placed(ids: Sequence[int], pictures: Sequence[Picture], processor: ImageProcessor) -> Placed:
-    """Replace each placeholder of a prompt by an image's tokens. Raises BadRequestError if some lack."""
-    places = [index for index, token in enumerate(ids) if token == processor.placeholder]
-    if len(places) != len(pictures):
-        raise BadRequestError(
-            f"The chat template shows {len(places)} of {len(pictures)} images. Send them in messages of the "
-            "user.",
-            param="messages",
-            code="template_error",
-        )
-    tokens: list[int] = []
-    images: list[PromptImage] = []
-    done = 0
-    for place, picture in zip(places, pictures, strict=True):
-        tokens += ids[done:place]
-        for part in picture.parts:
-            tokens += part.before
-            shown = placeholders(processor, part.grid)
-            images.append(
-                PromptImage(
-                    start=len(tokens),
-                    length=len(shown),
-                    grid=part.grid,
-                    pixels=part.pixels,
-                    shape=part.shape,
-                    key=part.key,
-                )
+        pictures = [self.pictures[number] for number in numbers_in(messages)]
+        places = [index for index, token in enumerate(ids) if token == processor.placeholder]
+        if len(places) != len(pictures):
+            raise BadRequestError(
+                f"The chat template shows {len(places)} of {len(pictures)} images. Send them in messages "
+                "of the user.",
+                param="messages",
+                code="template_error",
             )
-            tokens += shown
-        done = place + 1
-        if processor.last_end is not None:
-            tokens.append(processor.last_end)
-    tokens += ids[done:]
-    return Placed(tuple(tokens), tuple(images))
+        tokens: list[int] = []
+        images: list[PromptImage] = []
+        done = 0
+        for place, picture in zip(places, pictures, strict=True):
+            tokens += ids[done:place]
+            for part in picture.parts:
+                tokens += part.before
+                shown = placeholders(processor, part.grid)
+                images.append(
+                    PromptImage(
+                        start=len(tokens),
+                        length=len(shown),
+                        grid=part.grid,
+                        pixels=part.pixels,
+                        shape=part.shape,
+                        key=part.key,
+                    )
+                )
+                tokens += shown
+            done = place + 1
+            if processor.last_end is not None:
+                tokens.append(processor.last_end)
+        tokens += ids[done:]
+        return Placed(tuple(tokens), tuple(images))
 
 
 class ImageReader:
@@ -99,12 +95,7 @@ class ImageReader:
         self._settings = settings
         self._kept = BoundedCache[Picture](lambda picture: picture.num_bytes, MAX_KEPT_BYTES)
 
-    def read(
-        self,
-        request: Request,
-        messages: Sequence[Message],
-        processor: ImageProcessor | None,
-    ) -> Seen:
+    def read(self, request: Request, messages: Sequence[Message], processor: ImageProcessor | None) -> Seen:
         """Return a conversation as the model is shown it. Images that are shown as text are noted.
 
         processor: cuts images for the model; None if the model sees none.
@@ -168,17 +159,13 @@ class ImageReader:
         if image.fault:
             raise ImageError(image.fault)
         file = ImageFile(image.data, image.detail, self._settings.max_image_tokens)
-        key = _digest(processor, file)
+        digest = hashlib.sha256(repr((processor, file.detail, file.budget)).encode())
+        digest.update(file.data.encode("ascii", "replace"))
+        key = digest.digest()
         if (picture := self._kept.get(key)) is None:
             picture = DECODER.decode_small(processor, file) or DECODER.decode_large(processor, file)
             self._kept.put(key, picture)
         return picture
-
-
-def _digest(processor: ImageProcessor, file: ImageFile) -> bytes:
-    digest = hashlib.sha256(repr((processor, file.detail, file.budget)).encode())
-    digest.update(file.data.encode("ascii", "replace"))
-    return digest.digest()
 
 
 def _is_image(part: Part) -> TypeGuard[Media]:

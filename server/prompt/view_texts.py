@@ -122,7 +122,7 @@ def call_forms(tool: Json, write: Callable[[Json], Iterable[str]], arguments: Ar
     names = _text_arguments(function["parameters"])
     if not names:
         return
-    is_patch = len(names) == 1 and _is_patch(str(tool))
+    is_patch = len(names) == 1 and any(word in str(tool) for word in ("*** Begin Patch", "apply_patch"))
     marks = [_MARK.format(at) for at in range(len(names) + is_patch)]
     values = [f"{PATCH[0]}{marks[0]}\n{PATCH[1]}{marks[1]}\n{PATCH[2]}"] if is_patch else marks
     likes = [None if is_patch else _like(names, at) for at in range(len(names))]
@@ -157,10 +157,6 @@ def harmony_calls(call: Json) -> Iterator[str]:
     head = f"commentary to=functions.{call['name']} <|constrain|>json<|message|>"
     for separators in ((", ", ": "), (",", ":")):
         yield f"{head}{json.dumps(call['arguments'], ensure_ascii=False, separators=separators)}<|call|>"
-
-
-def _is_patch(tool: str) -> bool:
-    return any(word in tool for word in (PATCH[0].partition("\n")[0], "apply_patch"))
 
 
 def _text_arguments(schema: Json) -> list[str]:

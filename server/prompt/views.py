@@ -60,66 +60,12 @@ LINE_CHARACTERS = 100
 MAX_SLICE_CHARACTERS = 4 * SLICE_CHARACTERS
 """A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""
 
-VALUE_ENDS = (
-    *")]}>:;,.!?'+-*/=_|&%#@$^~`",
-    *('\\"', '\\",', '\\")', "))", ")]", "})", "):", "),", ");", "],", "},", "};", "()", "[]", "{}"),
-    *(
-        '"""',
-        "())",
-        "()]",
-        "():",
-        "(),",
-        "();",
-        "));",
-        ")),",
-        "])",
-        "}),",
-        "});",
-        '")',
-        "')",
-        '"),',
-        "'),",
-        '");',
-    ),
-    *(
-        '"]',
-        "']",
-        '"],',
-        "',",
-        '",',
-        '";',
-        "';",
-        '("',
-        '">',
-        "/>",
-        "*/",
-        "=>",
-        "({",
-        "([",
-        '."',
-        "').",
-        " }",
-        " {",
-    ),
-    *(
-        " };",
-        " },",
-        " )",
-        " ),",
-        " );",
-        " ]",
-        " ],",
-        " });",
-        ' """',
-        " */",
-        " =",
-        " (",
-        " [",
-        " +",
-        " \\",
-        " //",
-    ),
-)
+_TIGHT = r'''
+    \" \", \") )) )] }) ): ), ); ], }, }; () [] {} """ ()) ()] (): (), (); )); )), ]) }), }); ")
+    ') "), '), "); "] '] "], ', ", "; '; (" "> /> */ => ({ ([ ." ').
+    '''
+_SPACED = r'''} { }; }, ) ), ); ] ], }); """ */ = ( [ + \ // '''
+VALUE_ENDS = (*")]}>:;,.!?'+-*/=_|&%#@$^~`", *_TIGHT.split(), *(f" {end}" for end in _SPACED.split()))
 LINE_ENDS = ("\n", *(f"{end}\n" for end in VALUE_ENDS))
 """Ends of values that tokenizers may join to the text behind them, and the same of those that end with
 a line."""
@@ -296,7 +242,7 @@ class PromptViews:
         max_pending: int,
         draft_type: DraftType,
     ) -> None:
-        self._executor, self._making = executor, making
+        self._background, self._making = executor.background, making
         self._max_pending, self._draft_type = max_pending, draft_type
         self._maker = ViewMaker(engine, MAX_VIEW_BYTES)
 
@@ -319,8 +265,7 @@ class PromptViews:
     def start(self, client: str, slices: Iterator[None]) -> Callable[[], None]:
         """Do the first slice, which finds what was kept from earlier turns; return what does the others.
 
-        It is to be called once the first token has come: before, on a busy processor, it would delay that
-        token. Call both on the event loop.
+        Call that once the first token has come, which it would delay, and both on the event loop.
         """
         first = self._run(self._make(client, slices, is_first=True))
 
@@ -343,7 +288,7 @@ class PromptViews:
         """Make views slice by slice. An answer needs none, so a fault is only logged."""
         try:
             work = partial(next, slices, True)
-            while await self._executor.run_in_background(client, work) is None and not is_first:
+            while await self._background.run(client, work) is None and not is_first:
                 pass
         except Exception:
             log.error("the views of a conversation cannot be made", exc_info=True)
@@ -357,12 +302,10 @@ def _count(views: Sequence[View]) -> int:
 def _count_one(view: View) -> int:
     if isinstance(view, SignedLines):
         return sum(map(len, (view.kept, view.removed, view.added, *view.ends)))
-    return _count_frame(view) if isinstance(view, Frame) else len(view)
-
-
-def _count_frame(frame: Frame) -> int:
-    joined = (tokens for joints in frame.joints for tokens in joints.values())
-    return sum(map(len, (*frame.fixed, *joined)))
+    if not isinstance(view, Frame):
+        return len(view)
+    joined = (tokens for joints in view.joints for tokens in joints.values())
+    return sum(map(len, (*view.fixed, *joined)))
 
 
 def _cut_lines(text: str) -> Iterator[str]:

@@ -96,7 +96,7 @@ async def test_long_jobs_of_two_clients_hold_up_neither_a_third_one_nor_short_jo
     await asyncio.sleep(0)
     assert await executor.run("c", 2 * LARGE_BYTES, lambda: 5) == 5
     assert await executor.run("a", 10, lambda: 6) == 6
-    assert await executor.run_in_background("a", lambda: 7) == 7
+    assert await executor.background.run("a", lambda: 7) == 7
     may_end.set()
     await asyncio.gather(*held)
     executor.close()

@@ -15,7 +15,6 @@ from reprise.server.requests.messages import (
     Media,
     Message,
     Part,
-    Tool,
     arguments_of,
     as_string,
     check_answerable,
@@ -35,11 +34,8 @@ REASONING_PREFIX = "reprise:"
 """Prefix of encrypted_content; the reasoning, or the summary of a compaction, follows in base64."""
 SUMMARY_HEAD = "[Summary of the conversation so far]"
 SILENT = frozenset(
-    (
-        *("id", "status", "phase", "annotations", "logprobs", "prompt_cache_breakpoint", "summary"),
-        *("output_schema", "defer_loading"),
-    )
-)
+    ("id", "status", "phase", "annotations", "logprobs", "prompt_cache_breakpoint", "summary")
+) | {"output_schema", "defer_loading"}
 """Keys inside items and tools that the API has and that need no mention."""
 _CALLS = ("function_call", "custom_tool_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
@@ -115,7 +111,12 @@ def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) 
         return [Message("assistant", calls=(call,), at=at)]
     if kind == "additional_tools":
         return []
-    if (summary := _summary(item, kind)) is not None:
+    content = item.get("encrypted_content")
+    if (
+        kind == "compaction"
+        and isinstance(content, str)
+        and (summary := decode_reasoning(content)) is not None
+    ):
         return [Message("user", (f"{SUMMARY_HEAD}\n{summary}",), at=at)]
     parts = part_of({**item, "type": kind}, at, notes)
     return [Message("assistant", tuple(parts), at=at)] if parts else []
@@ -142,12 +143,6 @@ def _reasoning(item: Json, at: str, notes: Notes) -> str:
     if decoded is None:
         notes.left_out(f"{at}.encrypted_content", is_peers=not content.startswith(REASONING_PREFIX))
     return decoded or ""
-
-
-def _summary(item: Json, kind: str) -> str | None:
-    """Return the text of a compaction of ours, None for any other item."""
-    content = item.get("encrypted_content")
-    return decode_reasoning(content) if kind == "compaction" and isinstance(content, str) else None
 
 
 def _turns(messages: Iterable[Message]) -> list[Message]:
@@ -295,8 +290,28 @@ class ChatConversion:
 
     def chat(self) -> ChatRequest:
         """Return the chat request. Raises BadRequestError, which has the chat request's field names."""
+        body, response_format = self.body, self.body.text.format
+        shape: Json | None = None
+        if isinstance(response_format, JsonSchemaFormat):
+            schema = response_format.model_dump(include={"name", "description", "strict"}, exclude_none=True)
+            schema["schema"] = response_format.json_schema
+            shape = {"type": "json_schema", "json_schema": schema}
+        elif response_format.type != "text":
+            shape = {"type": response_format.type}
+        # None means the default.
         given = {
-            **_fields(self.body, self.shown_tools),
+            "model": body.model,
+            "stream": body.stream,
+            "max_completion_tokens": body.max_output_tokens,
+            **{name: getattr(body, name) for name in body.model_fields_set & {"temperature", "top_p"}},
+            "tools": tuple(self.shown_tools),
+            "parallel_tool_calls": body.parallel_tool_calls if self.shown_tools else None,
+            "response_format": shape,
+            "reasoning_effort": body.reasoning.effort,
+            "truncation": body.truncation,
+            "logprobs": body.wants_logprobs or None,
+            "top_logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
+            **extended(body),
             "messages": self._messages,
             "tool_choice": self._choice,
         }
@@ -305,35 +320,3 @@ class ChatConversion:
         for path, became in notes.paths.items():
             self._notes.paths.setdefault(requested_name(path, ResponsesRequest.names), became)
         return chat
-
-
-def _fields(body: ResponsesRequest, tools: Sequence[Tool]) -> dict[str, Any]:
-    """Return the fields of the chat request apart from its messages. None means the default."""
-    return {
-        "model": body.model,
-        "stream": body.stream,
-        "max_completion_tokens": body.max_output_tokens,
-        **{name: getattr(body, name) for name in ("temperature", "top_p") if name in body.model_fields_set},
-        "tools": tuple(tools),
-        "parallel_tool_calls": body.parallel_tool_calls if tools else None,
-        "response_format": _response_format(body),
-        "reasoning_effort": body.reasoning.effort,
-        "truncation": body.truncation,
-        "logprobs": body.wants_logprobs or None,
-        "top_logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
-        **extended(body),
-    }
-
-
-def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
-    text_format = body.text.format
-    if not isinstance(text_format, JsonSchemaFormat):
-        return None if text_format.type == "text" else {"type": text_format.type}
-    return {
-        "type": "json_schema",
-        "json_schema": {**_schema_fields(text_format), "schema": text_format.json_schema},
-    }
-
-
-def _schema_fields(text_format: JsonSchemaFormat) -> dict[str, Any]:
-    return text_format.model_dump(include={"name", "description", "strict"}, exclude_none=True)

@@ -9,8 +9,7 @@ from pydantic_core import to_json
 from reprise.engine.interface.events import TokenLogprob
 from reprise.server.errors import ApiError, ContextLengthError
 from reprise.server.openai_api.responses.items import encode_reasoning
-from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
-from reprise.server.output.openai_objects import Timings, UsageBlock, chat_logprobs
+from reprise.server.openai_api.responses.schemas import INCLUDE_REASONING, JsonSchemaFormat, ResponsesRequest
 from reprise.server.output.parts import (
     CallArgumentsPart,
     CallStartPart,
@@ -20,9 +19,8 @@ from reprise.server.output.parts import (
     ReasoningPart,
     TextPart,
     ToolCallPart,
-    merge_adjacent,
 )
-from reprise.server.output.presenter import Events, ResponseHead
+from reprise.server.output.presenter import Json, OneChoicePresenter, ResponseHead, chat_logprobs
 from reprise.server.requests.messages import Tool
 from reprise.server.requests.tools import InputDecoder
 
@@ -46,9 +44,6 @@ def item_id(head: ResponseHead, prefix: str, index: int) -> str:
     index: position among the request's own input items and the output items, counted together.
     """
     return f"{prefix}_{head.id}{index:04x}"
-
-
-Json = dict[str, Any]
 
 
 class OutputItems:
@@ -76,25 +71,19 @@ class OutputItems:
         """Add the next part and yield its events, which have no sequence numbers yet."""
         match part:
             case TextPart() if part.text or part.logprobs:
-                if self._open != "message":
-                    yield from self._close("completed")
-                    yield from self._start("message")
+                yield from self._ensure("message")
                 self._texts.append(part.text)
                 self._logprobs += part.logprobs
                 logprobs = _logprobs_json(part.logprobs, with_bytes=False)
                 yield self._event("output_text.delta", content_index=0, delta=part.text, logprobs=logprobs)
             case ReasoningPart() if part.text:
-                if self._open != "reasoning":
-                    yield from self._close("completed")
-                    yield from self._start("reasoning")
+                yield from self._ensure("reasoning")
                 self._texts.append(part.text)
                 yield self._event("reasoning_text.delta", content_index=0, delta=part.text)
             case ToolCallPart():
-                yield from self._close("completed")
                 yield from self._start_call(part)
                 yield from self._continue_call(part.arguments)
             case CallStartPart():
-                yield from self._close("completed")
                 yield from self._start_call(part)
             case CallArgumentsPart():
                 yield from self._continue_call(part.text)
@@ -112,35 +101,34 @@ class OutputItems:
         has_output = any(item["type"] != "reasoning" for item in self.items)
         # Clients expect at least an empty message, unless the reasoning was cut off.
         if not has_output and not (is_cut and self.items):
-            yield from self._close("completed")
-            yield from self._start("message")
+            yield from self._ensure("message")
         yield from self._close("incomplete" if is_cut else "completed")
 
-    def _start(self, kind: Literal["message", "reasoning"]) -> Iterator[Json]:
+    def _ensure(self, kind: Literal["message", "reasoning"]) -> Iterator[Json]:
+        """Start an item of this kind, unless one is open."""
+        if self._open == kind:
+            return
+        yield from self._close("completed")
         self._open, self._texts, self._logprobs = kind, [], []
         new_id = self._new_id("msg" if kind == "message" else "rs")
         item: Json = {"id": new_id, "type": kind, "status": "in_progress"}
         item |= {"role": "assistant", "content": []} if kind == "message" else {"summary": [], "content": []}
         yield self._added(item)
-        yield self._event("content_part.added", content_index=0, part=self._content())
+        yield self._event("content_part.added", content_index=0, part=self._content(kind))
 
     def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[Json]:
         if self._open is None:
             return
         item = self.items[-1]
-        if self._open == "call":
-            self._open, whole = None, "".join(self._texts)
-            item["status"] = status
-            if self._decoder is None:
-                item["arguments"] = whole
-                yield self._event("function_call_arguments.done", arguments=whole)
-            else:
-                item["input"] = whole
-                yield self._event("custom_tool_call_input.done", input=whole)
-            yield self._done(item)
+        kind, self._open = self._open, None
+        if kind == "call":
+            name, key = self._call_names
+            item |= {"status": status, key: "".join(self._texts)}
+            yield self._event(f"{name}.done", **{key: item[key]})
+            yield self._output_item("done", item)
             return
-        content = self._content()
-        if self._open == "message":
+        content = self._content(kind)
+        if kind == "message":
             logprobs = _logprobs_json(self._logprobs, with_bytes=False)
             yield self._event("output_text.done", content_index=0, text=content["text"], logprobs=logprobs)
         else:
@@ -148,11 +136,11 @@ class OutputItems:
             if self._includes_reasoning:
                 item["encrypted_content"] = encode_reasoning(content["text"])
         yield self._event("content_part.done", content_index=0, part=content)
-        self._open = None
         item |= {"status": status, "content": [content]}
-        yield self._done(item)
+        yield self._output_item("done", item)
 
     def _start_call(self, call: ToolCallPart | CallStartPart) -> Iterator[Json]:
+        yield from self._close("completed")
         self._open, self._texts = "call", []
         shown = self._tools.get(call.name)
         is_custom = shown is not None and shown.is_custom
@@ -173,26 +161,32 @@ class OutputItems:
         text = arguments if self._decoder is None else self._decoder.feed(arguments)
         if text:
             self._texts.append(text)
-            is_custom = self._decoder is not None
-            name = "custom_tool_call_input.delta" if is_custom else "function_call_arguments.delta"
-            yield self._event(name, delta=text)
+            yield self._event(f"{self._call_names[0]}.delta", delta=text)
+
+    @property
+    def _call_names(self) -> tuple[str, str]:
+        """The name of the open call's events, and its item's field for what they bring."""
+        if self._decoder is None:
+            return "function_call_arguments", "arguments"
+        return "custom_tool_call_input", "input"
 
     def _new_id(self, prefix: str) -> str:
         return item_id(self._head, prefix, self._num_input + len(self.items))
 
-    def _content(self) -> Json:
+    def _content(self, kind: Literal["message", "reasoning"]) -> Json:
         text = "".join(self._texts)
-        if self._open == "reasoning":
+        if kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         logprobs = _logprobs_json(self._logprobs, with_bytes=True)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _added(self, item: Json) -> Json:
         self.items.append(item)
-        return {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(item)}
+        return self._output_item("added", item)
 
-    def _done(self, item: Json) -> Json:
-        return {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)}
+    def _output_item(self, event: Literal["added", "done"], item: Json) -> Json:
+        at = len(self.items) - 1
+        return {"type": f"response.output_item.{event}", "output_index": at, "item": dict(item)}
 
     def _event(self, name: str, **fields: object) -> Json:
         where = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
@@ -201,8 +195,10 @@ class OutputItems:
 
 def _logprobs_json(entries: Sequence[TokenLogprob], with_bytes: bool) -> list[Json]:
     """Format log probabilities: with bytes for items, without bytes for events, as OpenAI does."""
-    excluded: Any = None if with_bytes else {"bytes": True, "top_logprobs": {"__all__": {"bytes"}}}
-    return [entry.model_dump(exclude=excluded) for entry in chat_logprobs(entries).content]
+    logprobs = chat_logprobs(entries)
+    for one in () if with_bytes else [held for entry in logprobs for held in (entry, *entry["top_logprobs"])]:
+        del one["bytes"]
+    return logprobs
 
 
 _NOT_REPEATED: Json = {
@@ -218,8 +214,8 @@ StoreResponse = Callable[[Json], None]
 """Called with a response that finished normally, before its last event is sent."""
 
 
-class ResponsePresenter:
-    """Presenter for /v1/responses. A request has one choice.
+class ResponsePresenter(OneChoicePresenter):
+    """Presenter for /v1/responses.
 
     num_input: number of items in the request's input. tools: the tools that the model is shown.
     repeats: whether responses repeat those of the request's fields that may be long.
@@ -239,42 +235,33 @@ class ResponsePresenter:
         self._echo = _echo(body) | ({} if repeats else _NOT_REPEATED)
         self._store_response = store_response
         self._num_events = 0
-        self._output = OutputItems(head, num_input, body.includes_reasoning, tools)
+        self._output = OutputItems(head, num_input, INCLUDE_REASONING in body.include, tools)
 
-    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
         """See Presenter."""
         (output,) = outputs
         text = TextPart(output.text, tuple(output.logprobs))
-        end = EndPart(output.finish_reason, output.stop, output.schema_valid)
-        parts: list[Part] = [ReasoningPart(output.reasoning), text, *output.tool_calls, end]
+        parts: list[Part] = [ReasoningPart(output.reasoning), text, *output.tool_calls, output.end]
         for part in parts:
             for _ in self._output.add(part):
                 pass
-        return to_json(self._finish(end, usage, timings))
+        return to_json(self._finish(output.end, usage, timings))
 
-    def format_opening(self, _usage: UsageBlock | None = None) -> bytes:
+    def format_opening(self, _usage: Json | None = None) -> bytes:
         """See Presenter."""
         created = {"type": "response.created", "response": self._response("in_progress", [])}
         return self._frame(created) + self.format_silence()
-
-    def format_parts(self, events: Events) -> bytes:
-        """See Presenter."""
-        parts = merge_adjacent(part for _, part in events)
-        return (
-            b"".join(self._frame(e) for part in parts for e in self._output.add(part))
-            or self.format_silence()
-        )
 
     def format_silence(self) -> bytes:
         """See Presenter. It is an event, as Codex ends a stream that has had no event for five minutes."""
         return self._frame({"type": "response.in_progress", "response": self._response("in_progress", [])})
 
-    def format_end(self, events: Events, usage: UsageBlock, timings: Timings) -> bytes:
-        """See Presenter."""
-        frames = self.format_parts(events)
-        end = next(part for _, part in events if isinstance(part, EndPart))
+    def _part(self, part: Part) -> bytes:
+        return b"".join(map(self._frame, self._output.add(part)))
+
+    def _ending(self, end: EndPart, usage: Json, timings: Json) -> bytes:
         response = self._finish(end, usage, timings)
-        return frames + self._frame({"type": f"response.{response['status']}", "response": response})
+        return self._frame({"type": f"response.{response['status']}", "response": response})
 
     def format_error(self, fault: ApiError) -> bytes:
         """See Presenter."""
@@ -287,7 +274,7 @@ class ResponsePresenter:
         response["error"] = {"code": code, "message": fault.message}
         return self._frame(error) + self._frame({"type": "response.failed", "response": response})
 
-    def _finish(self, end: EndPart, usage: UsageBlock, timings: Timings) -> Json:
+    def _finish(self, end: EndPart, usage: Json, timings: Json) -> Json:
         """Return the finished response, and store it."""
         is_cut = end.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed", self._output.items)
@@ -295,7 +282,7 @@ class ResponsePresenter:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         response["completed_at"] = None if is_cut else int(time.time())
         response["usage"] = usage_json(usage)
-        response["timings"] = timings.model_dump()
+        response["timings"] = timings_json(timings)
         if end.schema_valid is not None:
             response["schema_valid"] = end.schema_valid
         self._store_response(response)
@@ -321,20 +308,19 @@ class ResponsePresenter:
         return frame(event, self._num_events - 1)
 
 
-def usage_json(usage: UsageBlock) -> Json:
-    """Return the usage as the API writes it; image_tokens, if there are any, are not in OpenAI's API."""
-    num_image = usage.prompt_tokens_details.image_tokens
+def timings_json(timings: Json) -> Json:
+    """Return the timings with null for what is absent."""
+    return timings | {name: timings.get(name) for name in ("translation", "streaming", "stopped")}
+
+
+def usage_json(usage: Json) -> Json:
+    """Return the usage as the API writes it. Cache writes are not counted: they are not billed."""
     return {
-        "input_tokens": usage.prompt_tokens,
-        # Cache writes are not counted: they are not billed.
-        "input_tokens_details": {
-            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-            "cache_write_tokens": 0,
-            **({"image_tokens": num_image} if num_image else {}),
-        },
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
-        "total_tokens": usage.total_tokens,
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
+        "total_tokens": usage["total_tokens"],
     }
 
 
@@ -350,6 +336,10 @@ def frame(event: Json, number: int) -> bytes:
 
 def _echo(body: ResponsesRequest) -> Json:
     """Return the request fields that a response repeats."""
+    text_format = body.text.format.model_dump()
+    if isinstance(body.text.format, JsonSchemaFormat):
+        text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
+        text_format = {"strict": False, "name": "", **text_format}
     return {
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,
@@ -361,7 +351,7 @@ def _echo(body: ResponsesRequest) -> Json:
         "tools": _tools(body.tools),
         "tool_choice": body.tool_choice,
         "parallel_tool_calls": body.parallel_tool_calls,
-        "text": _text(body),
+        "text": {"format": text_format},
         "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
         "truncation": body.truncation or "disabled",
         "background": False,
@@ -391,11 +381,3 @@ def _tool(given: Json) -> Json:
     if kind == "custom":
         return shown | {"format": inner.get("format") or {"type": "text"}}
     return shown | {"parameters": inner.get("parameters"), "strict": inner.get("strict") is True}
-
-
-def _text(body: ResponsesRequest) -> Json:
-    text_format = body.text.format
-    shown = text_format.model_dump()
-    if isinstance(text_format, JsonSchemaFormat):
-        shown = {"strict": False, "name": "", **text_format.model_dump(by_alias=True, exclude_none=True)}
-    return {"format": shown}

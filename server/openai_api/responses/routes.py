@@ -29,20 +29,19 @@ from reprise.server.openai_api.responses.items import (
     kind_of,
 )
 from reprise.server.openai_api.responses.presenter import (
-    Json,
     OutputItems,
     ResponsePresenter,
     frame,
     head_id,
     item_id,
     response_id,
+    timings_json,
     usage_json,
 )
 from reprise.server.openai_api.responses.schemas import GetQuery, Input, ListQuery, ResponsesRequest, page
 from reprise.server.openai_api.responses.store import ResponseStore, StoredResponse, Turn, stored_response
-from reprise.server.output.openai_objects import Timings, UsageBlock
 from reprise.server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, ToolCallPart
-from reprise.server.output.presenter import ResponseHead
+from reprise.server.output.presenter import Json, ResponseHead
 from reprise.server.prompt.encoder import check_ids
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.messages import Tool
@@ -105,13 +104,13 @@ class CompactionPresenter(ResponsePresenter):
         super().__init__(head, body, len(items), lambda _: None, ())
         self._items, self._context_tokens = items, context_tokens
 
-    def format_response(self, outputs: Sequence[ChoiceOutput], usage: UsageBlock, timings: Timings) -> bytes:
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
         """See Presenter. Raises ApiError if the summary is cut off: the client must keep its conversation."""
         (output,) = outputs
-        summary, num_tokens = output.text.strip(), usage.completion_tokens
-        if output.finish_reason == "length" and num_tokens < summary_tokens(self._context_tokens):
+        summary, num_tokens = output.text.strip(), usage["completion_tokens"]
+        if output.end.finish_reason == "length" and num_tokens < summary_tokens(self._context_tokens):
             way_out = f"It left only {num_tokens} tokens for a summary."
-            raise ContextLengthError(usage.prompt_tokens, self._context_tokens, "input", way_out)
+            raise ContextLengthError(usage["prompt_tokens"], self._context_tokens, "input", way_out)
         if not summary:
             message = "The model wrote no summary. Go on with the conversation as it is."
             raise RequestFailedError(message, code="no_summary")
@@ -130,7 +129,7 @@ class CompactionPresenter(ResponsePresenter):
                 "created_at": head.created,
                 "output": [*kept, compaction],
                 "usage": usage_json(usage),
-                "timings": timings.model_dump(),
+                "timings": timings_json(timings),
             }
         )
 
@@ -141,6 +140,8 @@ def _is_users(item: Any) -> bool:
     return kind_of(item) == "message" and (item.get("role") or "user") == "user"
 
 
+ITEM_BYTES = 400
+"""The work of translating an item, in bytes of text."""
 MAX_NAMED = 16_384
 """Maximum stored items that one request continues or refers to."""
 _PREFIXES = {
@@ -163,14 +164,13 @@ class Named:
     given: the request's items. referred: the JSON of the stored item for each item_reference, by its index in
         given.
     previous: the last turn of the conversation that the request continues.
-    num_items, num_bytes: the number and the JSON bytes of all named items, those of earlier turns included.
+    work_bytes: the work of translating the items, those of earlier turns included, in bytes of text.
     """
 
     given: Sequence[Any]
     referred: dict[int, bytes]
     previous: Turn | None
-    num_items: int
-    num_bytes: int
+    work_bytes: int
 
 
 def find_named(
@@ -185,7 +185,16 @@ def find_named(
         code = "previous_response_not_found"
         previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
     given = [*body.conversation, *body.input]
-    found = _referred(given, store, owner, notes)
+    found: dict[int, bytes] = {}
+    for at, item in enumerate(given):
+        is_reference = isinstance(item, dict) and kind_of(item) == "item_reference"
+        if is_reference and isinstance(item.get("id"), str):
+            try:
+                found[at] = store.find_item(owner, item["id"], f"input[{at}].id")
+            except NotFoundError:
+                # One that is not stored any more is left out.
+                if notes.refuses:
+                    raise
     named = [*found.values(), *(previous.history() if previous else ())]
     num_bytes = sum(map(len, named))
     if len(named) > MAX_NAMED or num_bytes > max(max_body_bytes, store.max_bytes):
@@ -195,7 +204,7 @@ def find_named(
             "Compact the conversation (POST /v1/responses/compact), or begin a new one."
         )
         raise BadRequestError(message, param=PREVIOUS if previous else "input", code="invalid_value")
-    return Named(given, found, previous, len(named), num_bytes)
+    return Named(given, found, previous, num_bytes + ITEM_BYTES * (len(given) + len(named)))
 
 
 def convert(
@@ -214,31 +223,10 @@ def convert(
     stored: StoredInput = []
     if head is not None and body.store:
         for at, item in enumerate(items):
-            one = item_id(head, _prefix(item), at)
+            kind = kind_of(item) if isinstance(item, dict) else "message"
+            one = item_id(head, _PREFIXES.get(kind, "item"), at)
             stored.append((one, to_json(as_listed(item, one))))
     return conversion, conversion.chat(), stored
-
-
-def _referred(given: Sequence[Any], store: ResponseStore, owner: str, notes: Notes) -> dict[int, bytes]:
-    """Return the items that references mean, by their places. One not stored any more is left out."""
-    found: dict[int, bytes] = {}
-    for at, item in enumerate(given):
-        is_reference = isinstance(item, dict) and kind_of(item) == "item_reference"
-        if is_reference and isinstance(item.get("id"), str):
-            try:
-                found[at] = store.find_item(owner, item["id"], f"input[{at}].id")
-            except NotFoundError:
-                if notes.refuses:
-                    raise
-    return found
-
-
-def _prefix(item: Any) -> str:
-    kind = kind_of(item) if isinstance(item, dict) else "message"
-    return _PREFIXES.get(kind, "item")
-
-
-_NOT_BEFORE_THE_END = ("timings", "schema_valid")
 
 
 def replay(stored: StoredResponse, after: int | None) -> bytes:
@@ -256,14 +244,27 @@ def replay(stored: StoredResponse, after: int | None) -> bytes:
 
 
 def _events(response: Json, num_input: int) -> Iterator[Json]:
-    started = {key: value for key, value in response.items() if key not in _NOT_BEFORE_THE_END}
+    started = {key: value for key, value in response.items() if key not in ("timings", "schema_valid")}
     started |= dict.fromkeys(("completed_at", "incomplete_details", "usage"))
     started |= {"status": "in_progress", "output": []}
     for kind in ("created", "in_progress"):
         yield {"type": f"response.{kind}", "response": started}
     head = ResponseHead(head_id(response["id"]), response["created_at"], response["model"], "")
     given: list[Json] = response["output"]
-    output = OutputItems(head, num_input, any("encrypted_content" in item for item in given), _tools(given))
+    # The tool of a call is named by the item's position.
+    tools = [
+        Tool(
+            str(index),
+            None,
+            {},
+            is_custom=item["type"] == "custom_tool_call",
+            own_name=item["name"],
+            namespace=item.get("namespace"),
+        )
+        for index, item in enumerate(given)
+        if "call_id" in item
+    ]
+    output = OutputItems(head, num_input, any("encrypted_content" in item for item in given), tools)
     for part in _parts(given):
         yield from output.add(part)
     yield from output.add(EndPart("length" if response["status"] == "incomplete" else "stop"))
@@ -271,7 +272,7 @@ def _events(response: Json, num_input: int) -> Iterator[Json]:
 
 
 def _parts(items: list[Json]) -> Iterator[Part]:
-    """Yield the parts that the items were built from. The tool of a call is named by the item's position."""
+    """Yield the parts that the items were built from."""
     for index, item in enumerate(items):
         match item["type"]:
             case "message":
@@ -285,21 +286,6 @@ def _parts(items: list[Json]) -> Iterator[Part]:
                 yield ToolCallPart(item["call_id"], str(index), item["arguments"])
 
 
-def _tools(items: list[Json]) -> list[Tool]:
-    return [
-        Tool(
-            str(index),
-            None,
-            {},
-            is_custom=item["type"] == "custom_tool_call",
-            own_name=item["name"],
-            namespace=item.get("namespace"),
-        )
-        for index, item in enumerate(items)
-        if "call_id" in item
-    ]
-
-
 def _logprob(entry: dict[str, Any]) -> TokenLogprob:
     """Return an entry as it came from the engine. The id, which nothing shows, is not stored."""
     top = tuple((0, bytes(one["bytes"]), one["logprob"]) for one in entry["top_logprobs"])
@@ -307,6 +293,7 @@ def _logprob(entry: dict[str, Any]) -> TokenLogprob:
 
 
 router = APIRouter()
+BODIES = (ResponsesRequest, CompactRequest)
 
 
 def _store_of(request: Request) -> ResponseStore:
@@ -316,8 +303,6 @@ def _store_of(request: Request) -> ResponseStore:
 
 MAX_REPEATED_BYTES = 2**20
 """Of a longer body the response repeats neither instructions nor tools, as every event of a stream would."""
-ITEM_BYTES = 400
-"""The work of translating an item, in bytes of text."""
 
 
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
@@ -422,8 +407,7 @@ async def _convert(
     """
     notes = Notes(leased.settings.unknown_fields == "refuse")
     named = find_named(body, _store_of(request), key_digest(request), notes, leased.settings.max_body_bytes)
-    more_bytes = named.num_bytes + ITEM_BYTES * (len(named.given) + named.num_items)
     try:
-        return await leased.prepare(request, partial(convert, body, named, notes, head), more_bytes)
+        return await leased.prepare(request, partial(convert, body, named, notes, head), named.work_bytes)
     finally:
         note_ignored(request, notes.entries())

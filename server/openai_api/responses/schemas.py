@@ -353,11 +353,6 @@ class ResponsesFields(AcceptsPeerFields):
         """Whether log probabilities are requested."""
         return INCLUDE_LOGPROBS in self.include or bool(self.top_logprobs)
 
-    @property
-    def includes_reasoning(self) -> bool:
-        """Whether reasoning items get encrypted_content."""
-        return INCLUDE_REASONING in self.include
-
 
 class ResponsesRequest(ChatExtensions, ResponsesFields):
     """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""

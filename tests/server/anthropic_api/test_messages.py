@@ -13,8 +13,7 @@ from anthropic.types.beta.message_create_params import MessageCreateParamsBase a
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.events import Delta, Finished, Usage
-from reprise.server.anthropic_api.routes import to_chat_request
-from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesRequest
+from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesRequest, to_chat_request
 from reprise.server.app import create_app
 from reprise.server.validation.fields import Notes
 from tests.server.anthropic_api.anthropic_shapes import assert_anthropic_error, valid_events, valid_message

@@ -8,9 +8,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
-from reprise.server.openai_api.chat import CompletionFormat, CompletionLogprobsBuilder, chat_logprobs
-from reprise.server.output.parts import ChoiceOutput, TextPart
+from reprise.server.openai_api.chat import CompletionLogprobs, CompletionPresenter
+from reprise.server.output.parts import ChoiceOutput, PromptPart, TextPart
+from reprise.server.output.presenter import ResponseHead, chat_logprobs
 from reprise.server.output.text_parser import LogprobAlignment
+from reprise.server.requests.completions import CompletionRequest
+from reprise.server.validation.fields import validate
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import (
     assert_error,
@@ -164,9 +167,12 @@ async def test_a_long_prompt_whose_deltas_arrive_together_is_formatted_in_pieces
 
 def test_a_whole_response_counts_its_offsets_as_a_stream_does():
     entries = (entry_of(b" Hi"), entry_of(b" you"))
-    whole = CompletionFormat(True).choice(0, ChoiceOutput(text="Hi you", logprobs=list(entries)))
-    chunk = CompletionFormat(True).chunk_choice(0, TextPart("Hi you", entries))
-    assert whole.logprobs.text_offset == chunk.logprobs.text_offset == [0, 2]
+    body = validate({"prompt": "a", "logprobs": 1}, CompletionRequest)
+    presenters = [CompletionPresenter(ResponseHead("1", 5, "a", "b"), body) for _ in range(2)]
+    whole = presenters[0].format_response([ChoiceOutput(text="Hi you", logprobs=list(entries))], {}, {})
+    chunk = presenters[1].format_parts([(0, TextPart("Hi you", entries))])
+    for written in (whole, chunk.removeprefix(b"data: ")):
+        assert json.loads(written)["choices"][0]["logprobs"]["text_offset"] == [0, 2]
 
 
 async def test_echo_puts_the_prompt_first(client, engine):
@@ -208,24 +214,26 @@ async def test_echo_with_logprobs_includes_the_prompts_tokens_with_null_for_the_
 
 def test_a_probability_of_zero_is_a_finite_number():
     entries = [entry_of(b"x", -math.inf, (1, b"y", math.nan)), entry_of(b"x", -10_000.0)]
-    (first, second) = chat_logprobs(entries).content
-    assert (first.logprob, first.top_logprobs[0].logprob, second.logprob) == (-9999.0, -9999.0, -9999.0)
-    logprobs = CompletionLogprobsBuilder().add(entries, "xx")
-    assert logprobs.token_logprobs == [-9999.0, -9999.0]
+    (first, second) = chat_logprobs(entries)
+    assert (first["logprob"], first["top_logprobs"][0]["logprob"], second["logprob"]) == (
+        -9999.0,
+        -9999.0,
+        -9999.0,
+    )
+    logprobs = CompletionLogprobs().add(TextPart("xx", entries))
+    assert logprobs["token_logprobs"] == [-9999.0, -9999.0]
 
 
 def test_offsets_skip_tokens_that_are_not_in_the_prompts_text():
-    tokens = CompletionLogprobsBuilder()
+    tokens = CompletionLogprobs()
     prompt = [TokenLogprob(1, b"<s>", None), entry_of(b" Hello"), entry_of(b" you")]
-    assert tokens.add_prompt(prompt, "Hello you").text_offset == [0, 0, 5]
-    assert tokens.add([entry_of(b"!"), entry_of(b"!")], "!!").text_offset == [9, 10]
+    assert tokens.add(PromptPart("Hello you", prompt))["text_offset"] == [0, 0, 5]
+    assert tokens.add(TextPart("!!", [entry_of(b"!"), entry_of(b"!")]))["text_offset"] == [9, 10]
 
 
 def test_offsets_skip_a_leading_space_that_the_text_does_not_have():
-    assert CompletionLogprobsBuilder().add([entry_of(b" Hi"), entry_of(b" you")], "Hi you").text_offset == [
-        0,
-        2,
-    ]
+    part = TextPart("Hi you", [entry_of(b" Hi"), entry_of(b" you")])
+    assert CompletionLogprobs().add(part)["text_offset"] == [0, 2]
 
 
 PARTS = [
@@ -249,8 +257,8 @@ BROKEN = st.lists(st.sampled_from(PARTS) | st.binary(min_size=1, max_size=3), ma
 @example([b"\xe0", b"\x80", b"a"])
 def test_offsets_are_those_of_the_text_whatever_the_bytes(tokens):
     text = b"".join(tokens).decode(errors="replace")
-    builder = CompletionLogprobsBuilder()
-    offsets = builder.add([entry_of(token) for token in tokens], text).text_offset
+    part = TextPart(text, [entry_of(token) for token in tokens])
+    offsets = CompletionLogprobs().add(part)["text_offset"]
     assert offsets == [first_character(tokens, at) for at in range(len(tokens))]
 
 

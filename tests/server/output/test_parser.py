@@ -54,7 +54,7 @@ def parsed(output):
         output.reasoning,
         output.text,
         [(call.name, call.arguments) for call in output.tool_calls],
-        output.finish_reason,
+        output.end.finish_reason,
     )
 
 

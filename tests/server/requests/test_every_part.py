@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from reprise.server.anthropic_api.routes import to_chat_request
-from reprise.server.anthropic_api.schemas import MessagesRequest
+from reprise.server.anthropic_api.schemas import MessagesRequest, to_chat_request
 from reprise.server.errors import BadRequestError
 from reprise.server.openai_api.responses.items import ChatConversion
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
