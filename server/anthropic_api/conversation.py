@@ -12,15 +12,17 @@ from reprise.server.requests.messages import (
     Role,
     arguments_of,
     as_string,
+    chat_message,
     check_answerable,
+    check_message,
     check_size,
     joined,
+    named,
     note_unknown,
     part_of,
     parts_of,
     settle,
 )
-from reprise.server.requests.openai_messages import chat_message, check_message, named
 from reprise.server.requests.tools import ToolReader, read_choice
 from reprise.server.validation.fields import Notes
 

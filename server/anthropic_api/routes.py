@@ -19,7 +19,7 @@ from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.requests.chat import ChatRequest, extended
 from reprise.server.requests.generation_fields import WindowFields
 from reprise.server.requests.messages import Message
-from reprise.server.validation.fields import Notes, validate_known
+from reprise.server.validation.fields import Notes, validate
 
 _SAMPLING = ("temperature", "top_p", "top_k")
 
@@ -42,12 +42,12 @@ def to_chat_request(body: MessagesRequest, notes: Notes, *, drops_billing: bool 
     if isinstance(own := more["chat_template_kwargs"], dict):
         more["chat_template_kwargs"] = prompt["chat_template_kwargs"] | own
     more = {name: value for name, value in more.items() if value is not None}
-    return validate_known(prompt | given | more, ChatRequest, notes)
+    return validate(prompt | given | more, ChatRequest, notes)
 
 
 def to_prompt_request(body: ConversationFields, notes: Notes, *, drops_billing: bool = True) -> ChatRequest:
     """Return a chat request with the same prompt. Raises BadRequestError as to_chat_request() does."""
-    return validate_known(_prompt_fields(body, drops_billing), ChatRequest, notes)
+    return validate(_prompt_fields(body, drops_billing), ChatRequest, notes)
 
 
 def _prompt_fields(body: ConversationFields, drops_billing: bool) -> dict[str, Any]:
