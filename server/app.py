@@ -19,8 +19,7 @@ from reprise.server.generation.recorder import Recorder
 from reprise.server.generation.service import Service
 from reprise.server.http.access import OPEN_PATHS, Access, load_keys
 from reprise.server.http.body import BodyLimit
-from reprise.server.http.early_streams import EarlyStreams
-from reprise.server.http.error_responses import install_error_handlers
+from reprise.server.http.error_responses import EarlyStreams, install_error_handlers
 from reprise.server.http.openapi import Served, complete_document
 from reprise.server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
 from reprise.server.llama_server_api import infill, tokens

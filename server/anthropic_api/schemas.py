@@ -26,15 +26,17 @@ from reprise.server.requests.messages import (
     ToolChoice,
     arguments_of,
     as_string,
+    chat_message,
     check_answerable,
+    check_message,
     check_size,
     joined,
+    named,
     note_unknown,
     part_of,
     parts_of,
     settle,
 )
-from reprise.server.requests.openai_messages import chat_message, check_message, named
 from reprise.server.requests.structured_output import GUIDED, NO_WORDS, at_most_one
 from reprise.server.requests.tools import ToolReader, read_choice
 from reprise.server.validation.fields import (
@@ -52,7 +54,7 @@ from reprise.server.validation.fields import (
     no_effect,
     notes_in,
     unsupported,
-    validate_known,
+    validate,
 )
 
 _ROLES: tuple[Role, ...] = ("user", "assistant", "system")
@@ -421,4 +423,4 @@ def to_chat_request(body: ConversationFields, notes: Notes, *, drops_billing: bo
         if isinstance(own := more["chat_template_kwargs"], dict):
             more["chat_template_kwargs"] = chat["chat_template_kwargs"] | own
         chat |= {name: value for name, value in more.items() if value is not None}
-    return validate_known(chat, ChatRequest, notes)
+    return validate(chat, ChatRequest, notes)

@@ -17,6 +17,7 @@ from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.interface.models import AnswerLimits, ModelInfo
 from reprise.engine.interface.request import (
+    DraftChoice,
     DraftType,
     GenerationRequest,
     Grammar,
@@ -27,7 +28,7 @@ from reprise.engine.interface.request import (
 from reprise.engine.interface.time_by_station import station
 from reprise.server.errors import BadRequestError, bad_field
 from reprise.server.generation.service import LeasedModel
-from reprise.server.http.access import key_digest, tenant_of
+from reprise.server.http.access import key_digest
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.output.parser import parser_factory
 from reprise.server.output.parts import MakeParser, ToolCallRules
@@ -207,7 +208,8 @@ def _prepared(
     check_wanted()
     body = _without_what_is_not_here(request, leased, body)
     info, settings = leased.engine.info, leased.settings
-    request_id, tenant = record_of(request).engine_request_id, tenant_of(request, settings)
+    request_id = record_of(request).engine_request_id
+    tenant = "" if settings.ngram_scope == "process" else key_digest(request)
     engine_requests = make_engine_requests(request_id, body, prompts, info, settings, tenant)
     return Prepared(body, engine_requests, make_parser, view_slices)
 
@@ -354,7 +356,7 @@ def make_engine_requests(
                     max_tokens=min(wanted, room),
                     sampling=sampling,
                     stop=body.stop,
-                    draft=body.draft.choice,
+                    draft=DraftChoice(body.draft.type, body.draft.max_tokens),
                     prediction=prompts.prediction,
                     views=prompts.views,
                     tenant=tenant,

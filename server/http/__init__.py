@@ -1,4 +1,1 @@
-"""The HTTP layer around the routes: access, limits, connections, error format, request ids, OpenAPI document.
-
-Nothing here depends on an endpoint's request or response fields.
-"""
+"""The HTTP layer around the routes: access, limits, connections, errors, request ids, OpenAPI document."""

@@ -24,7 +24,7 @@ from reprise.server.errors import (
 from reprise.server.executor import PROMPT_LOG, SMALL_BYTES, Executor, client_of, weight_of
 from reprise.server.http.error_responses import refuse
 from reprise.server.logs import is_logging_prompts, log_prompt, record_in
-from reprise.server.validation.fields import Notes, validate_known
+from reprise.server.validation.fields import Notes, validate
 from reprise.server.validation.json_body import parse_liberally
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -37,30 +37,18 @@ MAX_MEMBERS = 1024
 """Maximum gzip texts in one body, one behind the other. Each takes a decoder."""
 _AUTOMATIC, _RAW = 47, -15
 """How zlib reads gzip's and zlib's headers, and data without a header."""
-_NONE = frozenset({"", "identity"})
-_KNOWN = _NONE | {"gzip", "x-gzip", "deflate"}
-
-
-def coding_of(header: str) -> str | None:
-    """Return the encoding that a Content-Encoding header names; None if the body is not encoded.
-
-    Raises ContentEncodingError for an encoding that cannot be decoded here.
-    """
-    coding = header.strip().lower()
-    if coding not in _KNOWN:
-        raise ContentEncodingError(header)
-    return None if coding in _NONE else coding
+MAX_HEADERS = 100
 
 
 async def decoded(body: bytes, coding: str, limit_bytes: int) -> bytes:
-    """Decode a body.
+    """Decode a body of at most limit_bytes once decoded; little more than that is ever held in memory.
 
-    limit_bytes: the limit of the decoded body; little more than that is ever held in memory.
     Raises BodyTooLargeError, and InvalidEncodingError if the body is not exactly one complete encoded text;
     gzip may have several in a row, as in RFC 1952.
     """
-    is_raw = coding == "deflate" and not _has_zlib_header(body)
-    decoder = zlib.decompressobj(_RAW if is_raw else _AUTOMATIC)
+    # Some clients leave deflate's header out.
+    has_header = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0
+    decoder = zlib.decompressobj(_AUTOMATIC if has_header or coding != "deflate" else _RAW)
     text, num_members = bytearray(), 1
     for start in range(0, len(body), INPUT_BYTES):
         rest, has_more = body[start : start + INPUT_BYTES], False
@@ -86,14 +74,6 @@ async def decoded(body: bytes, coding: str, limit_bytes: int) -> bytes:
     return bytes(text)
 
 
-def _has_zlib_header(body: bytes) -> bool:
-    """Return whether a deflate body has the header that it should have; some clients leave it out."""
-    return len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0
-
-
-MAX_HEADERS = 100
-
-
 class BodyLimit:
     """ASGI middleware that refuses large bodies (413), slow bodies (408) and too many headers (431).
 
@@ -110,14 +90,9 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        body, more_body = bytearray(), True
         try:
             coding = self._check_headers(Headers(scope=scope))
-        except ApiError as fault:
-            await refuse(fault, scope, receive, send)
-            return
-        body = bytearray()
-        more_body = True
-        try:
             async with asyncio.timeout(self.body_timeout_s):
                 while more_body and len(body) <= self.max_body_bytes:
                     message = await receive()
@@ -125,47 +100,38 @@ class BodyLimit:
                         return
                     body += message.get("body", b"")
                     more_body = message.get("more_body", False)
-        except TimeoutError:
-            await refuse(BodyTimeoutError(self.body_timeout_s), scope, receive, send, lingers=False)
-            return
-        try:
             if len(body) > self.max_body_bytes:
                 raise BodyTooLargeError(self.max_body_bytes)
             whole = bytes(body) if coding is None else await decoded(bytes(body), coding, self.max_body_bytes)
+        except TimeoutError:
+            await refuse(BodyTimeoutError(self.body_timeout_s), scope, receive, send, lingers=False)
         except ApiError as fault:
             await refuse(fault, scope, receive, send, lingers=more_body)
-            return
-        await self.app(scope, _replaying(whole, receive), send)
+        else:
+            # What follows the body is a disconnect.
+            first: list[Message] = [{"type": "http.request", "body": whole, "more_body": False}]
+
+            async def replay() -> Message:
+                return first.pop() if first else await receive()
+
+            await self.app(scope, replay, send)
 
     def _check_headers(self, headers: Headers) -> str | None:
-        """Return how the body is encoded. Raises ApiError if the headers announce what is refused."""
+        """Return how the body is encoded, if it is. Raises ApiError for what the headers announce."""
         if (num_headers := len(headers)) > MAX_HEADERS:
             raise HeadersTooLargeError(num_headers, MAX_HEADERS)
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_body_bytes:
             raise BodyTooLargeError(self.max_body_bytes)
-        return coding_of(headers.get("content-encoding", ""))
-
-
-def _replaying(body: bytes, receive: Receive) -> Receive:
-    """Return a receive() that first replays the body, then waits for what follows it: a disconnect."""
-    is_sent = False
-
-    async def replay() -> Message:
-        nonlocal is_sent
-        if not is_sent:
-            is_sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await receive()
-
-    return replay
+        given = headers.get("content-encoding", "")
+        coding = given.strip().lower()
+        if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+            raise ContentEncodingError(given)
+        return None if coding in ("", "identity") else coding
 
 
 async def read_body(request: Request, model: type[ModelT]) -> ModelT:
-    """Read and validate a request's body. Its size has been checked by BodyLimit.
-
-    Raises BadRequestError or ContentTypeError.
-    """
+    """Read and validate a request's body. Raises BadRequestError or ContentTypeError."""
     _check_content_type(request)
     body = await request.body()
     notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
@@ -200,6 +166,6 @@ def read_query(request: Request, model: type[ModelT]) -> ModelT:
     notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
     # Lists are sent as name[]=... or as name=... more than once; none of them has an effect.
     given = {name.removesuffix("[]"): value for name, value in request.query_params.items()}
-    query = validate_known(given, model, notes)
+    query = validate(given, model, notes)
     record_in(request.scope).ignored += notes.entries()
     return query

@@ -27,19 +27,14 @@ from reprise.server.errors import BadRequestError, UnavailableError, retry_after
 from reprise.server.logs import LOGGER
 
 ROUND_S = 0.005
-"""How long a round of the event loop parses and starts requests; what is left waits for the next round."""
 REQUEST_S = 0.001
-"""Seconds that a starting request counts in a round: its first step comes after the round."""
+"""How long a round of the event loop parses and starts requests, and what a starting request counts in it."""
 
 
 class Rounds:
-    """Divides the work of parsing input and beginning requests into rounds of the event loop.
+    """Divides the work of parsing input and beginning requests into rounds of one event loop.
 
-    Without rounds, the loop would be held for as long as the input of all connections together takes.
-    Addresses are served in rotation. Use it on one event loop only, and for one action of a connection at a
-    time.
-
-    clock: returns the time in seconds.
+    What is left waits for the next round, addresses in rotation. clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -54,10 +49,7 @@ class Rounds:
         return self._is_doing or (not self._waiting and self._spent_s < ROUND_S)
 
     def do(self, action: Callable[[], None], more_s: float = 0.0) -> None:
-        """Do an action in this round.
-
-        more_s: seconds of this round to count besides, for work that the action begins elsewhere on the loop.
-        """
+        """Do an action in this round. more_s: seconds to count for work that it begins elsewhere."""
         start_s, is_within = self._clock(), self._is_doing
         self._is_doing = True
         try:
@@ -89,10 +81,8 @@ class Rounds:
             first()
 
 
-MAX_ACCEPTED = 16
-"""Maximum connections that the event loop takes in one turn; finding an idle one takes a millisecond."""
-MAX_UNACCEPTED = 2048
-"""Maximum connections that wait in the system for that; a client beyond them tries again after a second."""
+MAX_ACCEPTED, MAX_UNACCEPTED = 16, 2048
+"""Maximum connections that the event loop takes in one turn, and that wait in the system for that."""
 LOG_S = 60.0
 """Seconds between log lines about the limit."""
 MAX_REFUSED = 64
@@ -116,61 +106,6 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     await JSONResponse(fault.body(), fault.status, fault.headers)(scope, receive, send)
 
 
-class ConnectionLimit(asyncio.Protocol):
-    """Mixin of uvicorn's protocols: while all places are taken, a new connection takes an idle one's place.
-
-    The idle connection closed is the one that has had no request for longest, from the address with the most
-    idle connections. If none is idle, a request on the new connection gets a 503.
-    """
-
-    connections: set[Any]
-    transport: asyncio.Transport
-    cycle: Any
-    app: Any
-    client: tuple[str, int] | None
-    loop: asyncio.AbstractEventLoop
-    idle_since: float
-    _logged_at = -LOG_S
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Make room for the connection."""
-        super().connection_made(transport)
-        self.idle_since = self.loop.time()
-        num_beyond = len(self.connections) - max_connections()
-        if num_beyond <= 0:
-            return
-        self._log(len(self.connections))
-        if idle := self._find_idle():
-            idle.transport.abort()
-        elif num_beyond > MAX_REFUSED:
-            transport.abort()
-        else:
-            self.app = _refuse
-
-    def on_response_complete(self) -> None:
-        """Note the time at which the connection became idle."""
-        self.idle_since = self.loop.time()
-        super().on_response_complete()  # type: ignore[misc]
-
-    def _find_idle(self) -> "ConnectionLimit | None":
-        idle: dict[str, list[ConnectionLimit]] = {}
-        for one in self.connections - {self}:
-            if (one.cycle is None or one.cycle.response_complete) and not one.transport.is_closing():
-                idle.setdefault(one.client[0] if one.client else "", []).append(one)
-        most = max(idle.values(), key=len, default=[])
-        return min(most, key=lambda one: one.idle_since, default=None)
-
-    def _log(self, num_connections: int) -> None:
-        now = self.loop.time()
-        if now - ConnectionLimit._logged_at >= LOG_S:
-            ConnectionLimit._logged_at = now
-            LOGGER.warning(
-                "%d connections are open, the most for this limit of open files: idle ones are closed for "
-                "new ones, and if none is idle, requests get a 503",
-                num_connections,
-            )
-
-
 MAX_HEAD_BYTES = 32 * 2**10
 """Maximum bytes of a request line and headers together."""
 READ_BYTES = 32 * 2**10
@@ -186,15 +121,18 @@ _HOST = b"host"
 _UPGRADE, _OF_SAME_LENGTH = re.compile(rb"(?<=\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE), b"ignored"
 
 
-class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
+class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     """uvicorn's HTTP/1.1 protocol, with limits on times, on counts, and on output that clients leave unread.
 
-    timeout_s: seconds that a client has from connecting, or from the first byte of a later request, to the
-        end of the headers; also the seconds within which it must read some of the output that waits for it.
-        Then the connection is closed.
-    buffer: takes the input of all connections of an event loop. rounds: decide, also for all of them, when
-        input is parsed.
+    While all places are taken, a new connection takes that of the one without a request for longest, of the
+    address with the most of them. If all have requests, a request on the new connection gets a 503.
+
+    timeout_s: within this time of connecting, or of a later request's first byte, headers must be complete,
+        and some of the output that waits must be read; or else the connection is closed.
+    buffer, rounds: take the input of all connections of an event loop, and decide when it is parsed.
     """
+
+    _logged_at = -LOG_S
 
     def __init__(self, *, timeout_s: float, buffer: bytearray, rounds: Rounds, **options: Any) -> None:
         super().__init__(**options)
@@ -209,9 +147,43 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
         self._fault = _INVALID
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timeout of the first request."""
+        """Start the timeout of the first request, and make room for the connection."""
         super().connection_made(transport)
         self._start_head_timer()
+        self.idle_since = self.loop.time()
+        num_beyond = len(self.connections) - max_connections()
+        if num_beyond <= 0:
+            return
+        if self.idle_since - Connection._logged_at >= LOG_S:
+            Connection._logged_at = self.idle_since
+            LOGGER.warning(
+                "%d connections are open, the most for this limit of open files: idle ones are closed for "
+                "new ones, and if none is idle, requests get a 503",
+                len(self.connections),
+            )
+        if idle := self._find_idle():
+            idle.transport.abort()
+        elif num_beyond > MAX_REFUSED:
+            transport.abort()
+        else:
+            self.app = _refuse
+
+    def on_response_complete(self) -> None:
+        """Note the time at which the connection became idle."""
+        self.idle_since = self.loop.time()
+        super().on_response_complete()
+
+    def _find_idle(self) -> "Connection | None":
+        idle: dict[str, list[Connection]] = {}
+        for one in self._all:
+            if one is not self and not one._is_answering and not one.transport.is_closing():
+                idle.setdefault(one.client_host, []).append(one)
+        most = max(idle.values(), key=len, default=[])
+        return min(most, key=lambda one: one.idle_since, default=None)
+
+    @property
+    def _all(self) -> list["Connection"]:
+        return [one for one in self.connections if isinstance(one, Connection)]
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - a buffered protocol's method
         """Return the buffer into which the transport reads."""
@@ -267,9 +239,8 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
         if num_bytes > MAX_HEAD_BYTES or not is_named:
             raise ValueError
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._fault = (
-                f"At most {MAX_PIPELINED} requests of a connection may wait. Read the answers first."
-            )
+            most = f"At most {MAX_PIPELINED} requests of a connection may wait"
+            self._fault = f"{most}. Read the answers first."
             raise ValueError
         super().on_headers_complete()
 
@@ -278,10 +249,8 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
         self._num_chunks += 1
         self._body_bytes += len(body)
         if self._num_chunks > MAX_SMALL_CHUNKS + self._body_bytes // SMALL_CHUNK_BYTES:
-            self._fault = (
-                f"The body has more than {MAX_SMALL_CHUNKS} chunks of less than {SMALL_CHUNK_BYTES} bytes. "
-                "Send larger chunks."
-            )
+            most = f"more than {MAX_SMALL_CHUNKS} chunks of less than {SMALL_CHUNK_BYTES} bytes"
+            self._fault = f"The body has {most}. Send larger chunks."
             raise ValueError
         super().on_body(body)
 
@@ -301,24 +270,15 @@ class Connection(ConnectionLimit, HttpToolsProtocol, asyncio.BufferedProtocol):
         """Answer invalid HTTP with an error in OpenAI's format, then close the connection."""
         said = f"{msg} {self._fault}" if msg != self._fault else msg
         body = json.dumps(BadRequestError(said, code="invalid_http").body()).encode()
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
-            body
-        )
-        self.transport.write(STATUS_LINE[400] + head + body)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[400] + head % len(body) + body)
         self.transport.close()
 
     def pause_writing(self) -> None:
-        """Wait until the client reads; close the connection if it reads nothing for timeout_s.
-
-        If the connections of the client's address have too much unread, close the one that has the most.
-        """
+        """Wait until the client reads; of an address with too much unread, close one connection."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self._timeout_s, self._check_reading, self._num_unread)
-        others = [
-            one
-            for one in self.connections
-            if isinstance(one, Connection) and one.client_host == self.client_host
-        ]
+        others = [one for one in self._all if one.client_host == self.client_host]
         if sum(one._num_unread for one in others) > MAX_UNREAD_BYTES:
             max(others, key=lambda one: one._num_unread)._give_up("more than the limit of one address")
 
@@ -384,7 +344,6 @@ async def _without_chunks(
     app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Serve a request of HTTP/1.0, which has no chunks: a body of unknown length ends with its connection."""
-
     is_sized = True
 
     async def send_plainly(message: Message) -> None:
@@ -400,10 +359,9 @@ async def _without_chunks(
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """Return the beginning of a request without its wish for another protocol, which may be denied.
+    """Return the beginning of a request without a wish for another protocol, such as Java's for HTTP/2.
 
-    The parser takes what follows such a head for the other protocol, so the body would be lost. Java's client
-    wishes for HTTP/2 in each first request.
+    The parser would take the body for that protocol.
     """
     head, end, body = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(_OF_SAME_LENGTH, head) + end + body
@@ -411,18 +369,9 @@ def _without_upgrade(data: bytes) -> bytes:
 
 def uvicorn_config(app: ASGIApp, timeout_s: float, **options: Any) -> uvicorn.Config:
     """Return uvicorn's configuration for the app. options: see uvicorn.Config."""
-    make_connection: Any = partial(
-        Connection, timeout_s=timeout_s, buffer=bytearray(READ_BYTES), rounds=Rounds()
-    )
-    return uvicorn.Config(
-        app,
-        http=make_connection,
-        ws="none",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        **options,
-    )
+    http: Any = partial(Connection, timeout_s=timeout_s, buffer=bytearray(READ_BYTES), rounds=Rounds())
+    quiet = {"access_log": False, "log_config": None, "server_header": False}
+    return uvicorn.Config(app, http=http, ws="none", **(options | quiet))
 
 
 class ListenError(Exception):
@@ -455,45 +404,38 @@ def bind_address(host: str, port: int) -> socket.socket:
     return bound
 
 
+def _url(host: str, port: int) -> str:
+    """Return the URL by which a client on this machine reaches an address."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def url_of(bound: socket.socket) -> str:
     """Return the URL by which a client on this machine reaches the socket."""
-    host, port = bound.getsockname()[:2]
-    wildcards = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - compared, not bound
-    shown = wildcards.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"
+    return _url(*bound.getsockname()[:2])
 
 
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-ASK_S = 2
-"""How long what holds the port may take to say whether it is Reprise."""
 
 
 def explain(fault: ListenError, settings: Settings) -> str:
-    """Explain why the server cannot listen, and what to do about it.
-
-    If the port is in use, find out whether Reprise uses it already.
-    """
+    """Explain why the server cannot listen, and what to do about it. Asks what holds the port what it is."""
     if fault.errno != errno.EADDRINUSE:
         return str(fault)
     other = "choose another with --port, or 0 for any that is free"
-    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared
-    url = f"http://{f'[{local}]' if ':' in local else local}:{settings.port}"
-    told = f"cannot listen on {settings.host} port {settings.port}"
-    match find_user(url):
-        case "reprise":
-            return f"{told}: Reprise runs there already, at {url}. Use it, or {other}"
-        case "silent":
-            return (
-                f"{told}: a program has it that does not answer, as Reprise while it starts. Wait, or {other}"
-            )
-        case _:
-            return f"{told}: another program has it. End that, or {other}"
+    url = _url(settings.host, settings.port)
+    whose = {
+        "reprise": f"Reprise runs there already, at {url}. Use it, or {other}",
+        "silent": f"a program has it that does not answer, as Reprise while it starts. Wait, or {other}",
+        "other": f"another program has it. End that, or {other}",
+    }
+    return f"cannot listen on {settings.host} port {settings.port}: {whose[find_user(url)]}"
 
 
 def find_user(url: str) -> Literal["reprise", "silent", "other"]:
     """Name the kind of program that listens at a URL. Reprise is recognized even if it wants an API key."""
     try:
-        with _OPENER.open(f"{url}/", timeout=ASK_S) as response:
+        with _OPENER.open(f"{url}/", timeout=2) as response:
             return "reprise" if "Reprise" in json.load(response)["message"] else "other"
     except urllib.error.HTTPError as refused:
         return "reprise" if "x-request-id" in refused.headers else "other"

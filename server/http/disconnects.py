@@ -11,7 +11,7 @@ from starlette.types import Receive
 from reprise.server.errors import ClientGoneError
 
 
-async def wait_for_disconnect(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Wait until the client has disconnected. The request's body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -20,11 +20,8 @@ async def wait_for_disconnect(receive: Receive) -> None:
 async def wait_unless_gone(
     future: asyncio.Future[Any], receive: Receive, timeout_s: float | None = None
 ) -> None:
-    """Wait until a future is done, or for timeout_s seconds.
-
-    Raises ClientGoneError if the client disconnects first.
-    """
-    left = asyncio.ensure_future(wait_for_disconnect(receive))
+    """Wait for a future, at most timeout_s seconds. Raises ClientGoneError if the client leaves first."""
+    left = asyncio.ensure_future(_disconnected(receive))
     try:
         either: set[asyncio.Future[Any]] = {future, left}
         await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -35,10 +32,7 @@ async def wait_unless_gone(
 
 
 class ClientWatch:
-    """Whether the client of one request has disconnected. Create it on the event loop.
-
-    on_left: called on the event loop when the client has disconnected.
-    """
+    """Whether a request's client has disconnected. on_left: called on the event loop when it has."""
 
     def __init__(self, on_left: Callable[[], None]) -> None:
         self._left = asyncio.get_running_loop().create_future()
@@ -50,28 +44,28 @@ class ClientWatch:
         return self._left.done()
 
     async def wait_for(self, task: asyncio.Future[Any], deadline: float | None) -> bool:
-        """Wait for a task that is part of the response; return whether it is done.
+        """Wait for a task; return whether it is done. Raises ClientGoneError if the client has left.
 
-        deadline: time.monotonic() at which to stop waiting. Raises ClientGoneError if the client has left.
+        deadline: time.monotonic() at which to stop waiting.
         """
         timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        either = {task, self._left}
-        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, self._left}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if self.has_left:
             raise ClientGoneError
         return task.done()
 
     @contextlib.asynccontextmanager
     async def watching(self, receive: Receive) -> AsyncIterator[None]:
-        """Within this context, notice when the client disconnects; wait_for() then raises ClientGoneError."""
-        watch = asyncio.create_task(self._watch(receive))
+        """Notice within this context when the client disconnects."""
+
+        async def watch() -> None:
+            await _disconnected(receive)
+            if not self.has_left:
+                self._left.set_result(None)
+            self._on_left()
+
+        watching = asyncio.create_task(watch())
         try:
             yield
         finally:
-            watch.cancel()
-
-    async def _watch(self, receive: Receive) -> None:
-        await wait_for_disconnect(receive)
-        if not self.has_left:
-            self._left.set_result(None)
-        self._on_left()
+            watching.cancel()

@@ -1,9 +1,13 @@
-"""Turn every exception into an error response in the format of the request's API."""
+"""Turn every exception into an error in the format of the request's API, also in a stream that has begun.
+
+A stream whose model still loads begins at once, with comments. From then on the status is 200, so an error is
+the stream's last event.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -11,15 +15,22 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from reprise.server.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGoneError, NotFoundError, shortened
-from reprise.server.logs import record_in
+from reprise.server.errors import (
+    CLIENT_CLOSED_REQUEST,
+    ApiError,
+    ClientGoneError,
+    NotFoundError,
+    RequestFailedError,
+    shortened,
+)
+from reprise.server.logs import LOGGER, record_in
 
 HAS_BEGUN = "reprise.has_begun"
 """Name of the entry in a request's scope that tells whether a part of its response has been sent."""
-MESSAGES_PATH = "/v1/messages"
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -28,9 +39,6 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 """Anthropic's error types by status. Others: invalid_request_error below 500, api_error from 500 on."""
-
-_CODES_FOR_SDKS = frozenset({"thread_unsupported_request"})
-"""Codes that Anthropic's SDKs react to: after this one they send the whole conversation instead."""
 
 
 class ErrorObject(BaseModel):
@@ -75,23 +83,22 @@ def speaks_ollama(path: str) -> bool:
     return path.startswith("/api/")
 
 
+def speaks_anthropic(path: str) -> bool:
+    """Return whether a path belongs to Anthropic's API."""
+    return f"{path}/".startswith("/v1/messages/")
+
+
 def ollama_error(fault: ApiError) -> dict[str, str]:
     """Return Ollama's error object, which has nothing but the message."""
     return {"error": fault.message}
 
 
-def speaks_anthropic(path: str) -> bool:
-    """Return whether a path belongs to Anthropic's API."""
-    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
-
-
 def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
     """Return Anthropic's error object. It has no param field, so the message must name the field at fault."""
-    kind = _ANTHROPIC_TYPES.get(fault.status) or (
-        "invalid_request_error" if fault.status < 500 else "api_error"
-    )
-    error: dict[str, Any] = {"type": kind, "message": fault.message}
-    if fault.code in _CODES_FOR_SDKS:
+    kind = "invalid_request_error" if fault.status < 500 else "api_error"
+    error: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(fault.status, kind), "message": fault.message}
+    # Anthropic's SDKs react to this code: they send the whole conversation instead.
+    if fault.code == "thread_unsupported_request":
         error["details"] = {"error_code": fault.code}
     return {"type": "error", "error": error, "request_id": request_id}
 
@@ -108,10 +115,7 @@ def _told(fault: ApiError, scope: Scope) -> tuple[ApiError, dict[str, Any]]:
 
 
 def error_frame(fault: ApiError, scope: Scope) -> bytes:
-    """Return an error in its API's format, as the last event of a stream that has sent only comments so far.
-
-    scope: the request's; the error's code is noted in its log record.
-    """
+    """Return an error in its API's format, as the last event of a stream that has sent only comments."""
     _, body = _told(fault, scope)
     if speaks_ollama(scope["path"]):
         return to_json(body) + b"\n"
@@ -121,11 +125,7 @@ def error_frame(fault: ApiError, scope: Scope) -> bytes:
 
 
 def error_response(fault: ApiError, scope: Scope) -> Response:
-    """Make the HTTP response for an error, in the format of the request's path.
-
-    If a stream has begun already, the response is its last event. scope: the request's; the error's code is
-    noted in its log record.
-    """
+    """Make the response for an error, or the last event of a stream that has begun; note it for the log."""
     if scope.get(HAS_BEGUN):
         return Response(error_frame(fault, scope))
     told, body = _told(fault, scope)
@@ -141,14 +141,12 @@ async def refuse(
 ) -> None:
     """Send an error for a request whose body has not been read.
 
-    lingers: read and drop what the client is still sending, since closing the connection at once would
-        make the client lose the response. Nothing is read from a client that sent `Expect: 100-continue`:
-        it waits for permission before it sends its body.
+    lingers: read and drop what the client is still sending, or else it would lose the response. A client that
+        sent `Expect: 100-continue` sends nothing.
     """
     response = error_response(fault, scope)
-    await send(
-        {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
-    )
+    head = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+    await send(head)
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
     if lingers and "expect" not in Headers(scope=scope):
         with contextlib.suppress(TimeoutError):
@@ -159,10 +157,7 @@ async def refuse(
 
 
 def _allowed_methods(scope: Scope, routes: Sequence[Route]) -> str:
-    """Return the methods of all routes with a path; only of those without parameters, if there are any.
-
-    The framework names those of one route alone.
-    """
+    """Return the methods of all routes with a path; only of those without parameters, if there are any."""
     matching = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
     exact = [route for route in matching if route.path == scope["path"]]
     methods = {method for route in exact or matching for method in route.methods or ()}
@@ -170,10 +165,7 @@ def _allowed_methods(scope: Scope, routes: Sequence[Route]) -> str:
 
 
 def install_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
-    """Register handlers that answer each exception with an error object in the format of its path.
-
-    routes: all routes of the app, to list the methods of a path in the error for a wrong method.
-    """
+    """Answer each exception with an error object in its API's format. routes: to name a path's methods."""
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, fault: ApiError) -> Response:
@@ -187,24 +179,75 @@ def install_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
     async def http_exception(request: Request, fault: HTTPException) -> Response:
         path = shortened(request.url.path, 200)
         if fault.status_code == 404:
-            error = NotFoundError(
-                f"There is no endpoint {request.method} {path}. GET / lists the endpoints.",
-                code="unknown_url",
-            )
+            status, code, headers = 404, "unknown_url", {}
+            message = f"There is no endpoint {request.method} {path}. GET / lists the endpoints."
         elif fault.status_code == 405 and "sec-websocket-key" in request.headers:
             # Codex then sends its requests over HTTP at once, rather than after several tries.
-            error = NotFoundError(
-                f"{path} is not served as a WebSocket. Use HTTP.",
-                code="websocket_not_supported",
-                headers={"Upgrade": "HTTP/1.1", "Connection": "Upgrade"},
-            )
-            error.status = 426
+            status, code = 426, "websocket_not_supported"
+            message = f"{path} is not served as a WebSocket. Use HTTP."
+            headers = {"Upgrade": "HTTP/1.1", "Connection": "Upgrade"}
         else:
             allowed = _allowed_methods(request.scope, routes)
-            error = NotFoundError(
-                f"{request.method} {path}: {fault.detail}. Use {allowed}.",
-                code="method_not_allowed",
-                headers={"Allow": allowed},
-            )
-            error.status = fault.status_code
+            status, code, headers = fault.status_code, "method_not_allowed", {"Allow": allowed}
+            message = f"{request.method} {path}: {fault.detail}. Use {allowed}."
+        error = NotFoundError(message, code=code, headers=headers)
+        error.status = status
         return await api_error(request, error)
+
+
+_STREAM = "reprise.early_stream"
+_HELD = "reprise.held"
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+class EarlyStream:
+    """Sends a request's response; its beginning may be sent before the response is made."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope, self._send = scope, send
+
+    async def write(self, frame: bytes, content_type: str, *, is_last: bool = False) -> None:
+        """Send a frame, after the head if this is the first."""
+        if not self._scope.get(HAS_BEGUN):
+            self._scope[HAS_BEGUN] = True
+            headers = [(b"content-type", content_type.encode()), *_HEADERS]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": frame, "more_body": not is_last})
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the response, but no second head."""
+        if message["type"] != "http.response.start" or not self._scope.get(HAS_BEGUN):
+            await self._send(message)
+
+
+class EarlyStreams:
+    """ASGI middleware around the routes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        stream = scope[_STREAM] = EarlyStream(scope, send)
+        with contextlib.ExitStack() as held:
+            scope[_HELD] = held
+            try:
+                await self.app(scope, receive, stream.send)
+            except Exception:
+                if not scope.get(HAS_BEGUN):
+                    raise
+                # A bug in the server. The status has been sent already.
+                record = record_in(scope)
+                LOGGER.exception("%s %s failed in its stream", record.id, record.endpoint)
+                frame = error_frame(RequestFailedError.internal(record.id), scope)
+                await stream.write(frame, "", is_last=True)
+
+
+def early_stream(request: HTTPConnection) -> EarlyStream:
+    """Return what begins the request's response before its route does."""
+    return cast("EarlyStream", request.scope[_STREAM])
+
+
+def end_later(request: HTTPConnection, end: Callable[[], None]) -> None:
+    """Call end() once the request's response has been sent, or its client has left."""
+    request.scope[_HELD].callback(end)

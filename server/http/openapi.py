@@ -22,6 +22,7 @@ from reprise.server.validation.fields import IS_ID, UNLIMITED, RequestModel
 
 _REFERENCE = "#/components/schemas/{model}"
 _FRAMEWORK_SCHEMAS = ("HTTPValidationError", "ValidationError")
+Json = dict[str, Any]
 _ID_SCHEMA = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
 _ID_GIVEN = {
     "name": REQUEST_ID,
@@ -32,17 +33,11 @@ _ID_GIVEN = {
 }
 _ID_RETURNED = {"description": "The request's id in the log.", "required": True, "schema": _ID_SCHEMA}
 
-
-Json = dict[str, Any]
-_NULL: Json = {"type": "null"}
 _TEXT: Json = {"type": "string"}
 _EVENT = {"type": "object", "required": ["data"], "properties": {"event": _TEXT, "data": _TEXT}}
 _EVENTS = {"text/event-stream": {"schema": _EVENT}}
-"""The schema is that of each event."""
-
-
 _LINES: Json = {"application/x-ndjson": {"schema": {"type": "object"}}}
-"""The schema is that of each line."""
+"""The schemas are those of each event, and of each line."""
 
 
 def body_schema(
@@ -53,10 +48,8 @@ def body_schema(
     is_streamed: whether the response is a stream. None: it is one if the body says so.
     in_lines: whether streams consist of lines of JSON instead of events.
     """
-    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
-    entry: dict[str, Any] = {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
-    }
+    content = {"application/json": {"schema": _reference(model)}}
+    entry: dict[str, Any] = {"requestBody": {"required": True, "content": content}}
     if "stream" in model.model_fields if is_streamed is None else is_streamed:
         entry["responses"] = {"200": {"content": _LINES if in_lines else _EVENTS}}
     return entry
@@ -76,11 +69,7 @@ def query_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The facts that the OpenAPI document states about the only served model, and a limit from the settings.
-
-    vocab_size: token ids are below it. can_infill: whether the model fills in the middle of a text.
-    max_choices: the largest n of a request.
-    """
+    """The facts of the only served model, and the largest n of a request, for the OpenAPI document."""
 
     vocab_size: int
     can_infill: bool
@@ -107,10 +96,8 @@ def complete_document(
     def document() -> dict[str, Any]:
         whole = make_document()
         components = whole.setdefault("components", {})
-        components["parameters"], components["headers"] = (
-            {"RequestId": _ID_GIVEN},
-            {"RequestId": _ID_RETURNED},
-        )
+        components["parameters"] = {"RequestId": _ID_GIVEN}
+        components["headers"] = {"RequestId": _ID_RETURNED}
         known = components.setdefault("schemas", {})
         known.update(deepcopy(_make_schemas(models, is_liberal)))
         if (one := served()) is not None:
@@ -156,9 +143,14 @@ def _schemas(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
 def _say_what_is_taken(bodies: Json, models: Collection[type[RequestModel]], is_liberal: bool) -> None:
     """Add to the schemas of bodies what no field's type says."""
     for schema in bodies.values():
-        _allow_null(schema)
+        # Optional fields may be null, which is their default everywhere.
+        for name, given in schema.get("properties", {}).items():
+            is_open = not given.keys() - {"title", "description", "default"}
+            if name not in schema.get("required", ()) and not is_open and None not in given.get("enum", ()):
+                schema["properties"][name] = _or(given, {"type": "null"})
     for model in models:
-        _add_rules(bodies[model.__name__], model)
+        if rules := [rule for kind in model.__mro__ for rule in vars(kind).get("rules", ())]:
+            bodies[model.__name__]["allOf"] = deepcopy(rules)
     for model in models if is_liberal else ():
         for path in (*model.droppable, *model.takes_anything):
             _allow_anything(bodies, bodies[model.__name__], path.split("."))
@@ -166,27 +158,13 @@ def _say_what_is_taken(bodies: Json, models: Collection[type[RequestModel]], is_
         _allow_what_is_mended(schema)
 
 
-def _allow_null(schema: Json) -> None:
-    """Let the optional fields of a body be null, which is their default everywhere."""
-    for name, given in schema.get("properties", {}).items():
-        is_open = not given.keys() - {"title", "description", "default"}
-        if name not in schema.get("required", ()) and not is_open and None not in given.get("enum", ()):
-            schema["properties"][name] = _or(given, _NULL)
-
-
-def _add_rules(schema: Json, model: type[RequestModel]) -> None:
-    rules = [rule for kind in model.__mro__ for rule in vars(kind).get("rules", ())]
-    if rules:
-        schema["allOf"] = deepcopy(rules)
-
-
 def _allow_anything(bodies: Json, schema: Json, path: list[str]) -> None:
     """Let a field have any value: one without a meaning is left out."""
     name, *rest = path
-    given = schema["properties"].get(name)
-    if given is not None and not rest:
+    given = schema["properties"].get(name, {})
+    if given and not rest:
         schema["properties"][name] = _or(given, {})
-    for one in given.get("anyOf", [given]) if given is not None and rest else ():
+    for one in given.get("anyOf", [given]) if rest else ():
         if "$ref" in one:
             _allow_anything(bodies, bodies[one["$ref"].rpartition("/")[2]], rest)
 
@@ -194,8 +172,7 @@ def _allow_anything(bodies: Json, schema: Json, path: list[str]) -> None:
 def _allow_what_is_mended(schema: Json) -> None:
     """Let a body have what is left out of it, or understood.
 
-    That is unknown fields, -1 for no limit, one text or number where an array of them is meant, and one
-    object or anything else where an array of messages, items or tools is meant.
+    That is unknown fields, -1 for no limit, and one value where an array is meant.
     """
     schema.pop("additionalProperties", None)
     fields = schema.get("properties", {})
@@ -223,10 +200,7 @@ def _or(given: Json, other: Json) -> Json:
     return {**about, "anyOf": kinds if other in kinds else [*kinds, other]}
 
 
-_OF_OTHER_MODELS = (
-    *("/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank"),
-    *("/api/embed", "/api/embeddings"),
-)
+_OF_OTHER_MODELS = "/v1/embeddings /v1/rerank /rerank /v2/rerank /api/embed /api/embeddings"
 
 
 def _limit(whole: Json, served: Served) -> None:
@@ -238,7 +212,7 @@ def _limit(whole: Json, served: Served) -> None:
             part["maximum"] = served.vocab_size - 1
         if "n" in part.get("properties", ()):
             part["properties"]["n"]["anyOf"][0]["maximum"] = served.max_choices
-    for path in _OF_OTHER_MODELS:
+    for path in _OF_OTHER_MODELS.split():
         # One model alone is one that generates.
         whole["paths"].pop(path, None)
     if not served.can_infill:
@@ -271,7 +245,9 @@ def _up_to(most: int) -> str:
 
 def _error(path: str) -> dict[str, Any]:
     model: type[BaseModel] = MessagesErrorResponse if speaks_anthropic(path) else ErrorResponse
-    if speaks_ollama(path):
-        model = OllamaErrorResponse
-    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
-    return {"description": "An error.", "content": {"application/json": {"schema": schema}}}
+    model = OllamaErrorResponse if speaks_ollama(path) else model
+    return {"description": "An error.", "content": {"application/json": {"schema": _reference(model)}}}
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(model=model.__name__)}

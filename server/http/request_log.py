@@ -23,10 +23,8 @@ from reprise.server.logs import LOGGER, RequestRecord, as_header, attach_record,
 from reprise.server.metrics.registry import Metrics
 
 REQUEST_ID = "x-request-id"
-IGNORED = "x-reprise-ignored"
-"""The header that names what of a request had no effect."""
-RELAXED = "x-reprise-relaxed"
-"""The header that names what of a request's schemas is not enforced."""
+IGNORED, RELAXED = "x-reprise-ignored", "x-reprise-relaxed"
+"""The headers that name what of a request had no effect, and what of its schemas is not enforced."""
 ID_PATTERN = "[!-~]{1,128}"
 """Valid request ids. They are written to the log and sent back in a header."""
 _ID = re.compile(ID_PATTERN)
@@ -71,8 +69,7 @@ def with_prefix(path: str) -> str:
 def tidied(path: str) -> str:
     """Return the path without a second /v1, doubled slashes and a slash at its end.
 
-    They come from addresses that a user and a client put together. A model's name keeps its slashes, and the
-    page's files are found from its path.
+    A model's name keeps its slashes, and the page's files are found from its path.
     """
     front = _FRONT.match(path)
     rest = path[front.end() :] if front else ""
@@ -109,21 +106,23 @@ class RequestLog:
             note_ignored(Request(scope), ["path (understood)"])
         self.metrics.begin_request()
 
+        is_head = scope["method"] == "HEAD"
+        # HEAD is answered as GET, without the body. Claude Code probes a server with it.
+        inner = {**scope, "method": "GET"} if is_head else scope
+
         async def send_with_id(message: Message) -> None:
+            if is_head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID] = record.id
-                if record.ignored:
-                    headers[IGNORED] = as_header(record.ignored)
-                if record.relaxed:
-                    headers[RELAXED] = as_header(record.relaxed)
-                if speaks_anthropic(scope["path"]):
-                    headers["request-id"] = record.id
+                own = {REQUEST_ID: record.id}
+                own["request-id"] = record.id if speaks_anthropic(scope["path"]) else ""
+                own |= {IGNORED: as_header(record.ignored), RELAXED: as_header(record.relaxed)}
+                MutableHeaders(scope=message).update({name: value for name, value in own.items() if value})
             await send(message)
 
         try:
-            await self._serve(scope, receive, send_with_id)
+            await self.app(inner, receive, send_with_id)
         except asyncio.CancelledError:
             # The drain time is over: requests without a response yet get a 503.
             if not record.status:
@@ -142,14 +141,3 @@ class RequestLog:
             record.total_ms = (time.perf_counter() - start_s) * 1000
             self.metrics.end_request(scope["path"], record)
             log_request(record)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on: HEAD as GET, answered without the body. Claude Code probes a server with it."""
-        if scope["method"] != "HEAD":
-            await self.app(scope, receive, send)
-            return
-
-        async def send_without_body(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
-
-        await self.app({**scope, "method": "GET"}, receive, send_without_body)

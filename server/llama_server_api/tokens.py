@@ -16,8 +16,7 @@ from reprise.server.generation.service import LeasedModel
 from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
 from reprise.server.prompt.encoder import TokenIds, decode, encode_text
-from reprise.server.requests.chat import ONE_END, ChatRequest, Messages, TemplateArguments, Tools
-from reprise.server.requests.openai_messages import read_chat
+from reprise.server.requests.chat import ONE_END, ChatRequest, Messages, TemplateArguments, Tools, read_chat
 from reprise.server.validation.fields import (
     RequestModel,
     Rules,

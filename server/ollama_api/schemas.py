@@ -18,10 +18,10 @@ from reprise.server.requests.messages import (
     Part,
     check_answerable,
     check_size,
+    from_chats,
     image,
     settle,
 )
-from reprise.server.requests.openai_messages import from_chats
 from reprise.server.requests.tools import ToolReader
 from reprise.server.validation.fields import (
     INT32_MAX,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from reprise.server.requests.generation_fields import GenerationFields
 from reprise.server.validation.fields import (
@@ -13,6 +13,7 @@ from reprise.server.validation.fields import (
     field_error,
     integers,
     neutral,
+    read_by,
     single,
 )
 
@@ -41,11 +42,8 @@ def _prompts(given: object, info: ValidationInfo) -> list[Any]:
     for index, prompt in enumerate(given):
         at = f"[{index}]"
         if not isinstance(prompt, type(given[0])) or not isinstance(prompt, str | list):
-            raise field_error(
-                "invalid_type",
-                "must be a string or an array of token ids, the same kind for all prompts",
-                at,
-            )
+            phrase = "must be a string or an array of token ids, the same kind for all prompts"
+            raise field_error("invalid_type", phrase, at)
         prompts.append(_checked_ids(prompt, info, at) if isinstance(prompt, list) else prompt)
     return prompts
 
@@ -56,54 +54,38 @@ def _checked_ids(given: list[object], info: ValidationInfo, at: str = "") -> lis
     return integers(given, info, at)
 
 
+_WITH_SUFFIX = {
+    "prompt": {"anyOf": [{"type": "string"}, {"items": {"type": "string"}}]},
+    "truncate_prompt_tokens": {"type": "null"},
+}
+
+
 class CompletionRequest(GenerationFields):
     """The body of POST /v1/completions."""
 
     prompt_field = "prompt"
     rules: ClassVar[Rules] = (
         {"anyOf": [neutral("echo", values=(None, False)), neutral("truncate_prompt_tokens")]},
-        {
-            "anyOf": [
-                neutral("suffix", values=(None, "")),
-                {
-                    "properties": {
-                        "prompt": {"anyOf": [{"type": "string"}, {"items": {"type": "string"}}]},
-                        "truncate_prompt_tokens": {"type": "null"},
-                    }
-                },
-            ]
-        },
+        {"anyOf": [neutral("suffix", values=(None, "")), {"properties": _WITH_SUFFIX}]},
     )
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts, json_schema_input_type=Prompt)] = (
-        Field(description="The prompt to continue, as a string or as token ids; or an array of such prompts.")
-    )
-    best_of: int | None = Field(
-        None, ge=0, le=INT32_MAX, description="Must equal n: all choices are returned, none is selected."
-    )
+    prompt: Annotated[list[str | list[int]], read_by(_prompts, Prompt)]
+    """The prompt to continue, as a string or as token ids; or an array of such prompts."""
+    best_of: int | None = Field(None, ge=0, le=INT32_MAX)
+    """Must equal n: all choices are returned, none is selected."""
 
-    echo: bool = Field(
-        False,
-        description="Whether to return the prompt before the answer. With logprobs, the prompt's log "
-        "probabilities are returned too, unless there is a suffix.",
-    )
-    add_special_tokens: bool = Field(
-        True,
-        description="Whether a prompt in text gets the special tokens that the model's prompts begin or end "
-        "with. Not in OpenAI's API.",
-    )
-    logprobs: int | None = Field(
-        None,
-        ge=0,
-        le=20,
-        description="Number of most likely tokens to return at each position, besides the chosen token. "
-        "null: no log probabilities.",
-    )
-    suffix: str | None = Field(
-        None,
-        description="The text after what is asked for: the answer is what is between it and the prompt, if "
-        "the model has tokens for that. null or empty: nothing is known of what follows.",
-    )
+    echo: bool = False
+    """Whether to return the prompt before the answer. With logprobs, the prompt's log probabilities are
+    returned too, unless there is a suffix."""
+    add_special_tokens: bool = True
+    """Whether a prompt in text gets the special tokens that the model's prompts begin or end with. Not in
+    OpenAI's API."""
+    logprobs: int | None = Field(None, ge=0, le=20)
+    """Number of most likely tokens to return at each position, besides the chosen token. null: no log
+    probabilities."""
+    suffix: str | None = None
+    """The text after what is asked for: the answer is what is between it and the prompt, if the model has
+    tokens for that. null or empty: nothing is known of what follows."""
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -112,40 +94,23 @@ class CompletionRequest(GenerationFields):
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether to return the log probabilities of the prompt's tokens too.
-
-        With a suffix they are not the tokens of the text that is echoed.
-        """
+        """Whether to return the log probabilities of the prompt's tokens, which with a suffix are others."""
         return self.echo and self.logprobs is not None and not self.suffix
-
-    @model_validator(mode="after")
-    def check_echo(self) -> "CompletionRequest":
-        """Refuse echo if truncation uses only the end of the prompt."""
-        if self.echo and self.truncate_prompt_tokens is not None:
-            raise field_error("invalid_value", "cannot be combined with echo: true", "truncate_prompt_tokens")
-        return self
-
-    @model_validator(mode="after")
-    def check_suffix(self) -> "CompletionRequest":
-        """Refuse a suffix if the prompt is not text or is truncated."""
-        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
-            raise field_error("invalid_value", "needs a prompt in text", "suffix")
-        if self.suffix and self.truncate_prompt_tokens is not None:
-            raise field_error("invalid_value", "cannot be combined with truncate_prompt_tokens", "suffix")
-        return self
 
     def with_stops(self, tokens: tuple[int, ...]) -> "CompletionRequest":
         """Return the request with further tokens that end the answer."""
         return self.model_copy(update={"stop_token_ids": (*self.stop_token_ids, *tokens)})
 
     @model_validator(mode="after")
-    def check_best_of(self) -> "CompletionRequest":
-        """Refuse a best_of other than n: choices that are not returned would be wasted."""
+    def check_combinations(self) -> "CompletionRequest":
+        """Refuse fields that contradict each other."""
+        if self.echo and self.truncate_prompt_tokens is not None:
+            raise field_error("invalid_value", "cannot be combined with echo: true", "truncate_prompt_tokens")
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise field_error("invalid_value", "needs a prompt in text", "suffix")
+        if self.suffix and self.truncate_prompt_tokens is not None:
+            raise field_error("invalid_value", "cannot be combined with truncate_prompt_tokens", "suffix")
         if self.best_of is not None and self.best_of != self.n:
-            raise field_error(
-                "unsupported_parameter",
-                "is supported only if it equals n; leave it out",
-                "best_of",
-                leaves_out=True,
-            )
+            phrase = "is supported only if it equals n; leave it out"
+            raise field_error("unsupported_parameter", phrase, "best_of", leaves_out=True)
         return self

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from reprise.server.requests.generation_fields import KeepAlive
-from reprise.server.validation.fields import INT32_MAX, AcceptsPeerFields, field_error
+from reprise.server.validation.fields import INT32_MAX, AcceptsPeerFields, field_error, read_by
 
-MAX_INPUTS = 2048
+MAX_INPUTS = MAX_DOCUMENTS = 2048
 MAX_INSTRUCTION_CHARACTERS = 10_000
 
 Text = str | tuple[int, ...]
@@ -26,9 +26,8 @@ def read_inputs(given: object) -> tuple[Text, ...]:
         raise field_error("invalid_value", "is empty; send at least one text")
     if len(several) > MAX_INPUTS:
         raise field_error("invalid_value", f"has {len(several)} entries; at most {MAX_INPUTS} are allowed")
-    return tuple(
-        _text(item, f"[{index}]" if isinstance(given, list) else "") for index, item in enumerate(several)
-    )
+    paths = [f"[{index}]" for index in range(len(several))] if isinstance(given, list) else [""]
+    return tuple(map(_text, several, paths))
 
 
 def _text(given: object, at: str) -> Text:
@@ -49,23 +48,12 @@ def _read_cut(given: object) -> Cut:
     return found
 
 
-Truncate = Annotated[
-    Cut,
-    BeforeValidator(
-        _read_cut, json_schema_input_type=bool | Literal["NONE", "START", "END", "none", "start", "end"]
-    ),
-]
+_GivenCut = bool | Literal["NONE", "START", "END", "none", "start", "end"]
+Truncate = Annotated[Cut, read_by(_read_cut, _GivenCut)]
 _Ids = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(min_length=1)]
 _String = Annotated[str, Field(min_length=1)]
-Inputs = Annotated[
-    tuple[Text, ...],
-    BeforeValidator(
-        read_inputs,
-        json_schema_input_type=_String
-        | _Ids
-        | Annotated[list[_String | _Ids], Field(min_length=1, max_length=MAX_INPUTS)],
-    ),
-]
+_Several = Annotated[list[_String | _Ids], Field(min_length=1, max_length=MAX_INPUTS)]
+Inputs = Annotated[tuple[Text, ...], read_by(read_inputs, _String | _Ids | _Several)]
 
 
 class EmbeddingsRequest(AcceptsPeerFields):
@@ -75,36 +63,23 @@ class EmbeddingsRequest(AcceptsPeerFields):
         description=f"A text, its token ids, or an array of up to {MAX_INPUTS} of either. Token ids are used "
         "as they are, without prompt and special tokens."
     )
-    model: str | None = Field(
-        None, description="By default --embedding-model, or else the model that the server started with."
-    )
-    dimensions: int | None = Field(
-        None, ge=1, le=INT32_MAX, description="Keep this many leading numbers, and normalize again."
-    )
-    encoding_format: Literal["float", "base64"] = Field(
-        "float", description="base64: of little-endian float32 numbers."
-    )
-    prompt_name: str | None = Field(
-        None, description="Name of one of the model's prompts, which goes before every text. See /v1/models."
-    )
-    input_type: Literal["query", "document", "passage", "search_query", "search_document"] | None = Field(
-        None, description="What the texts are: chooses the model's prompt for queries or documents, if any."
-    )
-    instruction: str | None = Field(
-        None,
-        max_length=MAX_INSTRUCTION_CHARACTERS,
-        description="What a query is for, in the model's own form, in place of its prompt for queries.",
-    )
-    truncate: Truncate = Field(
-        "none",
-        description="Cut a text that is too long: true or END at its end, START at its start. By default it "
-        "is a 400.",
-    )
-    user: str | None = Field(None, description="Accepted; it has no effect.")
+    model: str | None = None
+    """By default --embedding-model, or else the model that the server started with."""
+    dimensions: int | None = Field(None, ge=1, le=INT32_MAX)
+    """Keep this many leading numbers, and normalize again."""
+    encoding_format: Literal["float", "base64"] = "float"
+    """base64: of little-endian float32 numbers."""
+    prompt_name: str | None = None
+    """Name of one of the model's prompts, which goes before every text. See /v1/models."""
+    input_type: Literal["query", "document", "passage", "search_query", "search_document"] | None = None
+    """What the texts are: chooses the model's prompt for queries or documents, if any."""
+    instruction: str | None = Field(None, max_length=MAX_INSTRUCTION_CHARACTERS)
+    """What a query is for, in the model's own form, in place of its prompt for queries."""
+    truncate: Truncate = "none"
+    """Cut a text that is too long: true or END at its end, START at its start. By default it is a 400."""
+    user: str | None = None
+    """Accepted; it has no effect."""
     keep_alive: KeepAlive = None
-
-
-MAX_DOCUMENTS = 2048
 
 
 def _documents(given: object) -> tuple[str, ...]:
@@ -114,51 +89,37 @@ def _documents(given: object) -> tuple[str, ...]:
     if not 1 <= len(given) <= MAX_DOCUMENTS:
         phrase = f"has {len(given)} entries; from 1 to {MAX_DOCUMENTS} are allowed"
         raise field_error("invalid_value", phrase)
-    return tuple(_document(one, f"[{index}]") for index, one in enumerate(given))
-
-
-def _document(given: Any, at: str) -> str:
-    text = given.get("text") if isinstance(given, dict) else given
-    if not isinstance(text, str):
-        raise field_error("invalid_type", "must be a string, or an object with a text", at)
-    if not text:
-        raise field_error("invalid_value", "is empty; leave it out, or send a text", at)
-    return text
-
-
-_Text = Annotated[str, Field(min_length=1)]
+    texts: list[Any] = [one.get("text") if isinstance(one, dict) else one for one in given]
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise field_error("invalid_type", "must be a string, or an object with a text", f"[{index}]")
+        if not text:
+            raise field_error("invalid_value", "is empty; leave it out, or send a text", f"[{index}]")
+    return tuple(texts)
 
 
 class RerankRequest(AcceptsPeerFields):
     """The body of POST /v1/rerank, /rerank and /v2/rerank."""
 
-    query: _Text = Field(description="What the documents are to answer.")
+    query: _String
+    """What the documents are to answer."""
     documents: Annotated[
         tuple[str, ...],
-        BeforeValidator(
+        read_by(
             _documents,
-            json_schema_input_type=Annotated[
-                list[_Text | dict[str, Any]], Field(min_length=1, max_length=MAX_DOCUMENTS)
-            ],
+            Annotated[list[_String | dict[str, Any]], Field(min_length=1, max_length=MAX_DOCUMENTS)],
         ),
     ] = Field(description=f"Up to {MAX_DOCUMENTS} texts, or objects with a text.")
-    model: str | None = Field(
-        None, description="By default --rerank-model, or else the model that the server started with."
-    )
-    top_n: int | None = Field(
-        None, ge=1, le=INT32_MAX, description="Return only so many of the best. By default all."
-    )
-    return_documents: bool = Field(False, description="Also return the documents' texts.")
-    max_tokens_per_doc: int | None = Field(
-        None, ge=1, le=INT32_MAX, description="Cut documents after so many tokens. Cohere's."
-    )
-    instruction: str | None = Field(
-        None,
-        max_length=MAX_INSTRUCTION_CHARACTERS,
-        description="What the query is for, for models that are told so (Qwen3-Reranker).",
-    )
-    truncate: Truncate = Field(
-        "end",
-        description="Cut documents that are too long, as Jina and Cohere do; false or NONE: they are a 400.",
-    )
+    model: str | None = None
+    """By default --rerank-model, or else the model that the server started with."""
+    top_n: int | None = Field(None, ge=1, le=INT32_MAX)
+    """Return only so many of the best. By default all."""
+    return_documents: bool = False
+    """Also return the documents' texts."""
+    max_tokens_per_doc: int | None = Field(None, ge=1, le=INT32_MAX)
+    """Cut documents after so many tokens. Cohere's."""
+    instruction: str | None = Field(None, max_length=MAX_INSTRUCTION_CHARACTERS)
+    """What the query is for, for models that are told so (Qwen3-Reranker)."""
+    truncate: Truncate = "end"
+    """Cut documents that are too long, as Jina and Cohere do; false or NONE: they are a 400."""
     keep_alive: KeepAlive = None

@@ -1,4 +1,4 @@
-"""Messages, calls and tools in the normal form, whichever API they came through."""
+"""Messages, calls and tools in the normal form, and how those of chats are translated into it."""
 
 import json
 import re
@@ -34,7 +34,7 @@ class Media:
     detail: Detail = "auto"
 
     def __str__(self) -> str:
-        """Return the text that stands in for the part, the same in every turn: no sizes, no dates."""
+        # The same in every turn: no sizes, no dates.
         return f"[{self.kind}{self.name and ' ' + self.name}: this model reads text]"
 
 
@@ -137,7 +137,7 @@ class ToolChoice:
 
 
 def joined(group: Sequence[Message]) -> Message:
-    """Return one message with the parts, the reasoning and the calls of several messages of the same role."""
+    """Return several messages of the same role as one."""
     if len(group) == 1:
         return group[0]
     return replace(
@@ -161,8 +161,7 @@ SEEING = (
 def check_size(given: Any, path: str, *, most: int = MAX_MESSAGES, what: str = "entries") -> list[Any]:
     """Return the array of a request's messages or items, of which a lone one may come without an array.
 
-    most: the largest number of entries. what: the word for entries in the error message.
-    Raises BadRequestError if it is no array, or has too many entries, or its entries too many parts in all.
+    Raises BadRequestError if it has more than most entries, called what, or these have too many parts in all.
     """
     if isinstance(given, dict):
         given = [given]
@@ -170,17 +169,13 @@ def check_size(given: Any, path: str, *, most: int = MAX_MESSAGES, what: str = "
         kinds = {str: "a string", bool: "a boolean", int: "an integer", float: "a decimal number"}
         shown = kinds.get(type(given), "null")
         raise bad_field(path, f"must be an array, not {shown}", "invalid_type")
-    if len(given) > most:
-        raise _too_many(path, len(given), most, what)
-    parts = list(_contents(given))
-    num_parts = len(parts) + sum(1 for _ in _contents(parts))
-    if num_parts > MAX_PARTS:
-        raise _too_many(path, num_parts, MAX_PARTS, "parts in all")
+    num = len(given)
+    if num <= most:
+        parts = list(_contents(given))
+        num, most, what = len(parts) + sum(1 for _ in _contents(parts)), MAX_PARTS, "parts in all"
+    if num > most:
+        raise bad_field(path, f"has {num} {what}; at most {most} are allowed")
     return given
-
-
-def _too_many(path: str, num: int, most: int, what: str) -> BadRequestError:
-    return bad_field(path, f"has {num} {what}; at most {most} are allowed")
 
 
 def _contents(given: Iterable[Any]) -> Iterator[Any]:
@@ -192,10 +187,7 @@ def _contents(given: Iterable[Any]) -> Iterator[Any]:
 
 
 def settle(messages: Iterable[Message], notes: Notes) -> tuple[Message, ...]:
-    """Return the messages with an id for every call, and for every result the id of the call that it answers.
-
-    A result that answers no call of an earlier message becomes text of the user.
-    """
+    """Return the messages with ids of calls and results. A result without a call becomes the user's."""
     made: list[Message] = []
     known: set[str] = set()
     unanswered: dict[str, None] = {}
@@ -227,22 +219,17 @@ def _as_users(result: Message) -> Message:
 
 
 def check_answerable(messages: Sequence[Message], *, sees: bool = True) -> None:
-    """Refuse a newest turn that has media and nothing the model can read or see. Raises BadRequestError.
-
-    sees: whether the model sees images. True while that is not known; then call this again once it is.
-    """
+    """Refuse a newest turn of nothing but media. sees: whether the model sees images; True if unknown."""
     newest = [one for one in messages[newest_start(messages) :] if one.role != "system"]
     media = [part for one in newest for part in one.parts if isinstance(part, Media)]
     has_text = any(isinstance(part, str) and part.strip() for one in newest for part in one.parts)
     is_seen = sees and any(part.kind == "image" for part in media)
     if media and not has_text and not is_seen and all(one.role != "tool" for one in newest):
         at = newest[-1].at
-        raise BadRequestError(
-            f"'{at}' has nothing but media ({media[0].kind}), and this model reads text. Send some with it"
-            f"{SEEING if media[0].kind == 'image' else ''}.",
-            param=at,
-            code="unsupported_content_part",
-        )
+        more = SEEING if media[0].kind == "image" else ""
+        message = f"'{at}' has nothing but media ({media[0].kind}), and this model reads text."
+        message += f" Send some with it{more}."
+        raise BadRequestError(message, param=at, code="unsupported_content_part")
 
 
 def newest_start(messages: Sequence[Message]) -> int:
@@ -260,31 +247,29 @@ _DETAILS: dict[Any, Detail] = {"low": "low", "high": "high", "original": "high"}
 
 def image_of(given: Json, path: str) -> Media:
     """Return the image of a message's part, which may have the form of any of the APIs."""
-    holder = next(
-        (one for key in ("image_url", "source", "image") if (one := given.get(key)) is not None), None
-    )
+    holders = (given.get(key) for key in ("image_url", "source", "image"))
+    holder = next((one for one in holders if one is not None), None)
     inner = holder if isinstance(holder, dict) else {}
-    detail = _DETAILS.get(_text(inner.get("detail")) or _text(given.get("detail")), "auto")
-    if inner.get("type") == "base64" or (inner and isinstance(inner.get("data"), str)):
-        return image(inner.get("data"), path, detail)
-    return image(holder if isinstance(holder, str) else inner.get("url"), path, detail)
+    wished = (one for one in (inner.get("detail"), given.get("detail")) if isinstance(one, str) and one)
+    detail = _DETAILS.get(next(wished, ""), "auto")
+    has_data = inner.get("type") == "base64" or isinstance(inner.get("data"), str)
+    source = holder if isinstance(holder, str) else inner.get("data" if has_data else "url")
+    return image(source, path, detail)
 
 
 def image(source: Any, path: str, detail: Detail = "auto") -> Media:
     """Return an image; one that cannot be read has a fault instead of data. source: a data: URL or base64."""
+    data = fault = ""
     if not isinstance(source, str) or not source:
-        return Media("image", at=path, fault="has no image: send one as a data: URL in base64", detail=detail)
-    if (url := _DATA_URL.match(source)) is not None:
-        return Media("image", at=path, data=source[url.end() :], detail=detail)
-    if ":" in source[:100]:
+        fault = "has no image: send one as a data: URL in base64"
+    elif (url := _DATA_URL.match(source)) is not None:
+        data = source[url.end() :]
+    elif ":" in source[:100]:
         is_data = source[:5].lower() == "data:"
         fault = "is a data: URL that is not in base64" if is_data else NO_URLS
-        return Media("image", at=path, fault=fault, detail=detail)
-    return Media("image", at=path, data=source, detail=detail)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    else:
+        data = source
+    return Media("image", at=path, data=data, fault=fault, detail=detail)
 
 
 TEXTS = {
@@ -305,31 +290,19 @@ MEDIA = {
     **dict.fromkeys(("document", "file", "input_file"), "document"),
 }
 """Parts that are shown as a placeholder, or as their text if they have some; images to a model that sees."""
-LEFT_OUT = frozenset(
-    (
-        *("redacted_thinking", "container_upload", "fallback", "tool_addition", "tool_removal"),
-        *("mcp_tool_listing", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
-        *("compaction_trigger", "configuration_update", "ghost_snapshot", "item_reference"),
-    )
-)
+_LEFT_OUT = """
+    redacted_thinking container_upload fallback tool_addition tool_removal mcp_tool_listing mcp_list_tools
+    mcp_approval_request mcp_approval_response compaction_trigger configuration_update ghost_snapshot
+    item_reference
+"""
+LEFT_OUT = frozenset(_LEFT_OUT.split())
 """Parts and items that hold nothing that a model could read."""
-UNREADABLE = frozenset(
-    (
-        *("encrypted_content", "encrypted_index", "encrypted_stdout", "signature", "fingerprint"),
-        *(
-            "data",
-            "file_data",
-            "image_url",
-            "b64_json",
-            "result",
-            "cache_control",
-            "citations",
-            "annotations",
-        ),
-        *("logprobs", "id", "call_id", "tool_use_id", "status", "type", "caller", "container_id", "file_id"),
-        "pending_safety_checks",
-    )
-)
+_UNREADABLE = """
+    encrypted_content encrypted_index encrypted_stdout signature fingerprint data file_data image_url b64_json
+    result cache_control citations annotations logprobs id call_id tool_use_id status type caller container_id
+    file_id pending_safety_checks
+"""
+UNREADABLE = frozenset(_UNREADABLE.split())
 """Keys that are left out of all other parts and items, which are shown as JSON: `[kind {...}]`."""
 MAX_SHOWN = 100_000
 """Maximum characters of a part that is shown as JSON."""
@@ -338,10 +311,7 @@ _NOTHING: tuple[Any, ...] = (None, {}, [], "")
 
 
 def parts_of(content: Any, path: str, notes: Notes) -> list[Part]:
-    """Convert the content of a message or a result, whatever was given, to the parts shown to the model.
-
-    path: the content's path in the request.
-    """
+    """Convert the content of a message or a result, whatever was given, to the parts shown to the model."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -356,10 +326,7 @@ def parts_of(content: Any, path: str, notes: Notes) -> list[Part]:
 
 
 def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
-    """Convert one part of any API's message to the parts shown to the model: none, one, or several.
-
-    path: the part's path in the request. Only a document may become several parts.
-    """
+    """Convert one part of any API's message to the parts shown to the model: none, one, or several."""
     if isinstance(given, str):
         notes.understood(path)
         return [given]
@@ -391,7 +358,7 @@ def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
 
 
 def note_unknown(given: Json, known: Iterable[str], path: str, notes: Notes) -> None:
-    """Note the keys of an object that are not known, unless their values say nothing. path: the object's."""
+    """Note the keys of an object that are not known, unless their values say nothing."""
     for key in sorted(given.keys() - set(known) - notes.silent)[:MAX_NOTES]:
         says_nothing = given[key] is None or (key not in INSIDE and given[key] in (False, []))
         if not says_nothing:
@@ -421,10 +388,7 @@ def readable(given: Any) -> str:
 
 
 def cleaned(given: Any, depth: int = 0) -> Any:
-    """Return a value without unreadable keys, empty values, and values nested deeper than MAX_DEPTH.
-
-    depth: the number of objects and arrays around the value.
-    """
+    """Return a value without unreadable keys, empty values, and values nested deeper than MAX_DEPTH."""
     if depth > MAX_DEPTH:
         return None
     if isinstance(given, dict):
@@ -446,21 +410,15 @@ def as_string(value: Any) -> str:
 
 
 def arguments_of(given: Any, path: str, notes: Notes) -> Json:
-    """Return the arguments of a call as an object, whether they were sent as an object or as JSON text.
-
-    Of JSON that was cut off, return the members that arrived. path: the arguments' path in the request.
-    """
+    """Return the arguments of a call as an object, also of JSON text, and of one that was cut off."""
     if isinstance(given, str):
         if not given.strip():
             return {}
         value = _parsed(given)
-        if isinstance(value, dict):
-            return value
-        notes.as_text(path)
-        value = _parsed(given, allow_partial="trailing-strings")
-        if isinstance(value, dict):
-            return value
-        return {"input": given}
+        if not isinstance(value, dict):
+            notes.as_text(path)
+            value = _parsed(given, allow_partial="trailing-strings")
+        return value if isinstance(value, dict) else {"input": given}
     if notes.api != "ollama" or not isinstance(given, dict):
         notes.understood(path)
     return given if isinstance(given, dict) else {} if given is None else {"input": given}
@@ -473,3 +431,128 @@ def _parsed(text: str, **options: Any) -> Any:
         return from_json(text, allow_inf_nan=False, **options)
     except (ValueError, BadRequestError):
         return None
+
+
+ROLES: dict[Any, Role] = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "model", "ai"), "assistant"),
+    **dict.fromkeys(("tool", "function"), "tool"),
+}
+"""The roles that are known. Any other is shown as the user's."""
+OF_API = ("system", "developer", "user", "assistant", "tool")
+ASSISTANT_ONLY = ("refusal", "reasoning_content", "reasoning", "tool_calls", "function_call")
+_KNOWN = ("role", "content", "name", "tool_call_id", *ASSISTANT_ONLY)
+
+
+def from_chats(messages: Iterable[Any], path: str, notes: Notes) -> list[Message]:
+    """Translate the JSON messages of a chat, whose array is at this path, to the normal form."""
+    made = []
+    for index, given in enumerate(messages):
+        check_message(given, f"{path}[{index}]")
+        made.append(chat_message(given, f"{path}[{index}]", notes))
+    return made
+
+
+def check_message(given: Any, at: str) -> None:
+    """Refuse what is no message, nor the text of one. Raises BadRequestError."""
+    if isinstance(given, str):
+        return
+    if not isinstance(given, dict):
+        raise bad_field(at, "must be an object with a role and content", "invalid_type")
+    if all(given.get(key) is None for key in _KNOWN):
+        raise bad_field(at, "has neither a role nor content; send both", "missing_required_parameter")
+    if not isinstance(given.get("role"), str | None):
+        raise bad_field(f"{at}.role", "must be a string", "invalid_type")
+
+
+def chat_message(given: Any, at: str, notes: Notes) -> Message:
+    """Translate one JSON message of a chat; any other value becomes a user's message."""
+    if not isinstance(given, dict):
+        notes.as_text(at)
+        return Message("user", tuple(parts_of(given, at, notes)), at=at)
+    known = given.get("role") if isinstance(given.get("role"), str) else None
+    role = ROLES.get(known, "user")
+    if known not in OF_API:
+        notes.understood(f"{at}.role", "must be 'system', 'developer', 'user', 'assistant' or 'tool'")
+    note_unknown(given, _KNOWN, at, notes)
+    name = given["name"] if isinstance(given.get("name"), str) else ""
+    if role == "assistant":
+        return _assistant_message(given, name, at, notes)
+    for key in ASSISTANT_ONLY:
+        if given.get(key) is not None:
+            notes.left_out(f"{at}.{key}")
+    if given.get("content") is None:
+        notes.understood(f"{at}.content", "is missing")
+    parts = tuple(parts_of(given.get("content"), f"{at}.content", notes))
+    if role == "tool":
+        return Message(role, parts, call_id=as_string(given.get("tool_call_id")) or name, at=at)
+    if given.get("tool_call_id") is not None:
+        notes.left_out(f"{at}.tool_call_id")
+    return Message(role, parts, name=name, at=at)
+
+
+def _assistant_message(given: Json, name: str, at: str, notes: Notes) -> Message:
+    thought, content = apart(given.get("content"))
+    if thought is not None:
+        notes.understood(f"{at}.content")
+    if content is None and not any(given.get(key) for key in ("tool_calls", "refusal", "function_call")):
+        notes.understood(f"{at}.content", "is missing")
+    parts = parts_of(given.get("refusal") if content is None else content, f"{at}.content", notes)
+    reasonings = (given.get("reasoning_content"), given.get("reasoning"), thought)
+    reasoning = next((one for one in reasonings if isinstance(one, str) and one), "")
+    return Message("assistant", tuple(parts), reasoning, _calls(given, at, notes), name=name, at=at)
+
+
+def apart(content: Any) -> tuple[str | None, Any]:
+    """Split an assistant's content into its reasoning, None if it has no thinking parts, and the rest."""
+    parts = content if isinstance(content, list) else []
+    thoughts = [as_string(part["thinking"]) for part in parts if _is_thinking(part)]
+    if not thoughts:
+        return None, content
+    return "".join(thoughts), [part for part in parts if not _is_thinking(part)]
+
+
+def _is_thinking(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "thinking" and "thinking" in part
+
+
+def _calls(given: Json, at: str, notes: Notes) -> tuple[Call, ...]:
+    calls = given.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        notes.left_out(f"{at}.tool_calls")
+    found = enumerate(calls if isinstance(calls, list) else ())
+    made = [_call(one, f"{at}.tool_calls[{index}]", notes) for index, one in found]
+    if isinstance(old := given.get("function_call"), dict):
+        notes.understood(f"{at}.function_call")
+        made.append(_call({"id": old.get("name"), "function": old}, f"{at}.function_call", notes))
+    return tuple(call for call in made if call is not None)
+
+
+def _call(given: Any, at: str, notes: Notes) -> Call | None:
+    keys = ("function", "custom") if isinstance(given, dict) else ()
+    key = next((key for key in keys if isinstance(given.get(key), dict)), None)
+    if key is None:
+        notes.left_out(at)
+        return None
+    note_unknown(given, ("id", "type", key), at, notes)
+    inner = given[key]
+    note_unknown(inner, ("name", "arguments", "input"), f"{at}.{key}", notes)
+    if not isinstance(given.get("id"), str):
+        notes.understood(f"{at}.id", "is missing")
+    if "input" in inner:
+        if not isinstance(inner["input"], str):
+            notes.understood(f"{at}.{key}.input", "must be a string")
+        arguments: Json = {"input": as_string(inner["input"])}
+    else:
+        arguments = arguments_of(inner.get("arguments"), f"{at}.{key}.arguments", notes)
+    return Call(as_string(given.get("id")), named(inner, f"{at}.{key}", notes), arguments)
+
+
+def named(given: Json, at: str, notes: Notes) -> str:
+    """Return the name of the tool that a call names, or "unnamed"."""
+    name = given.get("name")
+    if not isinstance(name, str) or not name:
+        notes.understood(f"{at}.name", "is missing")
+        return "unnamed"
+    return name

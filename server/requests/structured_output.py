@@ -1,10 +1,9 @@
 """The fields that constrain the answer: response_format, as in OpenAI's API, and guided_*, as in vLLM's."""
 
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 from pydantic_core import from_json, to_json
 
 from reprise.engine.interface.request import Grammar
@@ -14,6 +13,7 @@ from reprise.server.validation.fields import (
     Rules,
     field_error,
     notes_in,
+    read_by,
     single,
     tagged_union,
 )
@@ -31,20 +31,15 @@ MAX_CHOICES = 1000
 MAX_CHOICES_CHARACTERS = 32_768
 MAX_BAD_WORDS = 100
 MAX_BAD_CHARACTERS = 1000
-ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
 _MARKS = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 
 
-def _object(given: object) -> dict[str, Any]:
+def _schema(given: object) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise field_error("invalid_type", "must be a JSON schema, which is an object")
     check_size(given)
     return given
-
-
-def _schema(given: object) -> dict[str, Any]:
-    return with_null_types(_object(given))
 
 
 def _guided_json(given: object) -> dict[str, Any]:
@@ -56,7 +51,7 @@ def _guided_json(given: object) -> dict[str, Any]:
             given = from_json(given, allow_inf_nan=False)
         except ValueError as fault:
             raise field_error("invalid_json", f"is not valid JSON: {fault}") from None
-    schema = _object(given)
+    schema = _schema(given)
     next(relaxations(schema))
     return schema
 
@@ -73,16 +68,14 @@ def _choices(given: object, info: ValidationInfo) -> tuple[str, ...]:
     if not isinstance(given, list):
         raise field_error("invalid_type", "must be an array of strings")
     if not 0 < len(given) <= MAX_CHOICES:
-        raise field_error(
-            "invalid_value", f"has {len(given)} entries; between 1 and {MAX_CHOICES} are allowed"
-        )
+        phrase = f"has {len(given)} entries; between 1 and {MAX_CHOICES} are allowed"
+        raise field_error("invalid_value", phrase)
     for index, choice in enumerate(given):
         if not isinstance(choice, str) or not choice:
             raise field_error("invalid_type", "must be a string that is not empty", f"[{index}]")
     if (num := sum(map(len, given))) > MAX_CHOICES_CHARACTERS:
-        raise field_error(
-            "invalid_value", f"has {num} characters in all; at most {MAX_CHOICES_CHARACTERS} are allowed"
-        )
+        phrase = f"has {num} characters in all; at most {MAX_CHOICES_CHARACTERS} are allowed"
+        raise field_error("invalid_value", phrase)
     return tuple(given)
 
 
@@ -91,11 +84,9 @@ def _bad_words(given: object, info: ValidationInfo) -> tuple[str, ...]:
         return ()
     words = _choices(given, info)
     if len(words) > MAX_BAD_WORDS or sum(map(len, words)) > MAX_BAD_CHARACTERS:
-        raise field_error(
-            "invalid_value",
-            f"has {len(words)} strings of {sum(map(len, words))} characters in all; at most {MAX_BAD_WORDS} "
-            f"strings of {MAX_BAD_CHARACTERS} characters in all are allowed",
-        )
+        has = f"has {len(words)} strings of {sum(map(len, words))} characters in all"
+        most = f"at most {MAX_BAD_WORDS} strings of {MAX_BAD_CHARACTERS} characters in all are allowed"
+        raise field_error("invalid_value", f"{has}; {most}")
     return words
 
 
@@ -106,11 +97,8 @@ def _lark(given: object) -> str:
     return given
 
 
-def _formatted(name: str) -> Any:
-    """Return the type of text that is in a format, for the schema."""
-    return Annotated[str, Field(min_length=1, json_schema_extra={"format": name})]
-
-
+_Regex = Annotated[str, Field(min_length=1, json_schema_extra={"format": "rust-regex"})]
+_Lark = Annotated[str, Field(min_length=1, json_schema_extra={"format": "lark"})]
 _Word = Annotated[str, Field(min_length=1)]
 Choices = Annotated[list[_Word], Field(min_length=1, max_length=MAX_CHOICES)]
 BadWords = Annotated[list[_Word], Field(max_length=MAX_BAD_WORDS)]
@@ -128,29 +116,22 @@ class JsonObjectFormat(RequestModel):
     type: Literal["json_object"]
 
 
+_Json = dict[str, Any]
+_NullableSchema = Annotated[_Json, read_by(lambda given: with_null_types(_schema(given)), _Json)]
+
+
 class JsonSchema(RequestModel):
     """A named JSON schema."""
 
-    name: str | None = Field(
-        None,
-        max_length=64,
-        pattern=r"^[a-zA-Z0-9_-]*$",
-        description="Name of the schema: letters, digits, underscores and dashes. Not shown to the model.",
-    )
-    description: str | None = Field(None, description="Accepted; not shown to the model.")
-    schema_: Annotated[dict[str, Any], BeforeValidator(_schema, json_schema_input_type=dict[str, Any])] = (
-        Field(
-            alias="schema",
-            description="The JSON schema that the answer must satisfy, enforced by llguidance. For its "
-            "limits see guide.md.",
-        )
-    )
-    strict: bool = Field(
-        False,
-        description="Whether all of the schema must be enforced, or else refused. If false, what cannot be "
-        "enforced is left out and named in the header x-reprise-relaxed, and the answer is checked: see "
-        "guide.md.",
-    )
+    name: str | None = Field(None, max_length=64, pattern=r"^[a-zA-Z0-9_-]*$")
+    """Name of the schema: letters, digits, underscores and dashes. Not shown to the model."""
+    description: str | None = None
+    """Accepted; not shown to the model."""
+    schema_: _NullableSchema = Field(alias="schema")
+    """The JSON schema that the answer must satisfy, enforced by llguidance. For its limits see guide.md."""
+    strict: bool = False
+    """Whether all of the schema must be enforced, or else refused. If false, what cannot be enforced is left
+    out and named in the header x-reprise-relaxed, and the answer is checked: see guide.md."""
 
     @model_validator(mode="after")
     def check_limits(self) -> "JsonSchema":
@@ -179,15 +160,6 @@ def _format(given: object, info: ValidationInfo) -> Any:
     return _choose(given)
 
 
-ResponseFormat = Annotated[
-    AnyFormat,
-    BeforeValidator(
-        _format,
-        json_schema_input_type=AnyFormat,
-    ),
-]
-
-
 ANY_TEXT: dict[str, Any] = {"anyOf": [{"type": "null"}, {"properties": {"type": {"const": "text"}}}]}
 GUIDED: dict[str, dict[str, Any]] = {
     f"guided_{kind}": {"type": "null"} for kind in ("json", "regex", "choice", "grammar")
@@ -198,16 +170,9 @@ _NEUTRAL = {"response_format": ANY_TEXT, **GUIDED, "bad_words": NO_WORDS}
 
 
 def at_most_one(neutral: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the JSON schema of a body in which at most one of these fields is used.
-
-    neutral: by field name, the schema of the values that mean that the field is not used.
-    """
-    return {
-        "anyOf": [
-            {"properties": {name: schema for name, schema in neutral.items() if name != used}}
-            for used in neutral
-        ]
-    }
+    """Return the JSON schema of a body that uses at most one field. neutral: schemas of unused ones."""
+    others = ({name: schema for name, schema in neutral.items() if name != used} for used in neutral)
+    return {"anyOf": [{"properties": properties} for properties in others]}
 
 
 class StructuredFields(AcceptsPeerFields):
@@ -215,42 +180,21 @@ class StructuredFields(AcceptsPeerFields):
 
     rules: ClassVar[Rules] = (at_most_one(_NEUTRAL),)
 
-    response_format: ResponseFormat | None = Field(
-        None,
-        description="Format of the answer. text: any text; json_object: any JSON object; json_schema: JSON "
-        "that satisfies the schema.",
-    )
-    guided_json: (
-        Annotated[dict[str, Any], BeforeValidator(_guided_json, json_schema_input_type=dict[str, Any])] | None
-    ) = Field(
-        None,
-        description="The JSON schema that the answer must satisfy, as an object or a string. Not in OpenAI's "
-        "API.",
-    )
-    guided_regex: (
-        Annotated[str, BeforeValidator(_regex, json_schema_input_type=_formatted("rust-regex"))] | None
-    ) = Field(
-        None,
-        description="A regular expression that the whole answer must match. Not in OpenAI's API.",
-    )
-    guided_choice: (
-        Annotated[tuple[str, ...], BeforeValidator(_choices, json_schema_input_type=Choices)] | None
-    ) = Field(None, description="The answer must be one of these strings. Not in OpenAI's API.")
-    guided_grammar: (
-        Annotated[str, BeforeValidator(_lark, json_schema_input_type=_formatted("lark"))] | None
-    ) = Field(
-        None,
-        description="A grammar that the answer must follow, in llguidance's variant of Lark. Not in OpenAI's "
-        "API.",
-    )
+    response_format: Annotated[AnyFormat, read_by(_format, AnyFormat)] | None = None
+    """Format of the answer. text: any text; json_object: any JSON object; json_schema: JSON that satisfies
+    the schema."""
+    guided_json: Annotated[_Json, read_by(_guided_json, _Json)] | None = None
+    """The JSON schema that the answer must satisfy, as an object or a string. Not in OpenAI's API."""
+    guided_regex: Annotated[str, read_by(_regex, _Regex)] | None = None
+    """A regular expression that the whole answer must match. Not in OpenAI's API."""
+    guided_choice: Annotated[tuple[str, ...], read_by(_choices, Choices)] | None = None
+    """The answer must be one of these strings. Not in OpenAI's API."""
+    guided_grammar: Annotated[str, read_by(_lark, _Lark)] | None = None
+    """A grammar that the answer must follow, in llguidance's variant of Lark. Not in OpenAI's API."""
 
-    bad_words: Annotated[tuple[str, ...], BeforeValidator(_bad_words, json_schema_input_type=BadWords)] = (
-        Field(
-            (),
-            description="Strings that the answer never contains, however it is split into tokens. Reasoning "
-            "and tools' arguments may. Not in OpenAI's API.",
-        )
-    )
+    bad_words: Annotated[tuple[str, ...], read_by(_bad_words, BadWords)] = ()
+    """Strings that the answer never contains, however it is split into tokens. Reasoning and tools' arguments
+    may. Not in OpenAI's API."""
 
     @model_validator(mode="after")
     def check_one_constraint(self) -> "StructuredFields":
@@ -258,9 +202,8 @@ class StructuredFields(AcceptsPeerFields):
         given = [name for name in _NEUTRAL if getattr(self, name) not in (None, ())]
         given = [name for name in given if not isinstance(getattr(self, name), TextFormat)]
         if len(given) > 1:
-            raise field_error(
-                "invalid_value", f"and {given[1]} cannot be combined; send one of them", given[0]
-            )
+            phrase = f"and {given[1]} cannot be combined; send one of them"
+            raise field_error("invalid_value", phrase, given[0])
         return self
 
     @property
@@ -276,7 +219,7 @@ class StructuredFields(AcceptsPeerFields):
         """The grammar of the answer and the field that it comes from; None if any text is allowed."""
         match self.response_format:
             case JsonObjectFormat():
-                return ANY_OBJECT, "response_format"
+                return Grammar("json_schema", '{"type":"object"}'), "response_format"
             case JsonSchemaFormat() as chosen:
                 return _json(chosen.json_schema.schema_), "response_format.json_schema.schema"
         if self.guided_json is not None:
@@ -288,18 +231,14 @@ class StructuredFields(AcceptsPeerFields):
         if self.guided_grammar is not None:
             return Grammar("lark", self.guided_grammar), "guided_grammar"
         if self.bad_words:
-            return _without(self.bad_words), "bad_words"
+            found = "|".join(map(_escape, self.bad_words)).replace("\n", "\\n")
+            lark = f"start: TEXT\nTEXT: /(?s:.)*/ & ~(/(?s:.*)({found})(?s:.*)/)\n"
+            return Grammar("lark", lark), "bad_words"
         return None
 
 
 def _json(schema: dict[str, Any]) -> Grammar:
     return Grammar("json_schema", to_json(schema).decode())
-
-
-def _without(words: Sequence[str]) -> Grammar:
-    """Return the grammar of text that contains none of the words."""
-    found = "|".join(map(_escape, words)).replace("\n", "\\n")
-    return Grammar("lark", f"start: TEXT\nTEXT: /(?s:.)*/ & ~(/(?s:.*)({found})(?s:.*)/)\n")
 
 
 def _escape(text: str) -> str:

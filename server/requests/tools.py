@@ -27,16 +27,12 @@ _PART = re.compile(r'[^"\\]+|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....|\\
 def input_schema(pattern: str | None = None) -> dict[str, Any]:
     """Return the schema of a free-form tool's arguments. pattern: a regular expression for the input."""
     text = {"type": "string"} | ({} if pattern is None else {"pattern": pattern})
-    return {
-        "type": "object",
-        "properties": {"input": text},
-        "required": ["input"],
-        "additionalProperties": False,
-    }
+    needs = {"required": ["input"], "additionalProperties": False}
+    return {"type": "object", "properties": {"input": text}, **needs}
 
 
 class InputDecoder:
-    """Decodes a free-form tool's input from the JSON of the call's arguments, which arrives bit by bit."""
+    """Decodes a free-form tool's input from the JSON of a call's arguments, which arrives bit by bit."""
 
     def __init__(self) -> None:
         self._pending = ""
@@ -85,10 +81,7 @@ _KNOWN = ("name", "description", "parameters", "input_schema", "input_examples",
 
 @dataclass(slots=True)
 class ToolReader:
-    """Reads a request's tools, and leaves out those that only a vendor's server or a special client can run.
-
-    tools: the tools that the model is shown. left_out: names and types of the tools that were left out.
-    """
+    """Reads a request's tools. left_out: names and types of those that only a vendor's server can run."""
 
     notes: Notes
     tools: list[Tool] = field(default_factory=list)
@@ -96,10 +89,7 @@ class ToolReader:
     _names: set[str] = field(default_factory=set)
 
     def read(self, given: Any, path: str, namespace: str | None = None) -> None:
-        """Read an array of tools and add them. path: the array's path in the request.
-
-        Raises BadRequestError if a function or free-form tool is malformed: the model could not call it.
-        """
+        """Read the array of tools at this path. Raises BadRequestError if the model could not call one."""
         if isinstance(given, dict):
             self.notes.understood(path, "must be an array")
             given = [given]
@@ -116,11 +106,8 @@ class ToolReader:
             note_unknown(given, ("type", "name", "description", "tools"), at, self.notes)
             self.read(given.get("tools") or [], f"{at}.tools", str(given.get("name") or ""))
             return
-        if (
-            not isinstance(given, dict)
-            or kind not in (None, "function", "custom")
-            or not _inner(given)[0].get("name")
-        ):
+        is_known = isinstance(given, dict) and kind in (None, "function", "custom")
+        if not is_known or not _inner(given)[0].get("name"):
             self.left_out |= {str(kind), str(given.get("name")) if isinstance(given, dict) else ""}
             self.notes.left_out(f"{at}.{shortened(kind)}" if isinstance(kind, str) else at)
             return
@@ -142,22 +129,18 @@ def _inner(given: Json) -> tuple[Json, str]:
 
 def _is_own(given: Json, where: str, api: str) -> bool:
     """Return whether a tool has the form of the API, and not that of another. where: as of _inner()."""
-    kind = given.get("type")
-    match api:
-        case "chats":
-            return kind in ("function", "custom") and where == f".{kind}"
-        case "messages":
-            return kind in (None, "custom") and not where and "input_schema" in given
-        case "responses":
-            return kind in ("function", "custom") and not where and "input_schema" not in given
-    return True
+    kind, has_schema = given.get("type"), "input_schema" in given
+    if api == "messages":
+        return kind in (None, "custom") and not where and has_schema
+    is_kind = kind in ("function", "custom")
+    return {
+        "chats": is_kind and where == f".{kind}",
+        "responses": is_kind and not where and not has_schema,
+    }.get(api, True)
 
 
 def read_tool(given: Json, at: str, namespace: str | None, notes: Notes) -> Tool:
-    """Return a tool in the normal form. at: the tool's path in the request.
-
-    Raises BadRequestError if the tool's name or schema is malformed, so that the model could not call it.
-    """
+    """Return a tool in the normal form. Raises BadRequestError if its name or schema is malformed."""
     inner, where = _inner(given)
     if not _is_own(given, where, notes.api):
         notes.understood(at, "has the form of another API")
@@ -173,26 +156,28 @@ def read_tool(given: Json, at: str, namespace: str | None, notes: Notes) -> Tool
     if not isinstance(description, str | None):
         notes.left_out(f"{at}.description")
         description = None
-    shown = function_name(namespace, name)
-    is_custom = given.get("type") == "custom" and "input_schema" not in inner
-    if is_custom:
-        return _custom_tool(inner, at, shown, description, name, namespace)
+    tool = Tool(function_name(namespace, name), description, {}, own_name=name, namespace=namespace)
+    if given.get("type") == "custom" and "input_schema" not in inner:
+        return _custom_tool(tool, inner.get("format"), at)
     strict = inner.get("strict")
     if not isinstance(strict, bool | None):
         raise bad_field(f"{at}.strict", "must be a boolean", "invalid_type")
     key = "input_schema" if "input_schema" in inner else "parameters"
-    schema = _schema(inner.get(key), f"{at}.{key}", notes)
-    described = _with_examples(description, inner.get("input_examples"))
-    return Tool(shown, described, schema, strict is True, None, f"{at}.{key}", False, name, namespace)
+    at = f"{at}.{key}"
+    schema = _schema(inner.get(key), at, notes)
+    if isinstance(examples := inner.get("input_examples"), list) and examples:
+        # Anthropic's tools may have them.
+        shown = "\n".join(to_json(example).decode() for example in examples)
+        description = "\n\n".join(filter(None, (description, f"Examples of input:\n{shown}")))
+    return replace(tool, description=description, parameters=schema, strict=strict is True, at=at)
 
 
 def _schema(given: Any, at: str, notes: Notes) -> Json:
     if isinstance(given, str):
         notes.understood(at, "must be an object")
         if len(given) > MAX_PARSED:
-            raise bad_field(
-                at, f"has {len(given)} characters of JSON; at most {MAX_PARSED} are allowed", "invalid_value"
-            )
+            phrase = f"has {len(given)} characters of JSON; at most {MAX_PARSED} are allowed"
+            raise bad_field(at, phrase, "invalid_value")
         try:
             given = from_json(given, allow_inf_nan=False)
         except ValueError:
@@ -206,28 +191,24 @@ def _schema(given: Any, at: str, notes: Notes) -> Json:
     return given if "type" in given else {"type": "object", **given}
 
 
-def _with_examples(description: str | None, examples: Any) -> str | None:
-    """Return a description with the examples of the input that Anthropic's tools may have."""
-    if not isinstance(examples, list) or not examples:
-        return description
-    shown = "\n".join(to_json(example).decode() for example in examples)
-    return "\n\n".join(filter(None, (description, f"Examples of input:\n{shown}")))
-
-
-def _custom_tool(
-    inner: Json, at: str, shown: str, description: str | None, name: str, namespace: str | None
-) -> Tool:
-    """Return the function that the model is shown in place of a free-form tool."""
-    grammar = _grammar(inner.get("format"), f"{at}.format")
+def _custom_tool(tool: Tool, given: Any, at: str) -> Tool:
+    """Return the function that the model is shown in place of a free-form tool. given: its format."""
+    grammar = _grammar(given, f"{at}.format")
     if grammar is None:
-        return Tool(shown, description or None, input_schema(), False, None, at, True, name, namespace)
+        description = tool.description or None
+        return replace(tool, description=description, parameters=input_schema(), at=at, is_custom=True)
     syntax, definition = grammar
     told = f"The input follows this {syntax} grammar:\n{definition}"
-    described = "\n\n".join(filter(None, (description, told)))
     pattern = f"^(?:{definition})$" if syntax == "regex" else None
-    lark = definition if syntax == "lark" else None
-    schema = input_schema(pattern)
-    return Tool(shown, described, schema, pattern is not None, lark, f"{at}.format", True, name, namespace)
+    return replace(
+        tool,
+        description="\n\n".join(filter(None, (tool.description, told))),
+        parameters=input_schema(pattern),
+        strict=pattern is not None,
+        lark=definition if syntax == "lark" else None,
+        at=f"{at}.format",
+        is_custom=True,
+    )
 
 
 def _grammar(given: Any, at: str) -> tuple[str, str] | None:
@@ -235,22 +216,21 @@ def _grammar(given: Any, at: str) -> tuple[str, str] | None:
     if given is None or (isinstance(given, dict) and given.get("type") == "text"):
         return None
     if not isinstance(given, dict) or given.get("type") != "grammar":
-        raise bad_field(
-            f"{at}.type" if isinstance(given, dict) else at, "must be 'text' or 'grammar'", "invalid_value"
-        )
+        at = f"{at}.type" if isinstance(given, dict) else at
+        raise bad_field(at, "must be 'text' or 'grammar'", "invalid_value")
     if isinstance(given.get("grammar"), dict):
         given, at = given["grammar"], f"{at}.grammar"
     syntax, definition = given.get("syntax"), given.get("definition")
     if syntax not in ("lark", "regex"):
         raise bad_field(f"{at}.syntax", "must be 'lark' or 'regex'", "invalid_value")
     if not isinstance(definition, str) or not definition:
-        raise bad_field(
-            f"{at}.definition", "must be a grammar, as a string that is not empty", "invalid_type"
-        )
+        phrase = "must be a grammar, as a string that is not empty"
+        raise bad_field(f"{at}.definition", phrase, "invalid_type")
     try:
-        check = check_regex if syntax == "regex" else check_lark
-        check(definition)
-        if syntax == "lark":
+        if syntax == "regex":
+            check_regex(definition)
+        else:
+            check_lark(definition)
             escape_lark(definition)
     except PydanticCustomError as fault:
         phrase = str((fault.context or {})["phrase"])
@@ -280,11 +260,7 @@ def of_tool(tool: Tool) -> str:
 
 
 def check_enforced(tools: Iterable[Tool]) -> None:
-    """Refuse tools whose schemas must be enforced but cannot be. Raises BadRequestError.
-
-    tools: only those whose schemas are enforced. Of a schema that is not strict, only the part that can be
-    enforced is checked.
-    """
+    """Refuse tools whose schemas must be enforced but cannot be, even in part if they are not strict."""
     num_bytes = 0
     for tool in tools:
         try:
@@ -307,8 +283,7 @@ def check_enforced(tools: Iterable[Tool]) -> None:
 _MODES: dict[Any, ToolChoice] = {
     "none": ToolChoice("none"),
     "auto": ToolChoice(),
-    "any": ToolChoice("required"),
-    "required": ToolChoice("required"),
+    **dict.fromkeys(("any", "required"), ToolChoice("required")),
 }
 _NAMED = ("function", "custom", "tool")
 
@@ -318,7 +293,6 @@ def read_choice(
 ) -> ToolChoice:
     """Return a request's tool_choice in the normal form; "auto" if it asks for a tool that was left out.
 
-    path: the choice's path in the request. left_out: names and types of the tools that were left out.
     Raises BadRequestError if the choice names an unknown tool, or demands a call without there being tools.
     """
     if isinstance(given, ToolChoice):
@@ -350,10 +324,11 @@ def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> Too
         phrase = "must be 'none', 'auto', 'required' or an object that names a tool"
         raise bad_field(path, phrase, "invalid_value" if isinstance(given, str) else "invalid_type")
     if kind is None:
-        kind = _kind_of(given)
+        is_named = isinstance(given.get("name"), str) or any(isinstance(given.get(k), dict) for k in _NAMED)
+        allowed = isinstance(given.get("allowed_tools"), dict)
+        kind = "allowed_tools" if allowed else "function" if is_named else None
     if kind in _NAMED:
-        name = _name(given, path)
-        return _with_parallel(ToolChoice("required", (name,), True), given)
+        return _with_parallel(ToolChoice("required", (_name(given, path),), True), given)
     if kind == "allowed_tools":
         return _allowed(given, path)
     if isinstance(kind, str) and kind in left_out:
@@ -361,14 +336,6 @@ def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> Too
         return ToolChoice()
     phrase = "must be 'auto', 'none', 'required', 'function', 'custom' or 'allowed_tools'"
     raise bad_field(f"{path}.type", phrase, "invalid_value")
-
-
-def _kind_of(given: Json) -> str | None:
-    """Return the type of a choice without one, by what it holds; None if it names no tool."""
-    if isinstance(given.get("allowed_tools"), dict):
-        return "allowed_tools"
-    names_tool = isinstance(given.get("name"), str) or any(isinstance(given.get(k), dict) for k in _NAMED)
-    return "function" if names_tool else None
 
 
 def _is_own_choice(given: Any, api: str) -> bool:

@@ -1,10 +1,14 @@
 """Declare and validate the fields of request bodies; word the errors."""
 
+import ast
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from inspect import getsource
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import (
@@ -12,12 +16,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError, from_json
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json
 
 from reprise.server.errors import BadRequestError, bad_field, shortened
 
@@ -30,9 +36,8 @@ class Notes:
     """The parts of a request that have no effect, or another form than its API gives them.
 
     refuses: whether each such part is an error instead (`--unknown-fields refuse`).
-    silent: names of keys that the API has and that have no effect here: they are not noted.
-    api: the API whose own forms are not noted; "" for those of all APIs.
-    paths: by the path of each part, what became of it, in order; "" if it was left out.
+    silent: keys that the API has and that need no note. api: the API whose own forms need none; "": any.
+    paths: by the path of each part, what became of it; "" if it was left out.
     """
 
     refuses: bool = False
@@ -42,31 +47,24 @@ class Notes:
 
     def left_out(self, path: str, *, is_peers: bool = False) -> None:
         """Note a field without effect. is_peers: whether it is another server's, which is never an error."""
-        if not is_peers:
-            self._check(f"Unknown parameter: '{shortened(path, 200)}'.", path, "unknown_parameter")
-        self._add(path, "")
+        phrase = None if is_peers else f"Unknown parameter: '{shortened(path, 200)}'."
+        self._note(path, "", phrase, "unknown_parameter")
 
     def as_text(self, path: str) -> None:
         """Note a part that the model can only be shown as text."""
-        message = f"'{shortened(path, 200)}' is not supported: the model is shown text; send text."
-        self._check(message, path, "unsupported_content_part")
-        self._add(path, "as text")
+        phrase = f"'{shortened(path, 200)}' is not supported: the model is shown text; send text."
+        self._note(path, "as text", phrase, "unsupported_content_part")
 
     def understood(self, path: str, what: str = "is not in the form that this API has") -> None:
-        """Note a value that is not in this API's form, but whose meaning is certain.
+        """Note a value whose form is not this API's, but whose meaning is certain. what: what is wrong."""
+        self._note(path, "understood", f"'{shortened(path, 200)}' {what}.", "invalid_value")
 
-        what: what is wrong with the form, for the error if notes are errors.
-        """
-        self._check(f"'{shortened(path, 200)}' {what}.", path, "invalid_value")
-        self._add(path, "understood")
-
-    def _check(self, message: str, path: str, code: str) -> None:
-        if self.refuses:
-            raise BadRequestError(message, param=shortened(path, 200), code=code)
-
-    def _add(self, path: str, became: str) -> None:
+    def _note(self, path: str, became: str, message: str | None, code: str) -> None:
+        path = shortened(path, 200)
+        if self.refuses and message is not None:
+            raise BadRequestError(message, param=path, code=code)
         if len(self.paths) < MAX_NOTES:
-            self.paths.setdefault(shortened(path, 200), became)
+            self.paths.setdefault(path, became)
 
     def entries(self) -> list[str]:
         """Return the paths for header and log: `a`, or `a (as text)`, or `a (understood)`."""
@@ -124,7 +122,7 @@ _MAX_SHOWN = 10**20
 
 
 def field_error(code: str, phrase: str, at: str = "", *, leaves_out: bool = False) -> PydanticCustomError:
-    """Make a validation error whose message is the field's name followed by the phrase: 'stop' <phrase>.
+    """Make a validation error: the field's name followed by the phrase.
 
     at: path from the validated field to the part at fault, such as [1].type.
     leaves_out: whether the part may be left out instead, as the answer is the same without it.
@@ -132,24 +130,17 @@ def field_error(code: str, phrase: str, at: str = "", *, leaves_out: bool = Fals
     return PydanticCustomError(code, "{phrase}", {"phrase": phrase, "at": at, "leaves_out": leaves_out})
 
 
-def validate(given: dict[str, Any], model: type[ModelT]) -> ModelT:
-    """Validate parsed JSON as the model. Raises BadRequestError for the first fault."""
-    try:
-        return model.model_validate(given, context=Notes(refuses=True))
-    except ValidationError as fault:
-        raise _bad_request(_first_error(fault)) from None
-
-
-def validate_known(given: dict[str, Any], model: type[ModelT], notes: Notes) -> ModelT:
+def validate(given: dict[str, Any], model: type[ModelT], notes: Notes | None = None) -> ModelT:
     """Validate parsed JSON as the model, after mending faults that leave its meaning clear.
 
-    Changes given. notes: records the mended faults. Raises BadRequestError for the first other fault.
+    Changes given. notes: records the mended faults; without, they are errors. Raises BadRequestError.
     """
+    notes = notes or Notes(refuses=True)
     for _ in range(MAX_ROUNDS):
         try:
             return model.model_validate(given, context=notes)
         except ValidationError as fault:
-            errors = [deeper for error in _errors(fault) for deeper in _inner_errors(error)]
+            errors = list(_inner_errors(fault))
         num_mended = sum(_mend(given, error, model, notes) for error in errors)
         if not num_mended:
             break
@@ -161,21 +152,36 @@ def _mend(given: dict[str, Any], error: ErrorDetails, model: type[BaseModel], no
 
     Returns whether anything changed. With notes that refuse, only other servers' fields are left out.
     """
-    location, context = error["loc"], error.get("ctx", {})
-    is_peers = error["type"] == "extra_forbidden" and str(location[-1]) in INSIDE
+    location, context, kind = error["loc"], error.get("ctx", {}), error["type"]
+    name = str(location[-1]) if location else ""
+    is_peers = kind == "extra_forbidden" and name in INSIDE
     if notes.refuses and not is_peers:
         return False
-    where = (*location, *_steps(context.get("at", "")))
-    meant, is_unlimited = _meant(error), _is_unlimited(error)
-    has_effect = not (error["type"] == "extra_forbidden" or context.get("leaves_out") or is_unlimited)
-    if meant is MISSING and has_effect:
-        where = _droppable(location, model)
-    mended = _drop(given, where) if meant is MISSING else _replace(given, location, meant)
-    if mended and meant is MISSING and not is_unlimited:
-        notes.left_out(_path(where, ""), is_peers=is_peers)
-    elif mended:
+    # Other servers have -1 for no limit.
+    is_unlimited = kind == "greater_than_equal" and error["input"] == -1 and name in UNLIMITED
+    steps = _STEP.findall(context.get("at", ""))
+    where = (*location, *(int(index) if index else step for step, index in steps))
+    meant = _meant(error)
+    if meant is not MISSING:
+        try:
+            _holder(given, location)[location[-1]] = meant
+        except (KeyError, IndexError, TypeError):
+            return False
         notes.understood(_path(where, ""))
-    return mended
+        return True
+    if not (kind == "extra_forbidden" or context.get("leaves_out") or is_unlimited):
+        # A body can do without some fields around a fault.
+        names: frozenset[str] = getattr(model, "droppable", frozenset())
+        around = (location[:end] for end in range(1, len(location) + 1))
+        where = next((place for place in around if _path(place, "") in names), ())
+    holder = _holder(given, where) if where else None
+    if not isinstance(holder, dict) or holder.pop(where[-1], MISSING) is MISSING:
+        return False
+    if is_unlimited:
+        notes.understood(_path(where, ""))
+    else:
+        notes.left_out(_path(where, ""), is_peers=is_peers)
+    return True
 
 
 def _meant(error: ErrorDetails) -> Any:
@@ -192,26 +198,7 @@ def _meant(error: ErrorDetails) -> Any:
     return MISSING
 
 
-def _droppable(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[int | str, ...]:
-    """Return the location of the field around a fault that a body can do without; () if there is none."""
-    names: frozenset[str] = getattr(model, "droppable", frozenset())
-    ends = range(1, len(location) + 1)
-    return next((location[:end] for end in ends if _path(location[:end], "") in names), ())
-
-
-def _is_unlimited(error: ErrorDetails) -> bool:
-    """Return whether a number of tokens is -1, with which other servers mean that there is no limit."""
-    is_limit = bool(error["loc"]) and str(error["loc"][-1]) in UNLIMITED
-    return error["type"] == "greater_than_equal" and error["input"] == -1 and is_limit
-
-
-def _steps(at: str) -> Iterator[int | str]:
-    """Yield the parts of a path such as [1].type."""
-    for name, index in _STEP.findall(at):
-        yield int(index) if index else name
-
-
-def _parent(given: Any, location: Sequence[int | str]) -> Any:
+def _holder(given: Any, location: Sequence[int | str]) -> Any:
     """Return the object or array that holds a field, in parsed JSON; None if it is not there."""
     for part in location[:-1]:
         try:
@@ -221,40 +208,15 @@ def _parent(given: Any, location: Sequence[int | str]) -> Any:
     return given
 
 
-def _drop(given: Any, location: Sequence[int | str]) -> bool:
-    """Remove a field from parsed JSON; return whether it was there."""
-    parent = _parent(given, location) if location else None
-    return isinstance(parent, dict) and parent.pop(location[-1], MISSING) is not MISSING
-
-
-def _replace(given: Any, location: Sequence[int | str], value: object) -> bool:
-    """Replace a value in parsed JSON; return whether there is one."""
-    parent = _parent(given, location)
-    try:
-        parent[location[-1]] = value
-    except (KeyError, IndexError, TypeError):
-        return False
-    return True
-
-
-def _errors(fault: ValidationError) -> list[ErrorDetails]:
-    return fault.errors(include_url=False)
-
-
-def _inner_errors(error: ErrorDetails) -> Iterator[ErrorDetails]:
-    """Yield an error, or for a model that tagged_union() built that model's errors."""
-    inner = error.get("ctx", {}).get("error")
-    if not isinstance(inner, ValidationError):
-        yield error
-        return
-    for deeper in _errors(inner):
-        for one in _inner_errors(deeper):
-            yield {**one, "loc": (*error["loc"], *one["loc"])}
-
-
-def _first_error(fault: ValidationError) -> ErrorDetails:
-    """Return the first error. For a model that tagged_union() built, return that model's first error."""
-    return next(_inner_errors(_errors(fault)[0]))
+def _inner_errors(fault: ValidationError) -> Iterator[ErrorDetails]:
+    """Yield the errors, and for a model that tagged_union() built those of that model."""
+    for error in fault.errors(include_url=False):
+        inner = error.get("ctx", {}).get("error")
+        if isinstance(inner, ValidationError):
+            for one in _inner_errors(inner):
+                yield {**one, "loc": (*error["loc"], *one["loc"])}
+        else:
+            yield error
 
 
 def _bad_request(error: ErrorDetails) -> BadRequestError:
@@ -292,12 +254,9 @@ def _path(location: tuple[int | str, ...], at: str) -> str:
 
 
 def tagged_union(kinds: Mapping[str, type[BaseModel]]) -> Callable[[object], Any]:
-    """Return a validator for objects whose type field selects one of the models.
+    """Return a validator for objects whose type selects one of the models.
 
-    Pydantic's unions are not used: their errors list every member and contain paths that are not in the
-    request.
-
-    kinds: the models by their type.
+    The errors of Pydantic's unions list every member and have paths that are not in the request.
     """
 
     def choose(given: object) -> Any:
@@ -335,6 +294,22 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 Rules = Sequence[dict[str, Any]]
 
 
+@cache
+def _descriptions(module: str) -> dict[tuple[str, str], str]:
+    """Return the texts below the fields of a module's classes, by class and field.
+
+    Pydantic's use_attribute_docstrings takes half a second for all bodies.
+    """
+    found = {}
+    classes = (one for one in ast.parse(getsource(sys.modules[module])).body if isinstance(one, ast.ClassDef))
+    for made in classes:
+        for pair in pairwise(made.body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[made.name, name.rstrip("_")] = " ".join(text.split())
+    return found
+
+
 class RequestModel(BaseModel):
     """Base of all objects in requests: no unknown fields, no type conversions, and null means the default."""
 
@@ -348,6 +323,27 @@ class RequestModel(BaseModel):
     """JSON schemas that a body satisfies besides that of its fields, for OpenAPI; subclasses add theirs."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        for name, described in handler.resolve_ref_schema(schema).get("properties", {}).items():
+            if text := cls._text_below(name):
+                described.setdefault("description", text)
+        return schema
+
+    @classmethod
+    def _text_below(cls, name: str) -> str:
+        kinds = (kind for kind in cls.__mro__ if issubclass(kind, RequestModel))
+        found = (_descriptions(kind.__module__).get((kind.__name__, name), "") for kind in kinds)
+        return next(filter(None, found), "")
+
+    @classmethod
+    def description_of(cls, name: str) -> str:
+        """Return the description of a field, which is in its Field or below it."""
+        return cls.model_fields[name].description or cls._text_below(name)
 
     @model_validator(mode="before")
     @classmethod
@@ -372,11 +368,13 @@ class AcceptsPeerFields(RequestModel):
     """Base of bodies in which fields of other servers are understood or left out. See peer_fields.py."""
 
 
-def no_effect(reason: str) -> Any:
-    """Make the type of a field that cannot change the answer here; any value of it is valid.
+def read_by(read: Any, given: Any) -> BeforeValidator:
+    """Return the annotation of a field that a function reads. given: the type for the schema."""
+    return BeforeValidator(read, json_schema_input_type=given)
 
-    reason: why the field has no effect, for the docs.
-    """
+
+def no_effect(reason: str) -> Any:
+    """Make the type of a field that cannot change the answer here, for this reason; any value is valid."""
     return Annotated[Any, WithJsonSchema({}), Field(description=f"Accepted; {reason}")]
 
 
@@ -388,23 +386,16 @@ def unsupported(
 ) -> Any:
     """Make the type of a field that the API has and this server does not support.
 
-    no_ops: values that change nothing. phrase: the error message for any other value, after the field's name.
-    description: the field's description in the docs. is_needed: whether the field would change the answer, so
-    that other values are refused; else they are left out.
+    no_ops: values that change nothing. phrase: the error for others, which are left out unless is_needed.
     """
 
     def refuse(given: object) -> None:
         if not any(given == no_op and type(given) is type(no_op) for no_op in no_ops):
             raise field_error("unsupported_parameter", phrase, leaves_out=not is_needed)
 
-    if not is_needed:
-        return Annotated[Any, BeforeValidator(refuse), WithJsonSchema({}), Field(description=description)]
-    return Annotated[
-        Any,
-        BeforeValidator(refuse),
-        WithJsonSchema({"enum": [None, *no_ops]}),
-        Field(description=description, json_schema_extra={REFUSED: phrase}),
-    ]
+    schema = WithJsonSchema({"enum": [None, *no_ops]} if is_needed else {})
+    described = Field(description=description, json_schema_extra={REFUSED: phrase} if is_needed else None)
+    return Annotated[Any, BeforeValidator(refuse), schema, described]
 
 
 def _stops(given: object, info: ValidationInfo) -> tuple[str, ...]:
@@ -462,7 +453,7 @@ def as_integer(given: object, info: ValidationInfo) -> object:
 
 
 def integers(given: list[object], info: ValidationInfo, at: str = "") -> list[int]:
-    """Return token ids as integers. at: path from the field to the array. Raises PydanticCustomError."""
+    """Return token ids as integers. at: path from the field to the array."""
     ids = [as_integer(token, info) for token in given]
     for index, token in enumerate(ids):
         if type(token) is not int:
@@ -487,45 +478,24 @@ def neutral(*names: str, values: tuple[Any, ...] = (None,)) -> dict[str, Any]:
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX, json_schema_extra={IS_ID: True})]
 _Stop = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
-Stops = Annotated[
-    tuple[str, ...],
-    BeforeValidator(
-        _stops, json_schema_input_type=_Stop | Annotated[list[_Stop | None], Field(max_length=MAX_STOPS)]
-    ),
-]
+_Stops = _Stop | Annotated[list[_Stop | None], Field(max_length=MAX_STOPS)]
+Stops = Annotated[tuple[str, ...], read_by(_stops, _Stops)]
+_OF_BIASES = {
+    "maxProperties": MAX_BIASES,
+    "propertyNames": {"pattern": f"^({_TOKEN_ID.pattern})$", IS_ID: True},
+}
 LogitBias = Annotated[
     tuple[tuple[int, float], ...],
-    BeforeValidator(_logit_bias, json_schema_input_type=dict[str, _Bias]),
-    Field(
-        json_schema_extra={
-            "maxProperties": MAX_BIASES,
-            "propertyNames": {"pattern": f"^({_TOKEN_ID.pattern})$", IS_ID: True},
-        }
-    ),
+    read_by(_logit_bias, dict[str, _Bias]),
+    Field(json_schema_extra=cast("Any", _OF_BIASES)),
 ]
 TokenIds = Annotated[
-    tuple[int, ...],
-    BeforeValidator(
-        _token_ids, json_schema_input_type=Annotated[list[TokenId], Field(max_length=MAX_BIASES)]
-    ),
+    tuple[int, ...], read_by(_token_ids, Annotated[list[TokenId], Field(max_length=MAX_BIASES)])
 ]
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
 Limit = Annotated[int, Field(ge=0, le=INT32_MAX)]
-Temperature = Annotated[
-    float,
-    Field(
-        ge=0,
-        le=2,
-        description="Sampling temperature. 0: always the most likely token. Higher is more random.",
-    ),
-]
-TopP = Annotated[
-    float,
-    Field(
-        ge=0,
-        le=1,
-        description="Sample only from the most likely tokens whose probabilities add up to this. 1: no "
-        "limit.",
-    ),
-]
+_HEAT = "Sampling temperature. 0: always the most likely token. Higher is more random."
+Temperature = Annotated[float, Field(ge=0, le=2, description=_HEAT)]
+_MASS = "Sample only from the most likely tokens whose probabilities add up to this. 1: no limit."
+TopP = Annotated[float, Field(ge=0, le=1, description=_MASS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from reprise.engine.interface.time_by_station import station
 from reprise.server.errors import BadRequestError
-from reprise.server.validation.fields import MAX_FIELDS, AcceptsPeerFields, Notes, validate, validate_known
+from reprise.server.validation.fields import MAX_FIELDS, AcceptsPeerFields, Notes, validate
 from reprise.server.validation.peer_fields import translate_fields
 
 FRAGMENT_BYTES = 2**18
@@ -35,9 +35,8 @@ ParseFragment = Callable[[str], Any]
 class Outline:
     """The positions of a body's brackets, commas and colons outside of strings; the body is not parsed.
 
-    at: (n,) byte positions. kinds: (n,) the characters there. depths: (n,) how many brackets are open around
-        each.
-    is_closed: whether every string and bracket is closed.
+    at: (n,) byte positions. kinds: (n,) the characters there. depths: (n,) the brackets open around each.
+    num_values: an estimate. is_closed: whether every string and bracket is closed.
     The constructor raises UnicodeDecodeError.
     """
 
@@ -51,7 +50,11 @@ class Outline:
             window = body[start : start + fragment_bytes]
             if (len(window) - len(window.rstrip(b"\\"))) % 2 and len(window) == fragment_bytes:
                 window = window[:-1]
-            _check_utf8(decoder, window, start, is_last=start + len(window) == len(body))
+            try:
+                decoder.decode(window, final=start + len(window) == len(body))
+            except UnicodeDecodeError as fault:
+                at = start + fault.start, start + fault.end
+                raise UnicodeDecodeError(fault.encoding, b"", *at, fault.reason) from None
             text = np.frombuffer(window.replace(rb"\\", b"__").replace(rb"\"", b"__"), np.uint8)
             inside = np.logical_xor.accumulate(text == _QUOTE) ^ is_inside
             found.append(np.flatnonzero(is_structure[text] & ~inside) + start)
@@ -62,34 +65,13 @@ class Outline:
         opens = np.isin(self.kinds, list(_OPENING))
         after = np.cumsum(opens.astype(np.int64) - np.isin(self.kinds, list(_CLOSING)))
         self.depths = after - opens
+        self.num_containers, self.num_members = int(opens.sum()), int((self.kinds == _COLON).sum())
+        self.num_values = self.num_containers + int((self.kinds == _COMMA).sum())
         self.is_closed = not is_inside and (not len(after) or bool(after[-1] == 0 and after.min() >= 0))
-
-    @property
-    def num_containers(self) -> int:
-        """The number of arrays and objects."""
-        return int(np.isin(self.kinds, list(_OPENING)).sum())
-
-    @property
-    def num_members(self) -> int:
-        """The number of members of all objects."""
-        return int((self.kinds == _COLON).sum())
-
-    @property
-    def num_values(self) -> int:
-        """An estimate of the number of values."""
-        return self.num_containers + int((self.kinds == _COMMA).sum())
-
-    @property
-    def is_deep(self) -> bool:
-        """Whether the JSON is nested too deeply."""
-        return bool(len(self.depths)) and int(self.depths.max()) >= MAX_DEPTH
 
 
 class FragmentParser:
-    """Parses a body of JSON fragment by fragment.
-
-    outline: the body's. parse_fragment: parses the text of a fragment, or raises ValueError.
-    """
+    """Parses JSON fragment by fragment. parse_fragment: parses the text of one, or raises ValueError."""
 
     def __init__(
         self,
@@ -149,10 +131,9 @@ class FragmentParser:
         return made
 
     def _groups(self, first: int, last: int) -> list[tuple[int, int, int, int, bool]]:
-        """Return the elements of a container, as many at a time as make a fragment.
+        """Return a container's elements, as many at a time as make a fragment; a large one alone.
 
-        Returns, for each: start and end in the body, first and last of its structure, and whether it is a
-        fragment; if not it is one large element.
+        Returns for each: start and end in the body, first and last of its structure, and whether it is small.
         """
         outline = self._outline
         depth = outline.depths[first] + 1
@@ -223,60 +204,43 @@ class FragmentParser:
             raise ValueError(f"{said} near byte {start}") from None
 
 
-def _check_utf8(decoder: codecs.IncrementalDecoder, window: bytes, start: int, *, is_last: bool) -> None:
-    try:
-        decoder.decode(window, final=is_last)
-    except UnicodeDecodeError as fault:
-        raise UnicodeDecodeError(
-            fault.encoding, b"", start + fault.start, start + fault.end, fault.reason
-        ) from None
-
-
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 MAX_VALUES, MAX_CONTAINERS, MAX_MEMBERS = 1_000_000, 100_000, 100_000
-"""Limits of a body: several times what a full context of token ids, or the longest conversation, needs.
-
-Millions of values take gigabytes, and seconds in which the GIL keeps every other thread from running.
-"""
+"""Limits of a body. Millions of values take gigabytes, and seconds for which the GIL is held."""
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE = re.compile(rf"((?<!\\)(?:\\\\)*)(?:{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW})")
 """Half of a character of JavaScript: agents leave one where they cut a text in the middle of an emoji."""
 
 
 @station("bodies")
-def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
-    """Parse a body and validate it as the model. Raises BadRequestError for the first fault."""
-    return validate(_parse(body), model)
-
-
-@station("bodies")
 def parse_liberally(body: bytes, model: type[ModelT], names: dict[str, str], notes: Notes) -> ModelT:
-    """Parse a body that may have other servers' fields.
+    """Parse a body that may have other servers' fields. names: see translate_fields().
 
-    names: see translate_fields(). notes: records parts that are left out, shown as text, or understood in
-        another form.
-    Raises BadRequestError for the first fault.
+    notes: records parts that are left out, or understood in another form. Raises BadRequestError.
     """
     given = _parse(body, notes)
     if issubclass(model, AcceptsPeerFields):
         given, ignored = translate_fields(given, model.field_names(), names)
         for name in ignored:
             notes.left_out(name, is_peers=True)
-    return validate_known(given, model, notes)
+    return validate(given, model, notes)
 
 
-def _parse(body: bytes, notes: Notes | None = None) -> dict[str, Any]:
-    """Parse a body. Raises BadRequestError unless it is a JSON object within the limits.
-
-    notes: get a note if halves of characters were replaced; without notes they are a fault.
-    """
+def _parse(body: bytes, notes: Notes) -> dict[str, Any]:
+    """Parse a body; replace halves of characters. Raises BadRequestError if it is no object within limits."""
+    parse_fragment = partial(_from_json, notes)
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
-        given = _load(body, notes)
+        if len(body) <= FRAGMENT_BYTES:
+            given = parse_fragment(body.decode())
+        else:
+            outline = Outline(body)
+            check_counts(outline)
+            given = FragmentParser(body, outline, parse_fragment).parse()
     except UnicodeDecodeError as fault:
-        raise BadRequestError(
-            f"The request body is not valid UTF-8 (at byte {fault.start}).", code="invalid_utf8"
-        ) from None
+        message = f"The request body is not valid UTF-8 (at byte {fault.start})."
+        raise BadRequestError(message, code="invalid_utf8") from None
     except ValueError as fault:
         if "recursion limit" in str(fault):
             raise _too_deep() from None
@@ -284,30 +248,16 @@ def _parse(body: bytes, notes: Notes | None = None) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise BadRequestError("The request body must be a JSON object.", code="invalid_type")
     if len(given) > MAX_FIELDS:
-        raise BadRequestError(
-            f"The request body has {len(given)} members; at most {MAX_FIELDS} are allowed.",
-            code="invalid_value",
-        )
+        message = f"The request body has {len(given)} members; at most {MAX_FIELDS} are allowed."
+        raise BadRequestError(message, code="invalid_value")
     return given
 
 
-def _load(body: bytes, notes: Notes | None) -> Any:
-    parse_fragment = partial(_from_json, notes)
-    body = body.removeprefix(codecs.BOM_UTF8)
-    if len(body) <= FRAGMENT_BYTES:
-        return parse_fragment(body.decode())
-    outline = Outline(body)
-    check_counts(outline)
-    return FragmentParser(body, outline, parse_fragment).parse()
-
-
-def _from_json(notes: Notes | None, text: str) -> Any:
+def _from_json(notes: Notes, text: str) -> Any:
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as fault:
-        if notes is None or "hex escape" not in str(fault):
-            raise
-        mended = _LONE.sub(r"\1\\ufffd", text)
+        mended = _LONE.sub(r"\1\\ufffd", text) if "hex escape" in str(fault) else text
         if notes.refuses or mended == text:
             raise
         notes.understood("lone surrogates")
@@ -315,10 +265,7 @@ def _from_json(notes: Notes | None, text: str) -> Any:
 
 
 def check_values(text: bytes) -> None:
-    """Refuse JSON, or a part of a body's JSON, that has too many values, before it is parsed.
-
-    Raises BadRequestError.
-    """
+    """Refuse JSON that has too many values, before it is parsed. Raises BadRequestError."""
     # The cheap count first: most have few brackets and commas, even including those inside strings.
     num_containers = text.count(b"[") + text.count(b"{")
     has_many = num_containers > MAX_CONTAINERS or text.count(b":") > MAX_MEMBERS
@@ -327,10 +274,7 @@ def check_values(text: bytes) -> None:
 
 
 def check_counts(outline: Outline) -> None:
-    """Refuse JSON that has too many values or is nested too deeply, before it is parsed.
-
-    Raises BadRequestError.
-    """
+    """Refuse JSON that has too many values or is nested too deeply. Raises BadRequestError."""
     has_many = outline.num_containers > MAX_CONTAINERS or outline.num_members > MAX_MEMBERS
     if has_many or outline.num_values > MAX_VALUES:
         raise BadRequestError(
@@ -338,7 +282,7 @@ def check_counts(outline: Outline) -> None:
             f"arrays and objects, or more than {MAX_MEMBERS} members of objects. Send a smaller body.",
             code="json_too_large",
         )
-    if outline.is_deep:
+    if len(outline.depths) and outline.depths.max() >= MAX_DEPTH:
         raise _too_deep()
 
 

@@ -1,8 +1,4 @@
-"""Check JSON schemas, and make of one what the grammar library can enforce: closed, or relaxed.
-
-The checks refuse schemas that are too large, recursive schemas that no finite value satisfies, and keywords
-that the library would ignore silently. Whether a schema takes the library too long is found by compiling it.
-"""
+"""Check JSON schemas, and make of one what the grammar library can enforce: closed, or relaxed."""
 
 import re
 from collections import defaultdict
@@ -51,9 +47,8 @@ ANNOTATIONS = frozenset(
 _HARMLESS = (ANNOTATIONS - {"$schema"}) | {"example", "$anchor", "id", "xml", "externalDocs"}
 _OF_CLOSED = ANNOTATIONS | {"type", "properties", "required", "minProperties", "maxProperties", "nullable"}
 """The keywords beside which an object can be closed: all others may need, or mean, further members."""
-_SHAPE = frozenset(
-    {"type", "enum", "const", "properties", "required", "additionalProperties", "items", "prefixItems"}
-)
+_MEMBERS = frozenset({"properties", "required", "additionalProperties", "items", "prefixItems"})
+_SHAPE = _MEMBERS | {"type", "enum", "const"}
 _COMBINED = _SHAPE | {"allOf", "anyOf", "$ref"}
 _SCALAR_LIMITS = frozenset(
     {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
@@ -62,11 +57,9 @@ _SCALAR_LIMITS = frozenset(
 _LIMITED = _COMBINED | _SCALAR_LIMITS | {"patternProperties", "minProperties", "maxProperties"}
 _LEVELS = (_LIMITED, _COMBINED, _SHAPE, frozenset({"type"}))
 """The keywords that a relaxed schema keeps: as many as possible."""
-_OF_TYPES = ANNOTATIONS | (_SHAPE - {"enum", "const"}) | _SCALAR_LIMITS
+_OF_TYPES = ANNOTATIONS | _MEMBERS | {"type"} | _SCALAR_LIMITS
 """Keywords that constrain no null: those of other types."""
-_FORMATS = frozenset(
-    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-)
+_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _FOREIGN_REGEX = re.compile(r"\(\?(?:[=!>(]|<[=!])|\\[bBkGAzZ1-9]")
 _IGNORED_BY_LIBRARY = {
@@ -74,8 +67,7 @@ _IGNORED_BY_LIBRARY = {
     "additionalItems": "use prefixItems and items",
     "divisibleBy": "use multipleOf",
     "extends": "use allOf",
-    "disallow": "leave it out",
-    "x-guidance": "leave it out",
+    **dict.fromkeys(("disallow", "x-guidance"), "leave it out"),
 }
 
 
@@ -92,11 +84,7 @@ def check_regex(regex: str, at: str = "") -> None:
 
 
 def target_of(schema: Node, node: Node) -> Node | None:
-    """Return the schema that a node's local $ref names. schema: the whole document.
-
-    Return None without a $ref, and for a reference to another document or one that cannot be resolved, which
-    the grammar library reports.
-    """
+    """Return the schema that a node's local $ref names, in the whole schema; None if there is none."""
     pointer = node.get("$ref")
     if not isinstance(pointer, str) or not pointer.startswith("#"):
         return None
@@ -115,10 +103,7 @@ def target_of(schema: Node, node: Node) -> Node | None:
 def _changed(
     key: str, value: Any, change: Callable[[str, Node], Any], places: Mapping[str, str] = _PLACES
 ) -> Any:
-    """Return a keyword's value with its subschemas changed.
-
-    change: gets the path to a subschema, such as .properties.name, and the subschema.
-    """
+    """Return a keyword's value with its subschemas changed. change: gets its path, too."""
     place = places.get(key, "")
     if isinstance(value, dict) and place == "map":
         return {
@@ -142,10 +127,7 @@ def _children(node: Node) -> list[tuple[str, Node]]:
 
 
 def with_definitions(schema: Node) -> Node:
-    """Move referenced schemas outside of $defs, as in #/components/schemas, to $defs; return the new schema.
-
-    References to $defs, to subschemas of the schema itself, and to nothing stay as they are.
-    """
+    """Return the schema with referenced schemas such as #/components/schemas/a moved to $defs."""
     found: dict[str, Any] = {}
     names: dict[str, str] = {}
 
@@ -222,11 +204,7 @@ def modern(node: Node, depth: int = 0) -> Node:
 
 
 def check_schema(schema: Node, at: str = "") -> bytes:
-    """Refuse a schema that is too large, too complex or endless; return its JSON text.
-
-    at: path from the validated field to the schema, see field_error().
-    Raises PydanticCustomError.
-    """
+    """Refuse a schema that is too large, complex or endless; return its JSON text. at: see field_error()."""
     text = check_size(schema, at)
     schema = with_definitions(schema)
     num_properties, has_references = 0, False
@@ -350,8 +328,7 @@ def _listed(value: Any) -> list[Any]:
 def closed(schema: Node) -> Node:
     """Return the schema with additionalProperties: false wherever an object is fully described.
 
-    Objects within "not", "allOf" and the like stay open. If there is a reference within one of those, the
-    schema is returned unchanged.
+    Objects within "not", "allOf" and the like stay open, and all if there is a reference within one of those.
     """
     fixed: list[Any] = []
 
@@ -372,23 +349,23 @@ def closed(schema: Node) -> Node:
 def _is_closable(key: str, node: Node) -> bool:
     """Return whether the subschemas of a keyword can be closed."""
     value = node[key]
-    if key in ("anyOf", "allOf"):
-        # Only a combination that says all that the schema says.
-        is_one = key == "anyOf" or len(list_of(value)) == 1
-        return isinstance(value, list) and is_one and node.keys() <= ANNOTATIONS | {key, "type", "nullable"}
-    if key in ("items", "additionalProperties"):
-        return True
-    return (
-        isinstance(value, list) if key == "prefixItems" else isinstance(value, dict) and _PLACES[key] == "map"
-    )
+    match key:
+        case "anyOf" | "allOf":
+            # Only a combination that says all that the schema says.
+            is_one = isinstance(value, list) and (key == "anyOf" or len(value) == 1)
+            return is_one and node.keys() <= ANNOTATIONS | {key, "type", "nullable"}
+        case "items" | "additionalProperties":
+            return True
+        case "prefixItems":
+            return isinstance(value, list)
+    return isinstance(value, dict) and _PLACES[key] == "map"
 
 
 def _is_described(node: Node) -> bool:
     """Return whether a schema lists all members that a value needs, and says nothing of others."""
-    properties = node.get("properties")
+    properties, least = node.get("properties"), node.get("minProperties", 0)
     if not isinstance(properties, dict) or not properties or not node.keys() <= _OF_CLOSED:
         return False
-    least = node.get("minProperties", 0)
     has_enough = isinstance(least, int) and least <= len(properties)
     return has_enough and all(name in properties for name in list_of(node.get("required")))
 
@@ -407,10 +384,7 @@ def takes_nothing(schema: Node) -> bool:
 
 @dataclass(slots=True)
 class RelaxedSchema:
-    """A schema without the parts that cannot be enforced.
-
-    dropped: paths of parts left out or widened. num_bytes: of its JSON, once it is checked.
-    """
+    """A schema without the parts that cannot be enforced. dropped: their paths. num_bytes: once checked."""
 
     schema: Node
     dropped: list[str] = field(default_factory=list)
@@ -435,8 +409,7 @@ def forms(schema: Node) -> Iterator[RelaxedSchema]:
 def relaxations(schema: Node, at: str = "") -> Iterator[RelaxedSchema]:
     """Yield relaxed schemas, each less strict than the one before; the last has hardly any rules.
 
-    The grammar library may refuse the first ones. at: see field_error(). Raises PydanticCustomError if the
-    schema is too large, or if no value satisfies it.
+    Raises PydanticCustomError if the schema is too large, or if no value satisfies it. at: see field_error().
     """
     check_size(schema, at)
     for level in range(len(_LEVELS)):

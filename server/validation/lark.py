@@ -25,10 +25,8 @@ _LARK_OPTION = re.compile(r"^\s*[?!\w-]+\[[^\]\n]*\b(temperature|max_tokens|stop
 def check_lark(given: str) -> None:
     """Refuse a Lark grammar beyond the limits."""
     if len(given) > MAX_LARK_CHARACTERS or given.count("\n") >= MAX_LARK_LINES:
-        phrase = (
-            f"is too long; at most {MAX_LARK_CHARACTERS} characters and {MAX_LARK_LINES} lines are allowed"
-        )
-        raise field_error("invalid_value", phrase)
+        most = f"at most {MAX_LARK_CHARACTERS} characters and {MAX_LARK_LINES} lines are allowed"
+        raise field_error("invalid_value", f"is too long; {most}")
     if option := _LARK_OPTION.search(given):
         phrase = f"sets {option[1]} for a rule, which is not supported; leave it out"
         raise field_error("unsupported_value", phrase)
@@ -139,10 +137,7 @@ def _rule_name(terminal: str) -> str:
 
 
 def _escape_regex(regex: str, dot_is_all: bool) -> str:
-    """Return rules for the escaped form of what a regular expression matches.
-
-    dot_is_all: whether a dot matches line breaks too.
-    """
+    """Return rules for the escaped form of what a regex matches. dot_is_all: also line breaks."""
     written: list[str] = []
     dots = [dot_is_all]
     index = 0

@@ -1,10 +1,7 @@
 """Understand fields that other servers have: vLLM, llama-server, SGLang, Ollama, OpenRouter and a few more.
 
-A field is translated if this server has a field of the same meaning. Otherwise it is left out, and named in
-the header x-reprise-ignored. A field that no server has stays, so that it is refused.
-
-A field of another of this server's APIs, such as response_format at /v1/responses, does what it says where it
-was sent, or is refused.
+A field is translated if this server has one of the same meaning, in this or another API. Otherwise it is left
+out, and named in the header x-reprise-ignored. A field that no server has stays, so that it is refused.
 """
 
 from collections.abc import Callable, Collection
@@ -18,14 +15,15 @@ Json = dict[str, Any]
 
 MAX_GBNF_CHARACTERS = 16_384
 
-_VLLM = """
+_LEFT_OUT = {
+    "vLLM": """
     best_of cache_salt chat_template detokenize documents enable_response_messages
     guided_decoding_backend guided_whitespace_pattern kv_transfer_params length_penalty
     mm_processor_kwargs priority prompt_embeds prompt_logprobs repetition_detection request_id
     return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens
     use_beam_search vllm_xargs
-"""
-_LLAMA_SERVER = """
+    """,
+    "llama-server": """
     adaptive_decay adaptive_target backend_sampling cache_prompt chat_format dry_allowed_length dry_base
     dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent dynatemp_range
     generation_prompt grammar_lazy grammar_triggers id_slot image_data input_prefix input_suffix lora
@@ -35,20 +33,21 @@ _LLAMA_SERVER = """
     speculative.n_min speculative.p_min speculative.type sse_ping_interval system_prompt
     t_max_predict_ms t_max_prompt_ms tfs_z thinking_forced_open top_n_sigma typical_p use_penalties
     xtc_probability xtc_threshold
-"""
-_OLLAMA = """
+    """,
+    "Ollama": """
     context draft_num_predict embedding_only f16_kv images keep_alive logit_bias_type logits_all
     low_vram main_gpu num_batch num_ctx num_gpu num_gqa num_keep num_thread numa raw system template
     think_budget use_mlock use_mmap vocab_only
-"""
-_OPENROUTER = """
+    """,
+    "OpenRouter": """
     cache_control debug image_config models plugins preset provider route session_id
     structured_output_mode top_a trace transforms verbosity web_search_options
-"""
-_OTHERS = """
+    """,
+    "mlx-lm's server, LM Studio, Groq and Codex": """
     adapters citation_options client_metadata compound_custom disable_tool_validation draft_model
     num_draft_tokens repetition_context_size role_mapping search_settings ttl
-"""
+    """,
+}
 _ELSEWHERE = """
     add_generation_prompt add_special_tokens bad_words continue_final_message truncate_prompt_tokens
     allowed_token_ids ignore_eos include_reasoning include_stop_str_in_output min_tokens return_progress
@@ -57,13 +56,7 @@ _ELSEWHERE = """
     thinking_budget_tokens
 """
 """Fields that have a meaning at some endpoints, and are left out at the others."""
-LEFT_OUT = {
-    "vLLM": tuple(_VLLM.split()),
-    "llama-server": tuple(_LLAMA_SERVER.split()),
-    "Ollama": tuple(_OLLAMA.split()),
-    "OpenRouter": tuple(_OPENROUTER.split()),
-    "mlx-lm's server, LM Studio, Groq and Codex": tuple(_OTHERS.split()),
-}
+LEFT_OUT = {server: tuple(names.split()) for server, names in _LEFT_OUT.items()}
 """Fields without a meaning here, by the servers that have them."""
 IGNORED = frozenset(name for names in LEFT_OUT.values() for name in names) | set(_ELSEWHERE.split())
 """Fields of other servers that have no meaning here, or not for the body that has them."""
@@ -94,8 +87,8 @@ _STRUCTURED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "g
 def translate_fields(given: Json, known: Collection[str], names: dict[str, str]) -> tuple[Json, list[str]]:
     """Translate other servers' fields in a body; return the body, and the fields that were left out.
 
-    known: the fields of this API's body, which do not change, except llama-server's response_format.
-    names: filled with the request's name of each translated field, by this API's name.
+    known: the fields of this API's body. names: filled with the request's name of each translated field, by
+        this API's name.
     Raises BadRequestError if a field of another server is malformed, or contradicts a field of this API.
     """
     if given.keys() <= set(known) and not _has_schema_inside(given.get("response_format")):
@@ -104,11 +97,23 @@ def translate_fields(given: Json, known: Collection[str], names: dict[str, str])
     # Fields of the body's own API come first: those of others are added to them, or contradict them.
     for name in sorted(given, key=lambda name: name not in known):
         body.take(name, given[name])
-    return body.finish(), body.ignored
+    messages = body.fields.get("messages")
+    if body.system and isinstance(messages, list):
+        body.fields["messages"] = [*body.system, *messages]
+    return body.fields, body.ignored
+
+
+def _object(name: str, value: Any) -> Json:
+    if not isinstance(value, dict):
+        raise bad_field(name, "must be an object", "invalid_type")
+    return value
 
 
 class _Body:
-    """A body that is being translated. fields: in this API's names. ignored: what was left out."""
+    """A body that is being translated. fields: in this API's names. ignored: what was left out.
+
+    The methods for fields return whether the field means anything in this body.
+    """
 
     def __init__(self, known: Collection[str], names: dict[str, str], *, streams: bool) -> None:
         self.fields: Json = {}
@@ -116,14 +121,7 @@ class _Body:
         self._known = frozenset(known)
         self._names = names
         self._streams = streams
-        self._system: list[Any] = []
-
-    def finish(self) -> Json:
-        """Return the whole body."""
-        messages = self.fields.get("messages")
-        if self._system and isinstance(messages, list):
-            self.fields["messages"] = [*self._system, *messages]
-        return self.fields
+        self.system: list[Any] = []
 
     def take(self, name: str, value: Any) -> None:
         """Add a field under the name that it has in a request."""
@@ -134,9 +132,7 @@ class _Body:
             has_schema = name == "response_format" and _has_schema_inside(value)
             self._set(name, name, _as_openai_has_it(value) if has_schema else value)
         elif name in ("options", "extra_body"):
-            if not isinstance(value, dict):
-                raise bad_field(name, "must be an object", "invalid_type")
-            for inner, option in value.items():
+            for inner, option in _object(name, value).items():
                 self.take(inner, option)
         elif (meaning := _MEANINGS.get(name)) is not None and meaning(self, name, value):
             return
@@ -146,7 +142,6 @@ class _Body:
             self.fields[name] = value
 
     def rename(self, name: str, value: Any) -> bool:
-        """Add a field that only has another name here."""
         names = _RENAMED.get(name) or _RENAMED_SISTERS[name]
         own = next((own for own in names if own in self._known), None)
         if own is None:
@@ -157,36 +152,29 @@ class _Body:
         return self._set(name, own, value)
 
     def refuse(self, name: str, value: Any) -> bool:
-        """Refuse a constraint that cannot be enforced here."""
-        if value in ("", []) or "guided_grammar" not in self._known:
-            return value in ("", [])
-        raise bad_field(name, f"is not supported; {_INSTEAD[name]}", "unsupported_parameter")
+        if value not in ("", []) and "guided_grammar" in self._known:
+            raise bad_field(name, f"is not supported; {_INSTEAD[name]}", "unsupported_parameter")
+        return value in ("", [])
 
     def take_number(self, name: str, value: Any) -> bool:
-        """Take the number of choices where there is always one."""
-        if not self._known & {"max_output_tokens", "stop_sequences"}:
-            return False
-        if value != 1:
-            raise bad_field(
-                name, "is supported only by chats; send as many requests", "unsupported_parameter"
-            )
-        return True
+        # Elsewhere there is always one choice.
+        if value != 1 and self._known & {"max_output_tokens", "stop_sequences"}:
+            phrase = "is supported only by chats; send as many requests"
+            raise bad_field(name, phrase, "unsupported_parameter")
+        return bool(self._known & {"max_output_tokens", "stop_sequences"})
 
     def take_stored(self, name: str, value: Any) -> bool:
-        """Refuse to continue a stored response where the whole conversation is sent."""
-        if "messages" not in self._known or not value:
-            return not value
-        raise bad_field(
-            name, "is supported only by /v1/responses; send all messages", "unsupported_parameter"
-        )
+        if value and "messages" in self._known:
+            phrase = "is supported only by /v1/responses; send all messages"
+            raise bad_field(name, phrase, "unsupported_parameter")
+        return not value
 
     def take_system(self, name: str, value: Any) -> bool:
-        """Add a system prompt, which OpenAI's chats have among the messages."""
-        for own in ("instructions", "system"):
-            if own in self._known:
-                return self._set(name, own, value)
+        own = next((own for own in ("instructions", "system") if own in self._known), None)
+        if own is not None:
+            return self._set(name, own, value)
         if "messages" in self._known and value:
-            self._system.append({"role": "system", "content": value})
+            self.system.append({"role": "system", "content": value})
         return "messages" in self._known
 
     def take_single_call(self, name: str, value: Any) -> bool:  # noqa: ARG002 - as all have
@@ -200,7 +188,6 @@ class _Body:
         return True
 
     def take_logprobs(self, name: str, value: Any) -> bool:  # noqa: ARG002 - as all have
-        """Add chats' wish for log probabilities."""
         included = self.fields.get("include", [])
         if "include" not in self._known or not isinstance(value, bool) or not isinstance(included, list):
             return False
@@ -209,7 +196,6 @@ class _Body:
         return True
 
     def take_effort(self, name: str, value: Any) -> bool:
-        """Add how much to think, where the body has it."""
         if "reasoning_effort" in self._known:
             return self._set(name, "reasoning_effort", value)
         if "reasoning" in self._known:
@@ -221,12 +207,9 @@ class _Body:
         return self._set_inside(name, "output_config", "effort", value)
 
     def take_text(self, name: str, value: Any) -> bool:
-        """Add the format and the effort of another API's text or output_config."""
         if not _formats(self._known):
             return False
-        if not isinstance(value, dict):
-            raise bad_field(name, "must be an object", "invalid_type")
-        for key, setting in value.items():
+        for key, setting in _object(name, value).items():
             if setting is None:
                 continue
             if key == "format":
@@ -236,12 +219,9 @@ class _Body:
         return True
 
     def take_response_format(self, name: str, value: Any) -> bool:
-        """Add the format of the answer, in whichever API's shape it is."""
         if not _formats(self._known):
             return False
-        given = {"type": value} if isinstance(value, str) else value
-        if not isinstance(given, dict):
-            raise bad_field(name, "must be an object", "invalid_type")
+        given = _object(name, {"type": value} if isinstance(value, str) else value)
         kind, inner = given.get("type"), given.get("json_schema")
         if _has_schema_inside(given):
             kind = "json_schema"
@@ -249,7 +229,6 @@ class _Body:
         return self._set_format(name, kind, flat)
 
     def _set_format(self, name: str, kind: Any, flat: Json) -> bool:
-        """Set the format of the answer. flat: what belongs to it, such as a schema, beside its type."""
         if "response_format" in self._known:
             rest = {"json_schema": flat} if kind == "json_schema" else flat
             return self._set(name, "response_format", {"type": kind, **rest})
@@ -264,7 +243,6 @@ class _Body:
         return self._set_inside(name, "output_config", "format", output)
 
     def _set_inside(self, name: str, own: str, key: str, value: Any) -> bool:
-        """Set a field inside one of this API's objects. name: the one in the request."""
         outer = self.fields.get(own, {})
         if not isinstance(outer, dict):
             return True
@@ -276,7 +254,6 @@ class _Body:
         return True
 
     def take_grammar(self, name: str, value: Any) -> bool:
-        """Add llama-server's grammar, in GBNF."""
         if "guided_grammar" not in self._known:
             return False
         if value == "":
@@ -292,12 +269,9 @@ class _Body:
         return self._set(name, "guided_grammar", lark)
 
     def take_structured(self, name: str, value: Any) -> bool:
-        """Add vLLM's structured_outputs."""
         if "guided_json" not in self._known:
             return False
-        if not isinstance(value, dict):
-            raise bad_field(name, "must be an object", "invalid_type")
-        for kind, constraint in value.items():
+        for kind, constraint in _object(name, value).items():
             if constraint is None:
                 continue
             if kind == "json_object":
@@ -312,7 +286,6 @@ class _Body:
         return True
 
     def take_format(self, name: str, value: Any) -> bool:
-        """Add Ollama's format: json, or a schema."""
         if "guided_json" not in self._known:
             return False
         if value == "json":
@@ -320,7 +293,6 @@ class _Body:
         return value == "" or self._set(name, "guided_json", value)
 
     def take_probabilities(self, name: str, value: Any) -> bool:
-        """Add llama-server's number of likeliest tokens at each position."""
         own = next((own for own in ("top_logprobs", "logprobs") if own in self._known), None)
         if own is None or value == 0:
             return own is not None
@@ -337,7 +309,6 @@ class _Body:
         return True
 
     def take_thinking(self, name: str, value: Any) -> bool:
-        """Add a switch for the reasoning: enable_thinking, or Ollama's think."""
         value = as_switch(value)
         if isinstance(value, str) and name == "think":
             return self.take_effort(name, value)
@@ -351,21 +322,18 @@ class _Body:
         return True
 
     def take_reasoning(self, name: str, value: Any) -> bool:
-        """Add OpenRouter's reasoning, or the thinking of other APIs."""
         if "chat_template_kwargs" not in self._known:
             return False
-        if not isinstance(value, dict):
-            raise bad_field(name, "must be an object", "invalid_type")
+        value = _object(name, value)
         is_off = value.get("type") == "disabled" or as_switch(value.get("enabled")) is False
         for key, setting in value.items():
             if key == "effort":
                 self.take_effort(f"{name}.effort", setting)
             elif key == "exclude" and isinstance(setting, bool) and "include_reasoning" in self._known:
                 self._set(f"{name}.{key}", "include_reasoning", not setting)
-            elif key in ("max_tokens", "budget_tokens") and is_off:
-                continue
             elif key in ("max_tokens", "budget_tokens"):
-                self._set(f"{name}.{key}", "thinking_budget_tokens", setting)
+                if not is_off:
+                    self._set(f"{name}.{key}", "thinking_budget_tokens", setting)
             elif key == "enabled":
                 self.take_thinking("enable_thinking", setting)
             elif key == "type" and setting in ("enabled", "disabled"):
@@ -375,7 +343,6 @@ class _Body:
         return True
 
     def _set(self, name: str, own: str, value: Any) -> bool:
-        """Set a field of this API. name: the one in the request."""
         before = self.fields.get(own, value)
         if own == "chat_template_kwargs" and isinstance(value, dict) and isinstance(before, dict):
             value = {**before, **value}
@@ -390,33 +357,27 @@ class _Body:
 
 _MEANINGS: dict[str, Callable[[_Body, str, Any], bool]] = {
     **dict.fromkeys(_RENAMED, _Body.rename),
-    "grammar": _Body.take_grammar,
-    "ebnf": _Body.take_grammar,
+    **dict.fromkeys(("grammar", "ebnf"), _Body.take_grammar),
     "structured_outputs": _Body.take_structured,
     "format": _Body.take_format,
     "enable_thinking": _Body.take_thinking,
     "n_probs": _Body.take_probabilities,
     "usage": _Body.take_usage,
     "think": _Body.take_thinking,
-    "reasoning": _Body.take_reasoning,
-    "thinking": _Body.take_reasoning,
+    **dict.fromkeys(("reasoning", "thinking"), _Body.take_reasoning),
     "system": _Body.take_system,
 }
 _SISTERS: dict[str, Callable[[_Body, str, Any], bool]] = {
     **dict.fromkeys(_RENAMED_SISTERS, _Body.rename),
-    "response_format": _Body.take_response_format,
-    "output_format": _Body.take_response_format,
-    "text": _Body.take_text,
-    "output_config": _Body.take_text,
+    **dict.fromkeys(("response_format", "output_format"), _Body.take_response_format),
+    **dict.fromkeys(("text", "output_config"), _Body.take_text),
     "reasoning_effort": _Body.take_effort,
     "instructions": _Body.take_system,
     "parallel_tool_calls": _Body.take_single_call,
     "logprobs": _Body.take_logprobs,
     "n": _Body.take_number,
-    "previous_response_id": _Body.take_stored,
-    "conversation": _Body.take_stored,
-    "structural_tag": _Body.refuse,
-    "stop_regex": _Body.refuse,
+    **dict.fromkeys(("previous_response_id", "conversation"), _Body.take_stored),
+    **dict.fromkeys(("structural_tag", "stop_regex"), _Body.refuse),
 }
 """What fields of this server's other APIs mean in a body without them, and constraints that none has."""
 _INSTEAD = {

@@ -10,25 +10,30 @@ from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, Respon
 from reprise.server.openai_api.responses.store import Turn
 from reprise.server.requests.chat import ChatRequest, extended
 from reprise.server.requests.messages import (
+    ASSISTANT_ONLY,
+    OF_API,
+    ROLES,
     Call,
     Json,
     Media,
     Message,
     Part,
+    apart,
     arguments_of,
     as_string,
+    chat_message,
     check_answerable,
     cleaned,
     joined,
+    named,
     note_unknown,
     part_of,
     parts_of,
     readable,
     settle,
 )
-from reprise.server.requests.openai_messages import ASSISTANT_ONLY, OF_API, ROLES, apart, chat_message, named
 from reprise.server.requests.tools import ToolReader, function_name, read_choice
-from reprise.server.validation.fields import Notes, validate_known
+from reprise.server.validation.fields import Notes, validate
 
 REASONING_PREFIX = "reprise:"
 """Prefix of encrypted_content; the reasoning, or the summary of a compaction, follows in base64."""
@@ -316,7 +321,7 @@ class ChatConversion:
             "tool_choice": self._choice,
         }
         notes = Notes(self._notes.refuses)
-        chat = validate_known(given, ChatRequest, notes)
+        chat = validate(given, ChatRequest, notes)
         for path, became in notes.paths.items():
             self._notes.paths.setdefault(requested_name(path, ResponsesRequest.names), became)
         return chat

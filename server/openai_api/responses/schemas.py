@@ -71,12 +71,10 @@ class GetQuery(RequestModel):
     """Query of GET /v1/responses/{response_id}."""
 
     include: _INCLUDE = None  # type: ignore[valid-type]
-    include_obfuscation: Literal["true", "false"] | None = Field(
-        None, description="Accepted; there are no events to pad."
-    )
-    stream: Literal["true", "false"] | None = Field(
-        None, description="true: as a stream. Texts come whole, so its events are fewer than at first."
-    )
+    include_obfuscation: Literal["true", "false"] | None = None
+    """Accepted; there are no events to pad."""
+    stream: Literal["true", "false"] | None = None
+    """true: as a stream. Texts come whole, so its events are fewer than at first."""
     starting_after: _number(0, MAX_POSITION) = Field(  # type: ignore[valid-type]
         None, description="With stream: the number of the last event to leave out."
     )
@@ -88,8 +86,10 @@ class ListQuery(RequestModel):
     limit: _number(0, MAX_LISTED) = Field(  # type: ignore[valid-type]
         20, description="Maximum number of items to list."
     )
-    order: Literal["asc", "desc"] = Field("desc", description="asc: oldest item first; desc: newest first.")
-    after: str | None = Field(None, description="The id of the previous page's last item.")
+    order: Literal["asc", "desc"] = "desc"
+    """asc: oldest item first; desc: newest first."""
+    after: str | None = None
+    """The id of the previous page's last item."""
     include: _INCLUDE = None  # type: ignore[valid-type]
 
 
@@ -124,12 +124,13 @@ class JsonSchemaFormat(RequestModel):
     """JSON that conforms to a schema."""
 
     type: Literal["json_schema"]
-    name: str | None = Field(
-        None, description="At most 64 letters, digits, underscores and dashes; not shown to the model."
-    )
+    name: str | None = None
+    """At most 64 letters, digits, underscores and dashes; not shown to the model."""
     json_schema: dict[str, Any] = Field(alias="schema", description="A JSON schema, as in chat completions.")
-    description: str | None = Field(None, description="Accepted; not shown to the model.")
-    strict: bool | None = Field(None, description="Whether all of it must be enforced; see chat completions.")
+    description: str | None = None
+    """Accepted; not shown to the model."""
+    strict: bool | None = None
+    """Whether all of it must be enforced; see chat completions."""
 
 
 _FORMATS = {"text": PlainText, "json_object": JsonObjectFormat, "json_schema": JsonSchemaFormat}
@@ -140,18 +141,14 @@ TextFormat = Annotated[AnyFormat, PlainValidator(tagged_union(_FORMATS), json_sc
 class TextConfig(RequestModel):
     """Configuration of the output text."""
 
-    format: TextFormat = Field(
-        PlainText(type="text"),
-        description="text: any text; json_object: any JSON object; json_schema: JSON that follows a schema.",
-    )
+    format: TextFormat = PlainText(type="text")
+    """text: any text; json_object: any JSON object; json_schema: JSON that follows a schema."""
 
 
 class Reasoning(RequestModel):
     """Configuration of the reasoning."""
 
-    effort: ReasoningEffort | None = Field(
-        None, description=ChatRequest.model_fields["reasoning_effort"].description
-    )
+    effort: ReasoningEffort | None = Field(None, description=ChatRequest.description_of("reasoning_effort"))
     summary: no_effect("reasoning is returned in full.") = None  # type: ignore[valid-type]
     generate_summary: no_effect("reasoning is returned in full.") = None  # type: ignore[valid-type]
     context: unsupported("auto") = None  # type: ignore[valid-type]
@@ -229,58 +226,44 @@ class ResponsesFields(AcceptsPeerFields):
         | {"top_logprobs"}
     )
 
-    model: str | None = Field(
-        None, description="The model's name or one of its aliases. null: the served model."
-    )
-    input: Input = Field([], description="A string, or items. Without any conversation, an empty message.")
-    instructions: str | None = Field(
-        None, description="A system message at the start; not carried over to the next response."
-    )
-    previous_response_id: str | None = Field(None, description="The id of a stored response to continue.")
-    store: bool = Field(
-        True,
-        description="Whether to store the response so that it can be continued: in memory, until evicted.",
-    )
-    stream: bool = Field(False, description="Whether to stream the response as events while it is generated.")
-    stream_options: ResponseStreamOptions | None = Field(
-        None, description="Options for a stream; only with stream."
-    )
-    max_output_tokens: Count | None = Field(
-        None, description="Maximum output tokens, reasoning included; the context may allow fewer."
-    )
+    model: str | None = None
+    """The model's name or one of its aliases. null: the served model."""
+    input: Input = Field([])
+    """A string, or items. Without any conversation, an empty message."""
+    instructions: str | None = None
+    """A system message at the start; not carried over to the next response."""
+    previous_response_id: str | None = None
+    """The id of a stored response to continue."""
+    store: bool = True
+    """Whether to store the response so that it can be continued: in memory, until evicted."""
+    stream: bool = False
+    """Whether to stream the response as events while it is generated."""
+    stream_options: ResponseStreamOptions | None = None
+    """Options for a stream; only with stream."""
+    max_output_tokens: Count | None = None
+    """Maximum output tokens, reasoning included; the context may allow fewer."""
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
-    tools: Annotated[Any, WithJsonSchema(TOOLS_SCHEMA)] = Field(
-        [],
-        description="Functions that the model may call. There are no built-in tools. Those that items of the "
-        "input bring (additional_tools, tool_search_output) come behind them. All stand where the chat "
-        "template shows tools, mostly at the head: models were trained to find them there alone. So the "
-        "request that first brings one finds the conversation before it uncached, later ones find it.",
-    )
-    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE_SCHEMA)] = Field(
-        "auto", description="As in chat completions, but a function's name is not nested in an object."
-    )
-    parallel_tool_calls: bool = Field(
-        True, description="false: the response ends after the first function call."
-    )
-    text: TextConfig = Field(
-        default_factory=lambda: TextConfig.model_validate({}), description="Configuration of the output text."
-    )
-    reasoning: Reasoning = Field(
-        default_factory=lambda: Reasoning.model_validate({}), description="Configuration of the reasoning."
-    )
+    tools: Annotated[Any, WithJsonSchema(TOOLS_SCHEMA)] = Field([])
+    """Functions that the model may call. There are no built-in tools. Those that items of the input bring
+    (additional_tools, tool_search_output) come behind them. All stand where the chat template shows tools,
+    mostly at the head: models were trained to find them there alone. So the request that first brings one
+    finds the conversation before it uncached, later ones find it."""
+    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE_SCHEMA)] = "auto"
+    """As in chat completions, but a function's name is not nested in an object."""
+    parallel_tool_calls: bool = True
+    """false: the response ends after the first function call."""
+    text: TextConfig = Field(default_factory=lambda: TextConfig.model_validate({}))
+    reasoning: Reasoning = Field(default_factory=lambda: Reasoning.model_validate({}))
     include: Annotated[list[str], AfterValidator(_include)] = Field(
         [],
         description=f"{INCLUDE_LOGPROBS}: log probabilities. {INCLUDE_REASONING}: the reasoning in base64 "
         "(not encrypted), for clients that send back only this field.",
     )
-    top_logprobs: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_TOP_LOGPROBS,
-        description="Number of most likely tokens to return at each position. Above 0 turns on logprobs.",
-    )
-    metadata: Any = Field({}, description="Returned unchanged in the response.")
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    """Number of most likely tokens to return at each position. Above 0 turns on logprobs."""
+    metadata: Any = Field({})
+    """Returned unchanged in the response."""
 
     max_tool_calls: no_effect(  # type: ignore[valid-type]
         "it limits built-in tools, and there are none."
@@ -302,21 +285,17 @@ class ResponsesFields(AcceptsPeerFields):
     wedlm_anchor: extension("wedlm_anchor") = None  # type: ignore[valid-type]
 
     keep_alive: KeepAlive = None
-    truncation: Literal["auto", "disabled"] | None = Field(
-        None,
-        description="What to do if the input is too long for the context. auto: leave out the oldest turns, "
-        "and say so in x-reprise-ignored. Otherwise it gets a 400.",
-    )
+    truncation: Literal["auto", "disabled"] | None = None
+    """What to do if the input is too long for the context. auto: leave out the oldest turns, and say so in
+    x-reprise-ignored. Otherwise it gets a 400."""
     background: unsupported(  # type: ignore[valid-type]
         False,
         phrase="is not supported; wait for the response, or stream it",
         description="Left out: a response is generated while the client waits.",
     ) = None
-    conversation: Conversation = Field(
-        [],
-        description="Items that come before those of the input and are counted with them in errors, alone or "
-        "as items of an object; not in OpenAI's API. An id of a stored conversation is refused.",
-    )
+    conversation: Conversation = Field([])
+    """Items that come before those of the input and are counted with them in errors, alone or as items of an
+    object; not in OpenAI's API. An id of a stored conversation is refused."""
     prompt: unsupported(  # type: ignore[valid-type]
         phrase="is not supported: no prompt templates are stored here; send instructions and input",
         description="Not supported: no prompt templates are stored here.",

@@ -14,8 +14,7 @@ from reprise.server.errors import BadRequestError
 from reprise.server.openai_api.responses.items import ChatConversion
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.requests.messages import LEFT_OUT, MEDIA, TEXTS
-from reprise.server.requests.openai_messages import ROLES
+from reprise.server.requests.messages import LEFT_OUT, MEDIA, ROLES, TEXTS
 from reprise.server.validation.fields import Notes
 from reprise.server.validation.json_body import parse_liberally
 

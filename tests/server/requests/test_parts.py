@@ -13,10 +13,10 @@ from reprise.server.requests.messages import (
     UNREADABLE,
     arguments_of,
     cleaned,
+    from_chats,
     parts_of,
     settle,
 )
-from reprise.server.requests.openai_messages import from_chats
 from reprise.server.validation.fields import Notes
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"

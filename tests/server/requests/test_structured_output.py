@@ -13,7 +13,8 @@ from pydantic_core import PydanticCustomError
 from reprise.engine.interface.request import Grammar
 from reprise.server.errors import BadRequestError
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.validation.json_body import parse_body
+from reprise.server.validation.fields import Notes
+from reprise.server.validation.json_body import parse_liberally
 from reprise.server.validation.json_schema import check_schema, find_endless
 from tests.machine import allowed_s
 from tests.server.openai_shapes import assert_error
@@ -184,7 +185,7 @@ def test_schemas_beyond_the_limits_are_refused_at_once(schema, at, code, told):
     body = json.dumps({**BODIES[CHAT], **asked}).encode()
     start_s = time.thread_time()
     with pytest.raises(BadRequestError) as refused:
-        parse_body(body, ChatRequest)
+        parse_liberally(body, ChatRequest, {}, Notes(refuses=True))
     spent_s = time.thread_time() - start_s
     assert told in assert_error(refused.value.body(), SCHEMA + at, code)
     assert spent_s < allowed_s(0.1)

@@ -15,7 +15,8 @@ from reprise.engine.text.markers import Marker, Markers
 from reprise.server.app import create_app
 from reprise.server.errors import BadRequestError
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.validation.json_body import parse_body
+from reprise.server.validation.fields import Notes
+from reprise.server.validation.json_body import parse_liberally
 from tests.server.fake_engine import CALLING, says
 from tests.server.openai_shapes import assert_error, valid_chat, valid_chat_chunks
 from tests.server.served import served
@@ -202,7 +203,9 @@ def test_the_enforced_schemas_have_a_common_limit():
     large = {"type": "object", "properties": {"a": {"description": "x" * 60_000}}}
     tools = [tool(name=f"f{i}", parameters=large, strict=True)["tools"][0] for i in range(3)]
     with pytest.raises(BadRequestError, match="at most 131072 are allowed") as told:
-        parse_body(json.dumps({"messages": HELLO, "tools": tools}).encode(), ChatRequest)
+        parse_liberally(
+            json.dumps({"messages": HELLO, "tools": tools}).encode(), ChatRequest, {}, Notes(refuses=True)
+        )
     assert told.value.param == "tools"
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from reprise.server.errors import BadRequestError
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.validation.json_body import parse_body
+from reprise.server.validation.fields import Notes
+from reprise.server.validation.json_body import parse_liberally
 from tests.server.openai_shapes import assert_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -453,4 +454,4 @@ def test_logit_bias_has_a_limit():
     biases = {str(token): 0 for token in range(16_385)}
     body = json.dumps({"prompt": "a", "logit_bias": biases}).encode()
     with pytest.raises(BadRequestError, match=r"'logit_bias' has 16385 entries; at most 16384 are allowed"):
-        parse_body(body, CompletionRequest)
+        parse_liberally(body, CompletionRequest, {}, Notes(refuses=True))
