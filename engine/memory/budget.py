@@ -12,10 +12,11 @@ Above the limit MLX waits for the device before it dispatches the next operation
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import mlx.core as mx
 
+from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.images import VisionInfo
 from reprise.engine.kv_cache.batched_rows import BatchedRows
@@ -24,17 +25,8 @@ from reprise.engine.kv_cache.per_row import Caches, leaves
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
-from reprise.engine.memory.estimate import (
-    STEADY_TOKENS,
-    Demand,
-    Estimate,
-    Estimator,
-    RunningSequence,
-    SamplingMemory,
-    StepDemands,
-)
+from reprise.engine.memory.estimate import STEADY_TOKENS, Demand, Estimate, Estimator, StepDemands
 from reprise.engine.memory.prefill import count_fitting, divide_tokens
-from reprise.engine.sampling.filters import ALL_NEEDS, find_needs
 from reprise.engine.vision.image_features import Sight
 from reprise.engine.vision.tower import Features
 
@@ -101,9 +93,6 @@ KEPT_SHARE = 64
 Droppable = PrefixCache | BoundedCache[Features]
 """What is dropped when rows need its memory."""
 
-Running = tuple[list[ref[RunningSequence]], list[ref[RunningSequence]]]
-"""Sequences that decode and sequences that prefill. Weak, so that none is kept after its end."""
-
 
 class MemoryBudget:
     """Compares the memory that rows need with the memory there is. Lengths are in tokens.
@@ -112,7 +101,7 @@ class MemoryBudget:
     estimator: estimates how much rows need.
     largest_chunk_tokens: most prompt tokens fed at once. chunk_tokens: as many have their memory reserved.
     shared: the memory that other models share with this one; None if there are no others.
-    has_masks: whether the target model predicts at masks, whose entropies every row may want.
+    used_bytes: estimate of the last step that make_room() was called for, without weights and prefixes.
     prefixes: what is kept for later prompts and gives up memory that rows need, the first one first.
     """
 
@@ -122,31 +111,27 @@ class MemoryBudget:
         room_bytes: int,
         estimator: Estimator,
         largest_chunk_tokens: int,
-        has_masks: bool = False,
     ) -> None:
         self.weight_bytes = weight_bytes
         self.shared: SharedMemory | None = None
         self.room_bytes = room_bytes
         self._reserved_bytes = 0
-        self._reserved_for: ref[RunningSequence] | None = None
+        self._reserved_for: ref[Sequence] | None = None
         self._estimator = estimator
         self._models = estimator.models
         self.chunk_tokens = estimator.chunk_tokens
         self._largest_chunk_tokens = largest_chunk_tokens
-        self._has_masks = has_masks
         self._sight: Sight | None = None
         # The most that an image takes until it was fed.
         self._image_bytes = 0
         self.prefixes: list[Droppable] = []
-        self._used_bytes = 0
+        self.used_bytes = 0
         # Of the last estimate, if only rows ran: its room, and the lengths of rows up to which it holds.
-        self._steady: tuple[int, list[tuple[RunningSequence, int]]] = 0, []
-        # Of a request that is not known yet, and of sequences, none of which is kept after its end.
-        self._most_sampling = SamplingMemory.of(ALL_NEEDS, estimator.vocab_size)
-        self._sampling: WeakKeyDictionary[RunningSequence, SamplingMemory] = WeakKeyDictionary()
-        # The shortest length that may_begin() refused, and the running sequences that took the memory.
+        self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
+        # The shortest length that may_begin() refused, and the sequences that decoded and prefilled then.
+        # Weak, so that none is kept after its end.
         self._refused_tokens = 0
-        self._refused_beside: Running = ([], [])
+        self._refused_beside: tuple[list[ref[Sequence]], list[ref[Sequence]]] = ([], [])
 
     def see(self, sight: Sight, vision: VisionInfo) -> None:
         """Count the memory of images from now on: that of the tower, and that of kept features."""
@@ -157,11 +142,6 @@ class MemoryBudget:
         self.prefixes.append(sight.kept)
 
     @property
-    def used_bytes(self) -> int:
-        """Estimated bytes of the last step that make_room() was called for, without weights and prefixes."""
-        return self._used_bytes
-
-    @property
     def left_bytes(self) -> int:
         """Bytes that other models leave now for everything but this model's weights."""
         return self.room_bytes if self.shared is None else self.room_bytes - self.shared.beside(self)
@@ -169,7 +149,7 @@ class MemoryBudget:
     @property
     def held_bytes(self) -> int:
         """The bytes that this model keeps from other models."""
-        return self.weight_bytes + max(self._used_bytes + self._prefix_bytes, self._reserved_bytes)
+        return self.weight_bytes + max(self.used_bytes + self._prefix_bytes, self._reserved_bytes)
 
     def give_up(self, num_bytes: int) -> bool:
         """Drop cached prefixes of at least num_bytes, or all; return whether any were dropped."""
@@ -183,25 +163,18 @@ class MemoryBudget:
 
     def max_tokens(self, limit: int) -> int:
         """Return the length, up to limit, of the longest sequence that fits alone; 0 if none fits."""
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.bytes_alone(middle) <= self.room_bytes:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return count_fitting(self.bytes_alone, limit, self.room_bytes)
 
     def bytes_alone(self, num_tokens: int) -> int:
         """Return the bytes that a sequence of that length needs with no other sequence running."""
-        alone = [Demand(num_tokens, self._most_sampling, vision_bytes=self._image_bytes)]
+        alone = [Demand(num_tokens, vision_bytes=self._image_bytes)]
         return max(self._estimator.full(alone, []).total, self._estimator.full([], alone).total)
 
     def may_begin(
         self,
-        sequence: RunningSequence,
-        members: SequenceOf[RunningSequence],
-        prefilling: SequenceOf[RunningSequence],
+        sequence: Sequence,
+        members: SequenceOf[Sequence],
+        prefilling: SequenceOf[Sequence],
     ) -> bool:
         """Whether a waiting sequence fits beside those that decode (members) and those that prefill."""
         # Alone it always fits, since the context is limited; without this it might wait forever.
@@ -221,10 +194,10 @@ class MemoryBudget:
 
     def make_room(
         self,
-        members: SequenceOf[RunningSequence],
-        prefilling: SequenceOf[RunningSequence],
+        members: SequenceOf[Sequence],
+        prefilling: SequenceOf[Sequence],
         rows: SequenceOf[Rows],
-        draft_prefills: SequenceOf[RunningSequence] = (),
+        draft_prefills: SequenceOf[Sequence] = (),
     ) -> bool:
         """Drop cached prefixes until the next step fits; return whether it does.
 
@@ -255,7 +228,7 @@ class MemoryBudget:
         self._limit_mlx(estimate.operation)
         if spare < 0:
             return False
-        self._used_bytes = estimate.total + prefilled
+        self.used_bytes = estimate.total + prefilled
         for model, model_rows in zip(self._models, rows, strict=True):
             footprint = model.footprint
             if isinstance(model_rows, BatchedRows) and footprint.token_bytes:
@@ -269,7 +242,7 @@ class MemoryBudget:
                 ahead = spare // len(self._models) // num_joining // cell_bytes
                 model_rows.limit_growth(num_cells + ahead)
                 held = sum(slots * columns for slots, columns in model_rows.extents)
-                self._used_bytes += max(0, held - num_cells) * cell_bytes
+                self.used_bytes += max(0, held - num_cells) * cell_bytes
         # Beside other models both what is left and MLX's limit change while they run.
         if not (prefilling or draft_prefills or self.shared):
             self._steady = self.room_bytes, [(s, len(s.tokens) + STEADY_TOKENS) for s in members]
@@ -277,9 +250,9 @@ class MemoryBudget:
 
     def _is_steady(
         self,
-        members: SequenceOf[RunningSequence],
-        prefilling: SequenceOf[RunningSequence],
-        draft_prefills: SequenceOf[RunningSequence],
+        members: SequenceOf[Sequence],
+        prefilling: SequenceOf[Sequence],
+        draft_prefills: SequenceOf[Sequence],
     ) -> bool:
         """Whether the last estimate had room for this step as well."""
         room_bytes, steady = self._steady
@@ -289,7 +262,7 @@ class MemoryBudget:
             one is s and len(s.tokens) <= limit for s, (one, limit) in zip(members, steady, strict=True)
         )
 
-    def _reserve(self, running: SequenceOf[RunningSequence]) -> bool:
+    def _reserve(self, running: SequenceOf[Sequence]) -> bool:
         """Reserve, beside other models, what the oldest sequence takes at its end; return whether it fits."""
         if self.shared is None:
             return True
@@ -320,11 +293,11 @@ class MemoryBudget:
 
     def _estimate_step(
         self,
-        members: SequenceOf[RunningSequence],
-        prefilling: SequenceOf[RunningSequence],
+        members: SequenceOf[Sequence],
+        prefilling: SequenceOf[Sequence],
         num_tokens: int,
         rows: BatchedRows | None,
-        windows: Mapping[RunningSequence, SequenceOf[WindowKVCache]],
+        windows: Mapping[Sequence, SequenceOf[WindowKVCache]],
     ) -> Estimate:
         """Let the next step feed num_tokens of prompts, and estimate it.
 
@@ -359,7 +332,7 @@ class MemoryBudget:
         memory = self._models[model]
         copied = memory.footprint.row_bytes(memory.num_ids(num_tokens), self.chunk_tokens)
         copied -= memory.footprint.token_bytes * num_held
-        left = self.left_bytes - self._used_bytes - num_copies * copied
+        left = self.left_bytes - self.used_bytes - num_copies * copied
         if left >= 0:
             self._shrink_prefixes(left)
         return left >= 0
@@ -377,10 +350,10 @@ class MemoryBudget:
         num_tokens: the text's length in tokens of the target.
         """
         needed = self._draft_prefill_bytes(num_tokens)
-        left = self.left_bytes - self._used_bytes - needed
+        left = self.left_bytes - self.used_bytes - needed
         if left >= 0:
             self._shrink_prefixes(left)
-            self._used_bytes += needed
+            self.used_bytes += needed
         return left >= 0
 
     def _shrink_prefixes(self, num_bytes: int) -> None:
@@ -405,21 +378,12 @@ class MemoryBudget:
         return num_bytes * sum(draft) // (target + sum(draft))
 
     def _demand(
-        self, sequence: RunningSequence, num_tokens: int, windows: Mapping[int, int] | None = None
+        self, sequence: Sequence, num_tokens: int, windows: Mapping[int, int] | None = None
     ) -> Demand:
-        if (sampling := self._sampling.get(sequence)) is None:
-            request = sequence.request
-            needs = find_needs(request.sampling, self._estimator.vocab_size, request.grammar is not None)
-            sampling = self._sampling[sequence] = SamplingMemory.of(
-                needs,
-                self._estimator.vocab_size,
-                request.top_logprobs is not None or self._has_masks,
-                request.prompt_logprobs,
-            )
-        if not (sequence.request.images and self._sight):
-            return Demand(num_tokens, sampling, windows or {})
-        left_bytes = self._sight.working_bytes(sequence.request.images, sequence.prefill.num_computed)
-        return Demand(num_tokens, sampling, windows or {}, left_bytes)
+        request, vision_bytes = sequence.request, 0
+        if request.images and self._sight:
+            vision_bytes = self._sight.working_bytes(request.images, sequence.prefill.num_computed)
+        return Demand(num_tokens, request.prompt_logprobs, windows or {}, vision_bytes)
 
 
 def _windows_of(caches: Caches) -> list[WindowKVCache]:
@@ -428,7 +392,7 @@ def _windows_of(caches: Caches) -> list[WindowKVCache]:
     return list(by_window.values())
 
 
-def _until_image(sequence: RunningSequence, chunk: int) -> int:
+def _until_image(sequence: Sequence, chunk: int) -> int:
     """Return how many of a chunk's tokens may be fed, or have to be, because of the prompt's images."""
     prefill = sequence.prefill
     if not (chunk and (looking := prefill.looking)):
@@ -437,7 +401,7 @@ def _until_image(sequence: RunningSequence, chunk: int) -> int:
     return max(1, looking.end_of(start, start + chunk) - start)
 
 
-def _length_to_admit(sequence: RunningSequence) -> int:
+def _length_to_admit(sequence: Sequence) -> int:
     """Return a sequence's length with the part of its answer for which admission needs room."""
     left = sequence.request.max_tokens - sequence.num_answered
     return len(sequence.tokens) + min(left, ANSWER_TOKENS)

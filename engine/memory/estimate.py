@@ -6,82 +6,20 @@ estimate = what is kept + the growth of one layer + working memory
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Protocol
 
-from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.columns import GROWTH_TOKENS, max_slots, round_columns
 from reprise.engine.kv_cache.groups import count_cells
-from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
 from reprise.engine.memory.footprint import Cells, Footprint
-from reprise.engine.sampling.filters import LIKELIHOOD_ARRAYS, Needs, sampling_bytes
-from reprise.engine.vision.image_features import Looking
+from reprise.engine.sampling.filters import ALL_NEEDS, LIKELIHOOD_ARRAYS, sampling_bytes
 
 PENALTY_BYTES = 16
 BIAS_BYTES = 8
 """Bytes of a row's penalties and of its biases per token of the vocabulary. Penalties have two arrays, both
-twice while they change; a row may have another bias for its first tokens."""
-
-
-class ComputedPrompt(Protocol):
-    """A prompt as far as it is computed. max_chunk_tokens: how many of its tokens the next step may feed."""
-
-    max_chunk_tokens: int
-
-    @property
-    def num_computed(self) -> int:
-        """The number of tokens that its caches hold."""
-
-    @property
-    def widest_chunk(self) -> int:
-        """The most tokens of this prompt that a step has fed."""
-
-    @property
-    def caches(self) -> Caches:
-        """The caches of this prompt alone."""
-
-    @property
-    def looking(self) -> Looking | None:
-        """The images of the prompt; None if it has none."""
-
-
-class Submitted(Protocol):
-    """The time at which a sequence was submitted."""
-
-    @property
-    def submitted_at(self) -> float:
-        """When the sequence was submitted, in seconds by time.perf_counter()."""
-
-
-class RunningSequence(Protocol):
-    """The facts about a sequence, admitted or about to be, that its memory depends on."""
-
-    @property
-    def request(self) -> GenerationRequest:
-        """The request that the sequence answers."""
-
-    @property
-    def tokens(self) -> SequenceOf[int]:
-        """The committed tokens: prompt and answer so far."""
-
-    @property
-    def prefill(self) -> ComputedPrompt:
-        """The prompt as far as it is computed."""
-
-    @property
-    def timing(self) -> Submitted:
-        """When the sequence was submitted."""
-
-    @property
-    def num_answered(self) -> int:
-        """The number of committed tokens of the answer."""
-
-    @property
-    def num_to_prefill(self) -> int:
-        """The number of tokens to compute before the sequence can decode."""
+twice while they change; a row may have another bias for its first tokens. Every row counts as having both,
+and as sampled in the way that takes most: beside caches this is little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,38 +52,16 @@ class ModelMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingMemory:
-    """Memory that the sampling of one sequence takes.
-
-    row_bytes: bytes kept for its row. num_arrays: arrays (vocabulary,) float32 that sampling a token takes.
-    prompt_logprobs: whether log probabilities of the prompt are wanted.
-    """
-
-    row_bytes: int
-    num_arrays: float
-    prompt_logprobs: bool
-
-    @classmethod
-    def of(
-        cls, needs: Needs, vocab_size: int, logprobs: bool = True, prompt_logprobs: bool = True
-    ) -> "SamplingMemory":
-        """Count the memory of sampling with these needs, and with log probabilities if they are wanted."""
-        row_bytes = vocab_size * (PENALTY_BYTES * needs.penalties + BIAS_BYTES * needs.bias)
-        num_arrays = max(needs.num_arrays, LIKELIHOOD_ARRAYS if logprobs else 0.0)
-        return cls(row_bytes, num_arrays, prompt_logprobs)
-
-
-@dataclass(frozen=True, slots=True)
 class Demand:
     """One sequence's demand for memory.
 
-    num_tokens: the sequence's length. sampling: the memory of sampling its tokens.
-    vision_bytes: memory that its images take until they have been fed.
+    num_tokens: the sequence's length. prompt_logprobs: whether log probabilities of its prompt are wanted.
     windows: window -> columns of its own buffers of that window after the step, if they are known.
+    vision_bytes: memory that its images take until they have been fed.
     """
 
     num_tokens: int
-    sampling: SamplingMemory
+    prompt_logprobs: bool = True
     windows: Mapping[int, int] = field(default_factory=dict)
     vision_bytes: int = 0
 
@@ -157,7 +73,7 @@ class Demand:
         return lambda window: self.windows.get(window) or window_columns(num_columns, window, widest_chunk)
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepDemands:
     """A step's demand for memory.
 
@@ -166,6 +82,8 @@ class StepDemands:
     chunk_tokens: maximum tokens of a chunk in this step. widest_chunk: maximum tokens of all chunks so far;
         buffers of sliding windows have room for it.
     members: the target model's rows as they are now, if this is its next step.
+    joined, prompts: rows and complete, which share buffers after the step; complete and others.
+    longest: the length of the longest row after the step.
     """
 
     rows: SequenceOf[Demand]
@@ -175,30 +93,10 @@ class StepDemands:
     widest_chunk: int
     members: BatchedRows | None = None
 
-    @cached_property
-    def joined(self) -> list[Demand]:
-        """The sequences that share buffers after the step."""
-        return [*self.rows, *self.complete]
-
-    @cached_property
-    def prompts(self) -> list[Demand]:
-        """All prompts, completed by the step or not."""
-        return [*self.complete, *self.others]
-
-    @cached_property
-    def everyone(self) -> list[Demand]:
-        """All rows and prompts."""
-        return [*self.joined, *self.others]
-
-    @cached_property
-    def longest(self) -> int:
-        """The length of the longest row after the step."""
-        return max((one.num_tokens for one in self.joined), default=0)
-
-    @cached_property
-    def has_prompt_logprobs(self) -> bool:
-        """Whether log probabilities of any prompt are wanted."""
-        return any(one.sampling.prompt_logprobs for one in self.prompts)
+    def __post_init__(self) -> None:
+        self.joined = [*self.rows, *self.complete]
+        self.prompts = [*self.complete, *self.others]
+        self.longest = max((one.num_tokens for one in self.joined), default=0)
 
 
 PROMPT_LOGPROBS_CHUNK = 128
@@ -254,19 +152,21 @@ class Estimator:
 
     def step(self, step: StepDemands) -> Estimate:
         """Estimate the memory of a step while it runs, and while prompts join the rows."""
-        if not step.everyone:
+        if not (num_all := len(step.rows) + len(step.prompts)):
             return Estimate()
-        kept = sum(one.sampling.row_bytes for one in step.everyone)
+        kept = num_all * self.vocab_size * (PENALTY_BYTES + BIAS_BYTES)
         kept += sum(one.vision_bytes for one in step.prompts)
+        num_draws = len(step.rows) * self.models[0].width
+        logprobs_tokens = self._logprobs_tokens if any(one.prompt_logprobs for one in step.prompts) else 0
         growth = forward = logits = 0
         for model in self.models:
             kept += self._kept_bytes(model, step)
             growth = max(growth, self._growth_bytes(model, step))
             forward = max(forward, self._forward_bytes(model, step))
             logits = max(logits, model.logits_bytes(len(step.rows), model.width))
-            if step.has_prompt_logprobs:
-                logits = max(logits, model.logits_bytes(1, self._logprobs_tokens))
-        for_sampling = self._sampling_bytes(step)
+            logits = max(logits, model.logits_bytes(1, logprobs_tokens))
+        num_arrays = ALL_NEEDS.num_arrays if step.rows else LIKELIHOOD_ARRAYS
+        for_sampling = sampling_bytes(max(num_draws, logprobs_tokens), num_arrays, self.vocab_size)
         working = max(forward, logits + for_sampling)
         # No operation of sampling takes more than half of what a portion does; half of a growth is its keys.
         looking = max((one.vision_bytes for one in step.prompts), default=0)
@@ -338,14 +238,6 @@ class Estimator:
         if not model.sharing:
             apart += [(one, self._row_columns(model, one.num_tokens)) for one in step.rows]
         return [(columns, one.window_columns(columns, step.widest_chunk)) for one, columns in apart]
-
-    def _sampling_bytes(self, step: StepDemands) -> int:
-        """Return the maximum bytes of sampling and of prompts' log probabilities."""
-        num_draws, num_arrays = len(step.rows) * self.models[0].width, 0.0
-        if step.has_prompt_logprobs:
-            num_draws, num_arrays = max(num_draws, self._logprobs_tokens), LIKELIHOOD_ARRAYS
-        num_arrays = max([num_arrays, *(one.sampling.num_arrays for one in step.rows)])
-        return sampling_bytes(num_draws, num_arrays, self.vocab_size) if num_draws else 0
 
     def _most_cells(self, model: ModelMemory, step: StepDemands) -> int:
         """Return the most cells that rows take that share buffers, and prompts while they join them."""

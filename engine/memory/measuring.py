@@ -88,7 +88,6 @@ def make_memory_budget(
             whole_tokens=whole_tokens,
         ),
         largest_chunk_tokens=max(chunk_tokens, settings.prefill_chunk_tokens),
-        has_masks=loaded.info.mask_token_id is not None,
     )
     if loaded.sight and loaded.info.vision:
         memory_budget.see(loaded.sight, loaded.info.vision)

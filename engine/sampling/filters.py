@@ -183,17 +183,6 @@ def needs_penalties(sampling: Sampling) -> bool:
     return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
 
-def find_needs(sampling: Sampling, vocab_size: int, has_grammar: bool) -> Needs:
-    """Return which kinds of work the draws of a request need."""
-    return Needs(
-        penalties=needs_penalties(sampling),
-        bias=sampling.has_bias,
-        mask=has_grammar,
-        noise=sampling.temperature > 0,
-        filters=is_filtered(sampling, vocab_size),
-    )
-
-
 def draws_per_portion(num_arrays: float, vocab_size: int) -> int:
     """Return how many draws are sampled at once if each takes num_arrays arrays of (vocabulary,) float32."""
     return max(1, int(PORTION_BYTES / (num_arrays * FLOAT_BYTES * vocab_size)))
@@ -201,8 +190,9 @@ def draws_per_portion(num_arrays: float, vocab_size: int) -> int:
 
 def sampling_bytes(num_draws: int, num_arrays: float, vocab_size: int) -> int:
     """Return the maximum bytes that sampling num_draws draws takes."""
-    num_at_once = min(num_draws, draws_per_portion(num_arrays, vocab_size))
-    return int(num_at_once * num_arrays * FLOAT_BYTES * vocab_size)
+    draw_bytes = math.ceil(num_arrays * FLOAT_BYTES * vocab_size)
+    # A portion is never less than a draw.
+    return min(num_draws * draw_bytes, max(PORTION_BYTES, draw_bytes))
 
 
 def pick_logits(logits: mx.array, places: Sequence[int], after: Sequence[mx.array]) -> mx.array:

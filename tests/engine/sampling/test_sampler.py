@@ -126,8 +126,10 @@ def test_sampling_takes_at_most_the_memory_that_is_counted(
 ) -> None:
     vocab_size, num_draws = 60_000, 24
     monkeypatch.setattr(filters, "PORTION_BYTES", 8 * 2**20)
-    needs = filters.find_needs(sampling, vocab_size, is_masked)
     row = RowSampling(sampling, vocab_size, [1], [2])
+    needs = filters.Needs(
+        row.penalties is not None, sampling.has_bias, is_masked, sampling.temperature > 0, row.is_filtered
+    )
     sampler = Sampler([row], vocab_size)
     logits = mx.random.normal((num_draws, vocab_size), key=mx.random.key(3)).astype(mx.bfloat16)
     held = [row.bias, *([row.penalties.counts, row.penalties.divisors] if row.penalties else [])]
