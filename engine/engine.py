@@ -171,7 +171,7 @@ class Engine:
         return replace(
             whole,
             num_stalls=self._loop.num_stalls,
-            station_s=self._loop.station_s,
+            span_s=self._loop.span_s,
             active_bytes=mx.get_active_memory(),
             peak_bytes=mx.get_peak_memory(),
             cache_bytes=mx.get_cache_memory(),

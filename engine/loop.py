@@ -14,7 +14,7 @@ from typing import get_args
 
 import mlx.core as mx
 
-from reprise.engine.interface.time_by_station import EngineStation, StationClock, station
+from reprise.engine.interface.spans import EngineSpan, SpanClock, span
 from reprise.engine.model.loading import StartProgress
 from reprise.engine.pool.loads import Loads
 from reprise.engine.pool.model_engine import STOPPING
@@ -46,7 +46,7 @@ class Loop:
         self._shares: TimeShares[ServedModel] = TimeShares()
         self._current: ServedModel | None = None
         self._until = 0.0
-        self._stations = StationClock(get_args(EngineStation))
+        self._spans = SpanClock(get_args(EngineSpan))
         self._watchdog = Watchdog(known.settings.stall_seconds, self._progress_made, self._note_stall)
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._started = threading.Event()
@@ -64,9 +64,9 @@ class Loop:
         return self._watchdog.reason
 
     @property
-    def station_s(self) -> dict[str, float]:
-        """The seconds that the thread has spent at each station."""
-        return dict(self._stations.seconds)
+    def span_s(self) -> dict[str, float]:
+        """The seconds that the thread has spent in each span."""
+        return dict(self._spans.seconds)
 
     def start(self, on_progress: StartProgress | None = None) -> None:
         """Start the thread and load the first models; returns when requests are accepted. Raises ModelError.
@@ -104,7 +104,7 @@ class Loop:
             self._thread.join()
 
     def _run(self) -> None:
-        self._stations.start()
+        self._spans.start()
         try:
             try:
                 self._loads.begin(self._on_progress)
@@ -188,13 +188,13 @@ class Loop:
         """Wait until there is something to do. Once it is calm, do what can be done in advance."""
         mx.clear_cache()
         wake, loads = self._known.wake, self._loads
-        with station("idle"):
+        with span("idle"):
             if wake.wait(min(CALM_S, loads.due_in_s)):
                 return
         ready = [model.engine for model in self._known.list_all() if model.is_loaded and model.engine]
         while not wake.is_set() and loads.due_in_s and any(engine.prepare(wake.is_set) for engine in ready):
             pass
-        with station("idle"):
+        with span("idle"):
             wake.wait(loads.due_in_s)
 
     def _end(self) -> None:

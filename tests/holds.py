@@ -10,7 +10,7 @@ from tests.machine import allowed_s
 
 HOLDS = Path(os.environ.setdefault("TESTS_LOOP_HOLDS", tempfile.mkstemp(prefix="reprise-tests-holds-")[1]))
 """For all processes of a run: a line for each server."""
-_HELD = re.compile(r"the event loop was held for \d+ ms by the station \w+ \((\d+) ms of the processor\)")
+_HELD = re.compile(r"the event loop was held for \d+ ms in the span \w+ \((\d+) ms of the processor\)")
 MOST_S = 0.1
 """Processor seconds for which a server's own work may hold its loop, on the usual machine."""
 _ADDRESS = re.compile(r"address\W+http")

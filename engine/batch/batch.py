@@ -15,8 +15,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from reprise.engine.batch.sequence import Prefill, Sequence, StepError
+from reprise.engine.interface.spans import span
 from reprise.engine.interface.status import GAP_BOUNDS_S, EngineCounts
-from reprise.engine.interface.time_by_station import station
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.rows import Rows, Sharing, make_rows
 from reprise.engine.sampling.filters import Likelihood, Likelihoods
@@ -165,7 +165,7 @@ class Device:
         mx.async_eval(arrays, is_computed)
         self._chunks.append(_Chunk(is_computed, dispatched_at, done, fail))
 
-    @station("waiting")
+    @span("waiting")
     def compute(self, arrays: SequenceOf[mx.array]) -> None:
         """Wait for the chunks in flight, then compute these arrays and wait for them too."""
         # Only now, when all is ready to be dispatched; so their times can be told apart.
@@ -179,7 +179,7 @@ class Device:
         self._settle()
         return True
 
-    @station("waiting")
+    @span("waiting")
     def _settle(self) -> None:
         start = perf_counter()
         while self._chunks:
@@ -205,7 +205,7 @@ class Device:
         if step is None or step.is_computed:
             return
         try:
-            with station("waiting"):
+            with span("waiting"):
                 mx.eval(step.tokens)
         except Exception as fault:
             raise StepError(step.members, fault) from fault
@@ -215,7 +215,7 @@ class Device:
         """Wait for a step, measure it, and return each row's token and likelihood. Raises StepError."""
         try:
             start = perf_counter()
-            with station("waiting"):
+            with span("waiting"):
                 tokens: list[int] = step.tokens.tolist()  # type: ignore[assignment]
             step.was_awaited = step.is_computed or perf_counter() - start > MIN_WAIT_S
             likelihoods = step.measured.fetch() if step.measured else [None] * len(tokens)

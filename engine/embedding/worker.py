@@ -28,7 +28,7 @@ from reprise.engine.embedding.passes import (
 )
 from reprise.engine.interface.embeddings import EmbeddingInput, EmbeddingRequest, TokenIds
 from reprise.engine.interface.events import EmbeddingSink, Failed
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.memory.prefill import PrefillCosts, PrefillLimits, count_fitting
 
@@ -147,7 +147,7 @@ class EmbeddingWorker:
             job.end(failed)
         self.drop_ended()
 
-    @station("prefill")
+    @span("prefill")
     def step(self, num_decoding: int) -> None:
         """Compute some layers of a pass. num_decoding: other models whose rows wait meanwhile."""
         limit_s = self._limit_s(num_decoding)

@@ -27,8 +27,8 @@ from reprise.engine.interface.errors import ModelError, SharedTableError
 from reprise.engine.interface.events import Event, Failed, Sink
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.interface.request import GenerationRequest, Grammar
+from reprise.engine.interface.spans import span
 from reprise.engine.interface.status import EngineCounts, sum_counts
-from reprise.engine.interface.time_by_station import station
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.capabilities import PutOffError
 from reprise.engine.model.loading import LoadedModel, StartProgress, make_draft_loader, make_loader
@@ -327,7 +327,7 @@ class GeneratingEngine(ModelEngine):
         if self._makers.costs is None:
             write_ratios(worker.planner.costs, self.loaded.info, self.settings)
 
-    @station("trials")
+    @span("trials")
     def _try_rest(self, is_over: IsOver) -> bool:
         """Make the trials that were put off, until it is over; return whether more may be left."""
         if self._remake is None or self.worker.has_work:
@@ -343,7 +343,7 @@ class GeneratingEngine(ModelEngine):
         remake()
         return True
 
-    @station("grammars")
+    @span("grammars")
     def _prepare_grammars(self) -> bool:
         return self._grammars.prepare()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from reprise.engine.batch.batch import Batch, EngineStats
 from reprise.engine.batch.sequence import Sequence, StepError
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.request_queue import RequestQueue
 
@@ -69,7 +69,7 @@ class Preemption:
         self._draft_prefiller = draft_prefiller
         self._stats = stats
 
-    @station("memory")
+    @span("memory")
     def make_room(self, fetch_in_flight: Callable[[], None]) -> None:
         """End draft prefill, then preempt the youngest sequences, until the next step fits.
 

@@ -17,7 +17,7 @@ import mlx.core as mx
 from reprise.drafters.base import NO_DRAFT, Draft
 from reprise.engine.batch.batch import Batch, EngineStats, Step
 from reprise.engine.batch.sequence import Sequence, StepError
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 from reprise.engine.sampling.filters import Likelihood, measure
 from reprise.engine.sampling.sampler import Draw
 from reprise.engine.sampling.thinking_budget import triggered_matcher
@@ -66,7 +66,7 @@ class Decoder:
         # Seconds of plans that no step was charged with.
         self._planning_s = 0.0
 
-    @station("planning")
+    @span("planning")
     def plan(self) -> StepPlan:
         """Choose between a plain step and the verification of drafts.
 
@@ -120,7 +120,7 @@ class Decoder:
         if previous:
             self.fetch(previous)
 
-    @station("dispatch")
+    @span("dispatch")
     def _dispatch(self, previous: Step | None) -> None:
         """Dispatch one token for every row without waiting for it. previous: the step in flight."""
         batch = self._batch
@@ -174,7 +174,7 @@ class Decoder:
             # If the device was busy longer than the engine's thread, planning took none of its time.
             0.0 if step.was_awaited else planning_s,
         )
-        with station("commit"):
+        with span("commit"):
             for sequence, token, likelihood in zip(step.members, tokens, likelihoods, strict=True):
                 if sequence.drafts:
                     sequence.drafts.counts.num_fed += 1
@@ -202,11 +202,11 @@ class Decoder:
         # Waiting for a prompt's chunk is no part of the step.
         waited_s = self._device.settled_s - settled_s
         self._account(members, outcomes, work, drafting_s, start + waited_s)
-        with station("commit"):
+        with span("commit"):
             for sequence, outcome in zip(members, outcomes, strict=True):
                 self._take(sequence, outcome)
 
-    @station("draft_model")
+    @span("draft_model")
     def _draft(self, members: list[Sequence], inputs: list[RowInput]) -> tuple[DraftWork | None, float]:
         """Fill in the draft model's or head's drafts where inputs want one; return its work and seconds."""
         model = self._batch.draft_model

@@ -17,7 +17,7 @@ from reprise.engine.batch.sequence import Sequence, StepError
 from reprise.engine.generating.recovery import Preemption, Recovery
 from reprise.engine.generating.step import Decoder
 from reprise.engine.interface.events import Failed
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.prefiller import Prefiller
@@ -173,7 +173,7 @@ class Worker:
         if self._num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
 
-    @station("drafters")
+    @span("drafters")
     def _open_drafters(self) -> None:
         """Open the drafters of sequences that were just admitted: they index the prompt while it prefills."""
         for sequence in self.prefilling:
@@ -185,7 +185,7 @@ class Worker:
                 except Exception as fault:
                     sequence.fail_with(fault)
 
-    @station("retiring")
+    @span("retiring")
     def _retire(self) -> None:
         """Free the rows of sequences that ended, after keeping their prefixes if memory allows."""
         self.queue.drop_ended()
@@ -208,7 +208,7 @@ class Worker:
             self._decoder.fetch(step)
             self._retire()
 
-    @station("prefill")
+    @span("prefill")
     def _prefill(self, num_rows: int) -> None:
         """Feed prompts within this step's budget; sequences whose prompts are complete join the rows.
 
@@ -218,7 +218,7 @@ class Worker:
         if self.queue.prefiller.run(num_rows, self._join) and (step := self.device.take_step()):
             self._decoder.fetch(step)
 
-    @station("draft_model")
+    @span("draft_model")
     def _prefill_drafts(self, prefiller: DraftPrefiller) -> None:
         """Compute a slice of draft prefill, if this step leaves room for it."""
         if self.prefilling or not prefiller.is_due(self.members):

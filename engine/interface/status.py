@@ -40,7 +40,7 @@ class EngineCounts:
     gap_sum_s: sum of all gaps, in seconds.
     active_bytes: memory in use now. peak_bytes: the maximum ever in use. cache_bytes: freed memory that MLX
         keeps for reuse.
-    station_s: seconds of the engine's thread by station; see engine/interface/time_by_station.py.
+    span_s: seconds of the engine's thread by span; see engine/interface/spans.py.
     by_rank: values of each machine that has a part of the model, by the metric's name and the rank.
     num_embedded, num_embedded_tokens: texts and pairs of which the vector or score is made, and their tokens.
     num_to_embed: texts and pairs that still wait for their vector or score.
@@ -54,7 +54,7 @@ class EngineCounts:
     active_bytes: int = 0
     peak_bytes: int = 0
     cache_bytes: int = 0
-    station_s: Mapping[str, float] = field(default_factory=dict)
+    span_s: Mapping[str, float] = field(default_factory=dict)
     by_rank: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     num_embedded: int = 0
     num_embedded_tokens: int = 0

@@ -14,8 +14,8 @@ from reprise.engine.interface.errors import SharedTableError
 from reprise.engine.interface.events import EmbeddingSink, Failed, Sink
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.interface.spans import span
 from reprise.engine.interface.status import EngineCounts, EngineStatus
-from reprise.engine.interface.time_by_station import station
 from reprise.engine.memory.budget import Holder
 from reprise.engine.model.loading import StartProgress
 from reprise.engine.pool.admission import Lifecycle
@@ -82,7 +82,7 @@ class Inbox(queue.SimpleQueue[Message]):
         super().put(item, block, timeout)
         self._wake()
 
-    @station("messages")
+    @span("messages")
     def take_all(self, handle: Callable[[Message], None]) -> None:
         """Handle all messages, on the thread that owns MLX."""
         while not self.empty():

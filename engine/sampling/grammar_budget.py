@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 
 from reprise.engine.interface.errors import GrammarCostError
-from reprise.engine.interface.time_by_station import spend
+from reprise.engine.interface.spans import spend
 
 MAX_TOKEN_S, MAX_TOKEN_STEPS = 0.25, 1.0
 """Maximum seconds that the grammar may take for one token of an answer, or plain steps if that is longer."""
@@ -28,7 +28,7 @@ class Stopwatch(AbstractContextManager[None]):
 
     now: a clock in seconds. It counts the thread's own CPU time, so that a busy machine is not charged to a
         grammar.
-    last_s: seconds of the last measurement. Every measurement is counted at the station "grammars".
+    last_s: seconds of the last measurement. Every measurement is counted in the span "grammars".
     """
 
     def __init__(self, now: Callable[[], float] = time.thread_time) -> None:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from reprise.config.settings import Settings
 from reprise.engine.batch.batch import Device
 from reprise.engine.batch.sequence import Sequence, StepError
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 from reprise.engine.kv_cache.per_row import cache_arrays
 from reprise.engine.memory.estimate import PROMPT_LOGPROBS_CHUNK
 from reprise.engine.memory.prefill import PrefillCosts, PrefillLimits, Seconds, plan_prefill
@@ -239,7 +239,7 @@ class Prefiller:
             if drafts and seconds:
                 drafts.slowdown_budget.prefill_s += seconds
             if measured and not sequence.ended:
-                with station("prefill"):
+                with span("prefill"):
                     sequence.emit_prompt_logprobs(num_before + 1, measured.fetch())
             sequence.report_progress(num_before + num_fed)
 

@@ -9,7 +9,7 @@ from functools import partial
 from reprise.config.settings import Settings
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.events import Failed
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 from reprise.engine.kv_cache.buffers import KVSlice, cut_slice, rebuild, start_copies
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, before_other_picture
@@ -239,7 +239,7 @@ class RequestQueue:
         if self.waiting and any(s.ended for s in self.waiting):
             self.waiting = deque(s for s in self.waiting if not s.ended)
 
-    @station("admission")
+    @span("admission")
     def admit(self, members: list[Sequence], rows: Rows) -> None:
         """Admit waiting sequences, in order, while rows and memory last.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from reprise.drafters.base import NO_DRAFT, Draft, Slices
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 
 STEP_SLICES = 4
 """Slices of a step. Half take at most .06 ms, the longest .11: less than half a millisecond in all."""
@@ -58,7 +58,7 @@ class DrafterWork:
         if self.is_left:
             self._advance(max(self.step_slices, int(self.step_share * plain_s / SLICE_S)))
 
-    @station("drafters")
+    @span("drafters")
     def _advance(self, num_slices: int) -> None:
         for _ in range(num_slices):
             self._do_slice()

@@ -20,7 +20,7 @@ from reprise.drafters.base import (
 )
 from reprise.engine.interface.events import DraftingReport
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.interface.time_by_station import spend
+from reprise.engine.interface.spans import spend
 from reprise.engine.speculative.acceptance import Acceptance, count_accepted
 from reprise.engine.speculative.costs.step_bounds import SlowdownBudget
 from reprise.engine.speculative.draft_length import DrafterWork, DraftEstimate, expected_tokens
@@ -316,7 +316,7 @@ class SequenceDrafts:
         return replace(found, charged_s=budget.spent_s, charged_plain_s=budget.plain_s)
 
     def _note_asked(self, start: float) -> None:
-        """Count the seconds since start as the drafters', but for the thread's time by station."""
+        """Count the seconds since start as the drafters', but for the thread's time by span."""
         taken_s = perf_counter() - start
         self.counts.drafter_s += taken_s
         self.asked_s += taken_s

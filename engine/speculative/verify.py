@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from reprise.drafters.base import NO_DRAFT, Draft
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 from reprise.engine.kv_cache.columns import Ranks
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.sampling.filters import Likelihood, Likelihoods, measure
@@ -184,7 +184,7 @@ class Verification:
         return outcomes
 
 
-@station("dispatch")
+@span("dispatch")
 def feed_drafts(
     rows: Rows, sampler: Sampler, inputs: Sequence[RowInput], wanted: Sequence[int | None]
 ) -> Verification:

@@ -25,7 +25,7 @@ from reprise.engine.interface.request import (
     View,
     WindowSettings,
 )
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 from reprise.server.errors import BadRequestError, bad_field
 from reprise.server.generation.service import LeasedModel
 from reprise.server.http.access import key_digest
@@ -88,7 +88,7 @@ class Prompts:
     images: tuple[PromptImage, ...] = ()
 
 
-@station("submission")
+@span("submission")
 def prepare_chat(
     request: Request, leased: LeasedModel, body: ChatRequest, *, streams_calls: bool = True
 ) -> Prepared:

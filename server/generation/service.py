@@ -13,7 +13,7 @@ from fastapi import Request
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import EngineError, UnbrokenTextError
-from reprise.engine.interface.time_by_station import LoopStation, StationClock
+from reprise.engine.interface.spans import LoopSpan, SpanClock
 from reprise.server.engine_types import GeneratingEngine, Models
 from reprise.server.errors import (
     BadRequestError,
@@ -58,9 +58,9 @@ class Service:
         self._num_pending: Counter[str] = Counter()
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self.event_bridge = EventBridge(self._loop)
-        self._stations = StationClock(get_args(LoopStation))
-        self._stations.start()
-        self._loop_lag = LoopLag(self._loop, self._stations, metrics.observe_lag, self._note_hold)
+        self._spans = SpanClock(get_args(LoopSpan))
+        self._spans.start()
+        self._loop_lag = LoopLag(self._loop, self._spans, metrics.observe_lag, self._note_hold)
         self.created = int(time.time())
 
     def leased(self, engine: GeneratingEngine, name: str) -> "LeasedModel":
@@ -118,16 +118,16 @@ class Service:
 
     def _note_hold(self, hold: Hold) -> None:
         """Count a time in which the event loop served nobody, and say so in the log."""
-        self.metrics.count_hold(hold.station, hold.own_s)
+        self.metrics.count_hold(hold.span, hold.own_s)
         where = f", in {hold.where}" if hold.where else ""
         late_ms, own_ms = 1000 * hold.late_s, 1000 * hold.own_s
-        if hold.station == NOT_HELD:
+        if hold.span == NOT_HELD:
             LOGGER.debug("the event loop waited %.0f ms for the interpreter or the machine%s", late_ms, where)
         else:
             LOGGER.warning(
-                "the event loop was held for %.0f ms by the station %s (%.0f ms of the processor)%s",
+                "the event loop was held for %.0f ms in the span %s (%.0f ms of the processor)%s",
                 late_ms,
-                hold.station,
+                hold.span,
                 own_ms,
                 where,
             )
@@ -135,7 +135,7 @@ class Service:
     def close(self) -> None:
         """Stop the threads and the measurements. Called on the event loop."""
         self._loop_lag.stop()
-        self._stations.stop()
+        self._spans.stop()
         for task in self.making_views:
             task.cancel()
         self.executor.close()

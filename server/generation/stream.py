@@ -12,7 +12,7 @@ from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from reprise.engine.interface.events import Delta, Finished
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 from reprise.server.errors import (
     CLIENT_CLOSED_REQUEST,
     ApiError,
@@ -173,7 +173,7 @@ class RequestOutput:
             self._ending = None
             parts.append((index, task.result()))
         num_read = 0
-        with station("output"):
+        with span("output"):
             while num_read < MAX_DELTAS_AT_ONCE and self._events and self._ending is None:
                 index, event = self._events.popleft()
                 num_read += max(1, len(event.logprobs)) if isinstance(event, Delta) else 1
@@ -209,7 +209,7 @@ class RequestOutput:
 
         It runs on a thread if is_long, or if there are log probabilities: for a long answer it takes seconds.
         """
-        run = station("format")(write)
+        run = span("format")(write)
         if is_long or any(request.top_logprobs is not None for request in self.submission.engine_requests):
             return await FORMAT.run(run)
         return run()
@@ -336,7 +336,7 @@ async def write_frames(output: RequestOutput, presenter: Presenter, first: Event
 async def _format_parts(output: RequestOutput, presenter: Presenter, events: Events) -> bytes:
     write = partial(presenter.format_parts, events)
     if all(isinstance(part, TextPart) for _, part in events):
-        return station("format")(write)()
+        return span("format")(write)()
     # Where a text ends, some APIs repeat all of it with its log probabilities.
     return await output.format(write)
 

@@ -8,7 +8,7 @@ from functools import partial
 from reprise.engine.interface.errors import EngineError
 from reprise.engine.interface.events import Delta, Event, Failed, Finished, Usage
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 from reprise.server.errors import ClientGoneError, from_engine, from_failure
 from reprise.server.generation.event_queue import EventQueue
 from reprise.server.generation.service import LeasedModel
@@ -67,7 +67,7 @@ class Submission:
         """Whether a sequence failed before the client disconnected."""
         return self._failure is not None
 
-    @station("submission")
+    @span("submission")
     def start(self, is_streaming: bool) -> None:
         """Submit all sequences to the engine, or none. Raises ApiError if the engine refuses one.
 

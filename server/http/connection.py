@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from reprise.config.settings import Settings
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 from reprise.server.errors import BadRequestError, UnavailableError, retry_after
 from reprise.server.logs import LOGGER
 
@@ -189,7 +189,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Return the buffer into which the transport reads."""
         return self._buffer
 
-    @station("connections")
+    @span("connections")
     def buffer_updated(self, nbytes: int) -> None:
         """Parse the input in the buffer, now or in a later round; until then nothing more is read."""
         if self._rounds.has_time:
@@ -198,7 +198,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self.transport.pause_reading()
             self._rounds.wait(self.client_host, partial(self._parse_kept, bytes(self._buffer[:nbytes])))
 
-    @station("connections")
+    @span("connections")
     def _parse_kept(self, data: bytes) -> None:
         if self.transport.is_closing():
             return

@@ -244,9 +244,9 @@ GROUPS = (
         "(with waiting for the device), `other`.",
         Metric(
             "reprise_engine_seconds_total",
-            "Total seconds of the engine's thread, by station. Every moment counts at one station.",
-            lambda now: now.counts.station_s,
-            ("station",),
+            "Total seconds of the engine's thread, by span. Every moment counts in one span.",
+            lambda now: now.counts.span_s,
+            ("span",),
         ),
     ),
     _group(
@@ -262,8 +262,8 @@ GROUPS = (
         ),
         Metric(
             "reprise_event_loop_holds_total",
-            "Times that the event loop woke more than 0.1 seconds late, by the station that held it.",
-            labels=("station",),
+            "Times that the event loop woke more than 0.1 seconds late, by the span that held it.",
+            labels=("span",),
         ),
         Metric(
             "reprise_event_loop_longest_hold_seconds",

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from reprise.engine.interface.time_by_station import OTHER, StationClock
+from reprise.engine.interface.spans import OTHER, SpanClock
 
 PERIOD_S = 0.05
 """Time between two timers. What blocks the loop for longer than this delays at least one of them."""
 HELD_S = 0.1
 """How late a timer must be for the loop to count as held."""
 NOT_HELD = "none"
-"""In place of a station: another thread had the interpreter, or the machine was busy."""
+"""In place of a span: another thread had the interpreter, or the machine was busy."""
 _ROOT = Path(__file__).parents[3]
 
 
@@ -24,14 +24,14 @@ _ROOT = Path(__file__).parents[3]
 class Hold:
     """A time in which the event loop served nobody.
 
-    station: the station whose work held the loop; NOT_HELD if the loop itself did hardly any work.
+    span: the span whose work held the loop; NOT_HELD if the loop itself did hardly any work.
     late_s: how late the loop's timer was.
     own_s: processor time that the loop's thread certainly used meanwhile.
     where: the module, line and function in which the loop was, as "reprise.server.app:12 create_app"; "" if
         not seen.
     """
 
-    station: str
+    span: str
     late_s: float
     own_s: float
     where: str = ""
@@ -43,24 +43,24 @@ class LoopLag:
     The thread's processor time tells the loop's own work, which is our fault, from waiting for the machine.
     Create it on the loop's thread.
 
-    stations: the clock of the loop's thread. observe: called with the lag of each timer, >= 0.
+    spans: the clock of the loop's thread. observe: called with the lag of each timer, >= 0.
     hold: called for each lag above HELD_S. spent: returns the thread's processor time in seconds.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        stations: StationClock,
+        spans: SpanClock,
         observe: Callable[[float], None],
         hold: Callable[[Hold], None],
         spent: Callable[[], float] = time.thread_time,
     ) -> None:
         self._loop = loop
-        self._stations = stations
+        self._spans = spans
         self._observe, self._hold, self._spent = observe, hold, spent
         self._thread_id = threading.get_ident()
         self._seen = ""
-        self._before, self._spent_before = dict(stations.seconds), spent()
+        self._before, self._spent_before = dict(spans.seconds), spent()
         self._due = loop.time() + PERIOD_S
         self._timer = loop.call_at(self._due, self._wake)
         self._stopped = threading.Event()
@@ -75,22 +75,22 @@ class LoopLag:
         now, spent = self._loop.time(), self._spent()
         late_s = max(0.0, now - self._due)
         self._observe(late_s)
-        # Counts what the loop has done outside of all stations until now.
-        self._stations.enter(OTHER)
-        self._stations.leave()
+        # Counts what the loop has done outside of all spans until now.
+        self._spans.enter(OTHER)
+        self._spans.leave()
         if late_s > HELD_S:
             # Before the timer was due, others may have run for all of the period.
             own_s = max(0.0, spent - self._spent_before - PERIOD_S)
-            station = self._busiest() if own_s > HELD_S else NOT_HELD
-            self._hold(Hold(station, late_s, own_s, self._seen))
+            span = self._busiest() if own_s > HELD_S else NOT_HELD
+            self._hold(Hold(span, late_s, own_s, self._seen))
         self._seen = ""
-        self._before, self._spent_before = dict(self._stations.seconds), spent
+        self._before, self._spent_before = dict(self._spans.seconds), spent
         self._due = now + PERIOD_S
         self._timer = self._loop.call_at(self._due, self._wake)
 
     def _busiest(self) -> str:
-        """Return the station that the loop spent the most time at since the timer before."""
-        seconds = self._stations.seconds
+        """Return the span that the loop spent the most time in since the timer before."""
+        seconds = self._spans.seconds
         return max(seconds, key=lambda name: seconds[name] - self._before[name])
 
     def _look(self) -> None:

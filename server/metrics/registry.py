@@ -95,9 +95,9 @@ class Metrics(Collector):
         """Count how late the event loop woke."""
         self._add("reprise_event_loop_lag_seconds", lag_s)
 
-    def count_hold(self, station: str, own_s: float) -> None:
+    def count_hold(self, span: str, own_s: float) -> None:
         """Count a time in which the event loop served nobody. own_s: processor time of its own meanwhile."""
-        self._add("reprise_event_loop_holds_total", 1, station)
+        self._add("reprise_event_loop_holds_total", 1, span)
         self.longest_hold_s = max(self.longest_hold_s, own_s)
 
     def collect(self) -> Iterator[Family]:

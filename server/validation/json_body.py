@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from reprise.engine.interface.time_by_station import station
+from reprise.engine.interface.spans import span
 from reprise.server.errors import BadRequestError
 from reprise.server.validation.fields import MAX_FIELDS, AcceptsPeerFields, Notes, validate
 from reprise.server.validation.peer_fields import translate_fields
@@ -213,7 +213,7 @@ _LONE = re.compile(rf"((?<!\\)(?:\\\\)*)(?:{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW})
 """Half of a character of JavaScript: agents leave one where they cut a text in the middle of an emoji."""
 
 
-@station("bodies")
+@span("bodies")
 def parse_liberally(body: bytes, model: type[ModelT], names: dict[str, str], notes: Notes) -> ModelT:
     """Parse a body that may have other servers' fields. names: see translate_fields().
 

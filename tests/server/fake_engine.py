@@ -273,7 +273,7 @@ class FakeEngine:
         self.num_waiting = 0
         self.drafting = DraftingReport()
         self.memory: dict[str, Any] | None = {"entries": 1024, "occupied": 256, "occupancy": 0.25, "hits": 7}
-        self.counted = EngineCounts(station_s={"idle": 0.0})
+        self.counted = EngineCounts(span_s={"idle": 0.0})
         self.prefixes: dict[str, dict[str, int]] = {}
         self.memory_fault: str | None = None
         self.memory_calls: list[str] = []

@@ -27,7 +27,7 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 MESSAGES = "/v1/messages"
 CUT = {"truncation": "auto", "max_output_tokens": 1}
 JSON = {"Content-Type": "application/json"}
-_HOLD = re.compile(r'reprise_event_loop_holds_total\{station="(\w+)"\} (\S+)')
+_HOLD = re.compile(r'reprise_event_loop_holds_total\{span="(\w+)"\} (\S+)')
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def url(engine, settings, monkeypatch):
 
 
 def holds(url):
-    """How often the loop was held, by the station."""
+    """How often the loop was held, by the span."""
     found = _HOLD.findall(httpx.get(url + "/metrics", timeout=60).text)
-    return {station: float(count) for station, count in found if station != NOT_HELD and float(count)}
+    return {span: float(count) for span, count in found if span != NOT_HELD and float(count)}
 
 
 def connected(url):

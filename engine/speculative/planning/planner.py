@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from reprise.engine.interface.time_by_station import spend
+from reprise.engine.interface.spans import spend
 from reprise.engine.speculative.costs.cost_table import USUAL, Conditions, StepPrice, context_class
 from reprise.engine.speculative.costs.exact_widths import Exactness
 from reprise.engine.speculative.costs.step_bounds import LOW_STEPS

@@ -226,6 +226,6 @@ def test_the_largest_schemas_that_the_server_accepts_are_within_the_limits(gramm
 def test_the_time_of_all_grammars_is_counted(start_engine: StartEngine) -> None:
     engine = start_engine("llama")
     ask(engine, request(prompt_of(9), 8)).finished()
-    assert engine.counts().station_s["grammars"] == 0
+    assert engine.counts().span_s["grammars"] == 0
     ask(engine, dataclasses.replace(request(prompt_of(9), 40), grammar=WORDS)).finished()
-    assert engine.counts().station_s["grammars"] > 0
+    assert engine.counts().span_s["grammars"] > 0

@@ -1,4 +1,4 @@
-"""Every moment of the engine's thread counts at one station, and no work is counted twice."""
+"""Every moment of the engine's thread counts at one span, and no work is counted twice."""
 
 from dataclasses import replace
 from typing import get_args
@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from reprise.drafters.suffix import SuffixDrafter
 from reprise.engine.interface.request import DraftChoice, Grammar
-from reprise.engine.interface.time_by_station import OTHER, EngineStation, StationClock, spend, station
+from reprise.engine.interface.spans import OTHER, EngineSpan, SpanClock, span, spend
 from reprise.engine.speculative.proposers import DraftSources
 from tests.engine.support import ask, prompt_of, request
 
-STATIONS = get_args(EngineStation)
+SPANS = get_args(EngineSpan)
 
 
 class Clock:
@@ -32,40 +32,40 @@ def clock():
 
 
 @pytest.fixture
-def stations(clock):
-    made = StationClock(STATIONS, clock)
+def spans(clock):
+    made = SpanClock(SPANS, clock)
     made.start()
     yield made
     made.stop()
 
 
-def test_an_inner_station_pauses_the_outer_one(clock, stations):
-    @station("planning")
+def test_an_inner_span_pauses_the_outer_one(clock, spans):
+    @span("planning")
     def plan():
         clock.now_s += 1
-        with station("drafters"):
+        with span("drafters"):
             clock.now_s += 10
         clock.now_s += 100
 
     clock.now_s += 1000
     plan()
     clock.now_s += 5000
-    with station("idle"):
+    with span("idle"):
         pass
     expected = {"planning": 101, "drafters": 10, OTHER: 6000}
-    assert stations.seconds == dict.fromkeys(STATIONS, 0) | expected
+    assert spans.seconds == dict.fromkeys(SPANS, 0) | expected
 
 
-def test_what_was_measured_already_is_moved(clock, stations):
-    with station("planning"):
+def test_what_was_measured_already_is_moved(clock, spans):
+    with span("planning"):
         clock.now_s += 1
         spend("drafters", 0.25)
         clock.now_s += 1
-    assert (stations.seconds["planning"], stations.seconds["drafters"]) == (1.75, 0.25)
+    assert (spans.seconds["planning"], spans.seconds["drafters"]) == (1.75, 0.25)
 
 
-def test_a_station_ends_with_an_error(clock, stations):
-    @station("planning")
+def test_a_span_ends_with_an_error(clock, spans):
+    @span("planning")
     def fail():
         clock.now_s += 1
         raise ValueError
@@ -74,41 +74,41 @@ def test_a_station_ends_with_an_error(clock, stations):
         with pytest.raises(ValueError):
             fail()
     clock.now_s += 5
-    with station("idle"):
+    with span("idle"):
         pass
-    assert (stations.seconds["planning"], stations.seconds[OTHER]) == (2, 5)
+    assert (spans.seconds["planning"], spans.seconds[OTHER]) == (2, 5)
 
 
-@given(st.lists(st.tuples(st.sampled_from([*STATIONS, None]), st.integers(0, 99))))
+@given(st.lists(st.tuples(st.sampled_from([*SPANS, None]), st.integers(0, 99))))
 def test_the_seconds_of_all_stations_are_the_time_that_passed(path):
     clock, num_entered = Clock(), 0
-    stations = StationClock(STATIONS, clock)
+    spans = SpanClock(SPANS, clock)
     for name, taken_s in path:
         clock.now_s += taken_s
         if name is not None:
-            stations.enter(name)
+            spans.enter(name)
             num_entered += 1
         elif num_entered:
-            stations.leave()
+            spans.leave()
             num_entered -= 1
-    stations.enter("idle")
-    assert sum(stations.seconds.values()) == clock.now_s
+    spans.enter("idle")
+    assert sum(spans.seconds.values()) == clock.now_s
 
 
 def test_other_threads_measure_nothing():
-    @station("planning")
+    @span("planning")
     def plan():
         return 5
 
     assert plan() == 5
 
 
-def test_the_engine_visits_every_station(start_engine):
+def test_the_engine_visits_every_span(start_engine):
     sources = DraftSources({"ngram-simple": SuffixDrafter(0, name="ngram-simple")}, lambda _: 1.0)
     engine = start_engine(make_sources=lambda _: sources, draft_type="ngram-simple")
     ask(engine, request(prompt_of(64), 12)).finished()
     ask(engine, replace(request(prompt_of(64), 12), draft=DraftChoice("none"))).finished()
     ask(engine, replace(request(prompt_of(64), 12), grammar=Grammar("regex", "[a-z ]+"))).finished()
-    spent_s = engine.counts().station_s
-    assert set(spent_s) == {*STATIONS, OTHER}
+    spent_s = engine.counts().span_s
+    assert set(spent_s) == {*SPANS, OTHER}
     assert {name for name, seconds in spent_s.items() if not seconds} <= {"draft_model", "trials"}

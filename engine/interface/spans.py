@@ -1,12 +1,12 @@
-"""Measure where a thread's time goes: the seconds that it spends at each station.
+"""Profile a thread: the seconds that it spends in each span of its work.
 
-A station is a part of the thread's work, such as planning. It is marked by a decorator or a `with` statement:
+A span, such as planning, is marked by a decorator or a `with` statement:
 
-    @station("planning")
+    @span("planning")
     def _plan(self): ...
 
-A thread is at one station at a time: a station within another pauses it. Threads without a StationClock
-measure nothing.
+A thread is in one span at a time: an inner span pauses the outer one. Threads without a SpanClock measure
+nothing.
 """
 
 import threading
@@ -16,7 +16,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Literal, ParamSpec, TypeVar
 
-EngineStation = Literal[
+EngineSpan = Literal[
     "idle",
     "trials",
     "messages",
@@ -34,26 +34,26 @@ EngineStation = Literal[
 ]
 """Parts of the work of the engine's thread, in the order of a step. docs/metrics.md says what each is."""
 
-LoopStation = Literal["connections", "bodies", "submission", "output", "format"]
+LoopSpan = Literal["connections", "bodies", "submission", "output", "format"]
 """Parts of the work of the server's event loop, in the order of a request."""
 
 OTHER = "other"
-"""The station of a thread's time outside of all stations."""
+"""The name of the time outside of all spans."""
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 _thread = threading.local()
 
 
-class StationClock:
-    """Adds up a thread's seconds at each station. Any thread may read them.
+class SpanClock:
+    """Adds up a thread's seconds in each span. Any thread may read them.
 
-    seconds: station, or OTHER -> seconds. The time since the thread came to its present station is missing.
+    seconds: span, or OTHER -> seconds. The time in the present span is missing.
     now: returns the time in seconds.
     """
 
-    def __init__(self, stations: Iterable[str], now: Callable[[], float] = perf_counter) -> None:
-        self.seconds = dict.fromkeys([*stations, OTHER], 0.0)
+    def __init__(self, spans: Iterable[str], now: Callable[[], float] = perf_counter) -> None:
+        self.seconds = dict.fromkeys([*spans, OTHER], 0.0)
         self._now = now
         self._path = [OTHER]
         self._since = now()
@@ -68,43 +68,43 @@ class StationClock:
         _thread.clock = None
 
     def enter(self, name: str) -> None:
-        """Let the thread come to a station, which pauses the present one."""
+        """Enter a span, which pauses the present one."""
         now = self._now()
         self.seconds[self._path[-1]] += now - self._since
         self._since = now
         self._path.append(name)
 
     def leave(self) -> None:
-        """Return to the station that the present one paused."""
+        """Leave the present span, and resume the one that it paused."""
         now = self._now()
         self.seconds[self._path.pop()] += now - self._since
         self._since = now
 
     def spend(self, name: str, taken_s: float) -> None:
-        """Move the last taken_s seconds, as the caller measured them, from the present station to another."""
+        """Move the last taken_s seconds, as the caller measured them, from the present span to another."""
         self.seconds[name] += taken_s
         self._since += taken_s
 
 
-def spend(name: EngineStation, taken_s: float) -> None:
-    """Move the thread's last taken_s seconds, as the caller measured them, from its station to another.
+def spend(name: EngineSpan, taken_s: float) -> None:
+    """Move the thread's last taken_s seconds, as the caller measured them, from its span to another.
 
-    For work in small parts that are timed anyway. The thread must not have changed its station meanwhile.
+    For work in small parts that are timed anyway. The thread must not have changed spans meanwhile.
     """
     clock = getattr(_thread, "clock", None)
     if clock is not None:
         clock.spend(name, taken_s)
 
 
-class station:  # noqa: N801 - used like a function
-    """Marks a part of a thread's work as a station, as a decorator or in a `with` statement.
+class span:  # noqa: N801 - used like a function
+    """Marks a span, as a decorator or in a `with` statement.
 
-    Only for code that does not await: another task would run at this station.
+    Only for code that does not await: another task would run in this span.
     """
 
     __slots__ = ("_name",)
 
-    def __init__(self, name: EngineStation | LoopStation) -> None:
+    def __init__(self, name: EngineSpan | LoopSpan) -> None:
         self._name = name
 
     def __enter__(self) -> None:
@@ -120,7 +120,7 @@ class station:  # noqa: N801 - used like a function
             clock.leave()
 
     def __call__(self, function: Callable[Given, Result]) -> Callable[Given, Result]:
-        """Return the function as one that runs at this station."""
+        """Return the function as one that runs in this span."""
 
         name = self._name
 
