@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from reprise.bench.errors import ArgumentsError
 from reprise.bench.workloads import WORKLOADS
-from reprise.config.access import KEY
-from reprise.config.settings import SETTINGS
+from reprise.config.settings import KEY, SETTINGS
 from reprise.engine.model.convert.sources import is_converted_first, is_path
 
 MACHINES = "hosts", "split", "split_layers", "join_timeout_s"

@@ -21,7 +21,7 @@ from reprise.bench import document, options, outputs
 from reprise.bench.options import Flag
 from reprise.bench.tables import Column, Row
 from reprise.engine.interface.request import Sampling
-from reprise.engine.sampling.filters import measure as measure_likelihoods
+from reprise.engine.sampling.logits import measure as measure_likelihoods
 from reprise.engine.sampling.sampler import Draw, RowSampling, Sampler
 
 REPEATS = 9

@@ -1,16 +1,20 @@
 """Declare every setting; flags, environment variables, `reprise config`, help and docs come from here."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_type_hints
 
-from reprise.config.access import check_access
 from reprise.config.model_settings import ModelSettings
 from reprise.config.setting import Setting, SettingsError, make_setting, setting
 
+KEY = re.compile(r"[!-~]+")
+"""A key that an HTTP header can carry: visible ASCII characters without spaces."""
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 LOOP_GUARD_TOKENS = 2048
 """How many tokens that only repeat one text end an answer, unless something else is said."""
 
@@ -300,7 +304,7 @@ class Settings(ModelSettings):
                 "idle_unload_s, embedding_model or rerank_model"
             )
         is_open_allowed = self.needs_key or self.insecure
-        check_access(self.api_key, self.allowed_host, self.cors_origin, is_open_allowed)
+        _check_access(self.api_key, self.allowed_host, self.cors_origin, is_open_allowed)
         if self.wedlm_decoding == "streaming" and self.exact:
             raise SettingsError("wedlm_decoding is streaming, whose answers are not exact: do not set exact")
         if self.draft_type == "dflash" and self.draft_model is None:
@@ -317,6 +321,34 @@ class Settings(ModelSettings):
     def needs_key(self) -> bool:
         """Whether clients must send an API key."""
         return bool(self.api_key or self.api_key_file)
+
+
+def _check_access(
+    keys: Collection[str], hosts: Collection[str], origins: Collection[str], is_open_allowed: bool
+) -> None:
+    """Raise SettingsError for a key that no header can carry, or an invalid host name or origin.
+
+    is_open_allowed: whether the origins may include "*", which means every site.
+    """
+    if not all(KEY.fullmatch(key) for key in keys):
+        raise SettingsError("api_key must be visible ASCII characters without spaces")
+    for name in hosts:
+        if not _NAME.fullmatch(name):
+            raise SettingsError(
+                f"allowed_host is {name!r}; it must be a host name without scheme and port, "
+                "such as llm.example.com"
+            )
+    for origin in origins:
+        if origin == "*" and not is_open_allowed:
+            raise SettingsError(
+                "cors_origin is '*', which lets every web page use this server; name the sites instead, "
+                "set api_key, or set insecure to allow it"
+            )
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise SettingsError(
+                f"cors_origin is {origin!r}; it must be a site's scheme, host name and optional port, "
+                "such as https://chat.example.com"
+            )
 
 
 def _declared() -> dict[str, Setting]:

@@ -35,13 +35,13 @@ from reprise.engine.model.files.recipe import (
     find_vectors,
     read_recipe,
 )
+from reprise.engine.model.find import find_downloaded
 from reprise.engine.model.loading import describe_weights
 from reprise.engine.speculative.heads.formats import (
     NAMES,
     SIDE_FILES,
     FoundHead,
     family_of,
-    find_folder,
     find_own_heads,
     identify,
     read_config,
@@ -145,7 +145,7 @@ def inspect_checkpoint(source: str) -> CheckpointInfo:
     source: the folder, or the name of a model on the hub that has been downloaded.
     Raises ModelError if it is neither, or one of its files cannot be read.
     """
-    folder = find_folder(source)
+    folder = find_downloaded(source)
     check_files(folder)
     config = read_config(folder)
     try:

@@ -20,8 +20,9 @@ from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse
 from reprise.engine.interface.request import GenerationRequest, Grammar
 from reprise.engine.interface.status import EngineCounts, EngineStatus, sum_counts
 from reprise.engine.loop import Loop
+from reprise.engine.model.find import Progress, find_folder
 from reprise.engine.model.hub import ReportBytes
-from reprise.engine.model.loading import Progress, StartProgress, check_adapter, find_folder
+from reprise.engine.model.loading import StartProgress, check_adapter
 from reprise.engine.pool.catalogue import Catalogue, choose_first
 from reprise.engine.pool.loads import EngineMaker, Loads, MakeEngine, Makers, MakeSourcesFor
 from reprise.engine.pool.served_models import KnownModels

@@ -17,11 +17,11 @@ from reprise.server.engine_types import Models
 from reprise.server.executor import CONTROL
 from reprise.server.generation.recorder import Recorder
 from reprise.server.generation.service import Service
-from reprise.server.http.access import OPEN_PATHS, Access, load_keys
+from reprise.server.http.access import CORS, OPEN_PATHS, Access, load_keys
 from reprise.server.http.body import BodyLimit
 from reprise.server.http.error_responses import EarlyStreams, install_error_handlers
 from reprise.server.http.openapi import Served, complete_document
-from reprise.server.http.request_log import IGNORED, RELAXED, RequestLog, check_request_id
+from reprise.server.http.request_log import RequestLog, check_request_id
 from reprise.server.llama_server_api import infill, tokens
 from reprise.server.metrics.registry import Metrics
 from reprise.server.ollama_api import routes as ollama
@@ -86,14 +86,6 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
     app.add_middleware(EarlyStreams)
     app.add_middleware(Access, settings=settings, keys=keys)
     if settings.cors_origin:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origin,
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("*",),
-            expose_headers=("x-request-id", "request-id", "retry-after", "x-should-retry", IGNORED, RELAXED),
-            # Browsers ask for this before a public site's page may reach a server on a private network.
-            allow_private_network=True,
-        )
+        app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origin, **CORS)
     app.add_middleware(RequestLog, metrics=counters)
     return app

@@ -52,7 +52,7 @@ def _find(model: str | Path) -> Path:
     converted = with_converted(Settings(model=str(model)), progress_bar).model or str(model)
     if (Path(converted) / CONFIG).is_file():
         return Path(converted)
-    from reprise.engine.model.loading import find_folder
+    from reprise.engine.model.find import find_folder
 
     with progress_bar(f"looking for {converted}") as report:
         return find_folder(converted, lambda share: report(int(100 * share), 100))

@@ -19,7 +19,7 @@ from reprise.engine.interface.spans import span
 from reprise.engine.interface.status import GAP_BOUNDS_S, EngineCounts
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.rows import Rows, Sharing, make_rows
-from reprise.engine.sampling.filters import Likelihood, Likelihoods
+from reprise.engine.sampling.logits import Likelihood, Likelihoods
 from reprise.engine.sampling.sampler import Sampler
 from reprise.engine.speculative.draft_model.draft_prefill import TextPrefill
 from reprise.engine.speculative.heads.head import TappedStates

@@ -29,8 +29,8 @@ from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.kv_cache.prefix_cache.disk import Loading
 from reprise.engine.kv_cache.prefix_cache.text_key import Pictures, TextKey
 from reprise.engine.kv_cache.prefix_cache.trie import BlockHashes
-from reprise.engine.sampling.filters import Likelihood, Penalties
 from reprise.engine.sampling.grammar import Grammars, Matcher
+from reprise.engine.sampling.logits import Likelihood, Penalties
 from reprise.engine.sampling.sampler import Ends, RowSampling
 from reprise.engine.sampling.thinking_budget import make_matcher
 from reprise.engine.speculative.acceptance import count_accepted

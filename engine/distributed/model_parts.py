@@ -32,7 +32,8 @@ from reprise.engine.kv_cache.prefix_cache.disk import (
 )
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from reprise.engine.memory.footprint import usable_bytes
-from reprise.engine.model.loading import LoadedModel, Progress, make_loader
+from reprise.engine.model.find import Progress
+from reprise.engine.model.loading import LoadedModel, make_loader
 
 Split = Literal["pipeline", "tensor"]
 

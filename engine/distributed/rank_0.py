@@ -36,7 +36,8 @@ from reprise.engine.distributed.ranks import (
 )
 from reprise.engine.distributed.shared_files import SharedPrefixStore as SharedPrefixStore
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.model.loading import LoadedModel, Progress
+from reprise.engine.model.find import Progress
+from reprise.engine.model.loading import LoadedModel
 
 CTRL_C = b"\x03"
 MAX_WAIT_S = 0.1

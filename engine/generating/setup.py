@@ -16,7 +16,8 @@ from reprise.engine.kv_cache.probes import kv_bits_fault
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.memory.measuring import find_footprint, make_memory_budget
-from reprise.engine.model.loading import LoadedModel, Progress, StartProgress
+from reprise.engine.model.find import Progress
+from reprise.engine.model.loading import LoadedModel, StartProgress
 from reprise.engine.pool.loads import FindHead, Makers
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes

@@ -18,7 +18,7 @@ from reprise.drafters.base import NO_DRAFT, Draft
 from reprise.engine.batch.batch import Batch, EngineStats, Step
 from reprise.engine.batch.sequence import Sequence, StepError
 from reprise.engine.interface.spans import span
-from reprise.engine.sampling.filters import Likelihood, measure
+from reprise.engine.sampling.logits import Likelihood, measure
 from reprise.engine.sampling.sampler import Draw
 from reprise.engine.sampling.thinking_budget import triggered_matcher
 from reprise.engine.speculative import verify

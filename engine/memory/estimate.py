@@ -13,7 +13,7 @@ from reprise.engine.kv_cache.groups import count_cells
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
 from reprise.engine.memory.footprint import Cells, Footprint
-from reprise.engine.sampling.filters import ALL_NEEDS, LIKELIHOOD_ARRAYS, sampling_bytes
+from reprise.engine.sampling.logits import ALL_NEEDS, LIKELIHOOD_ARRAYS, sampling_bytes
 
 PENALTY_BYTES = 16
 BIAS_BYTES = 8

@@ -32,6 +32,7 @@ from reprise.engine.model.files.folder_reader import check_files
 from reprise.engine.model.files.image_processor import read_processor, read_vision
 from reprise.engine.model.files.model_folder import check_loadable, read_answer_limits, read_sampling_defaults
 from reprise.engine.model.files.recipe import find_context_tokens
+from reprise.engine.model.find import Progress, find_folder
 from reprise.engine.model.head_names import leave_heads_out
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
@@ -159,9 +160,6 @@ class LoadedModel:
         return self.findings.find_fault(f"prefix, {kv_bits} bits", try_it)
 
 
-Progress = Callable[[float], None]
-"""Called with the loaded share of the weights, 0 to 1."""
-
 StartProgress = Callable[[str, float], None]
 """Called with the name of a start-up stage and the share of it that is done, 0 to 1."""
 
@@ -213,20 +211,6 @@ def read_template(file: str | None) -> str | None:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as fault:
         raise ModelError(f"cannot read the chat template {file}: {fault}") from fault
-
-
-def not_a_model(path: Path) -> ModelError:
-    """Return the error for a folder that holds no model, with the way out."""
-    told = f"{path} is not a model folder"
-    if path.is_file():
-        return ModelError(f"{told}; `reprise convert {path} FOLDER` makes one of a GGUF file")
-    told += ": it has no config.json"
-    if held := sorted(path.glob("*.gguf")):
-        told += f"; the GGUF file in it can be served: --model {held[0]}"
-    elif held := [*sorted(path.glob("*/config.json")), *sorted(path.glob("*/*/config.json"))]:
-        told += f"; it holds models: serve one, as with --model {held[0].parent}, or all of them with "
-        told += f"--models-dir {path}"
-    return ModelError(told)
 
 
 def load_model(
@@ -330,32 +314,6 @@ def check_adapter(path: str | None) -> None:
     if not (Path(path) / "adapter_config.json").is_file():
         raise ModelError(f"--adapter-path {path}: there is no adapter_config.json")
     check_files(Path(path))
-
-
-def find_folder(source: str, progress: Progress | None = None) -> Path:
-    """Return the folder of a model: the source itself, or the hub cache's for a name, downloaded if need be.
-
-    progress: called with the downloaded share of the bytes. Raises ModelError.
-    """
-    folder = Path(source)
-    if folder.exists():
-        if not (folder / "config.json").is_file():
-            raise not_a_model(folder)
-        return folder
-    # Names on the hub have one slash at most, in the middle.
-    if source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1:
-        raise ModelError(f"there is no model folder {source}")
-    # Whoever serves a folder needs no hub.
-    from reprise.engine.model.hub import HubCache, HubError, pull
-
-    try:
-        found = HubCache().find(source)
-        if found is None or found.fault:
-            log.info("downloading the model %s", source)
-            found = pull(source, lambda done, total: progress(done / total) if progress else None)
-    except HubError as fault:
-        raise ModelError(f"cannot load the model {source}, which is no folder here: {fault}") from fault
-    return found.path
 
 
 def describe(

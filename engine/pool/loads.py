@@ -23,7 +23,8 @@ from reprise.engine.interface.errors import ModelError, ModelLoadError
 from reprise.engine.interface.events import Failed
 from reprise.engine.memory.budget import Holder, SharedMemory
 from reprise.engine.memory.footprint import usable_bytes
-from reprise.engine.model.loading import Load, LoadedModel, Progress, StartProgress, make_loader
+from reprise.engine.model.find import Progress
+from reprise.engine.model.loading import Load, LoadedModel, StartProgress, make_loader
 from reprise.engine.pool.model_engine import Inbox, ModelEngine
 from reprise.engine.pool.served_models import KnownModels, ServedModel
 from reprise.engine.pool.watchdog import SLICE_S, Interruptible, Interruption

@@ -18,7 +18,7 @@ from reprise.engine.interface.spans import span
 from reprise.engine.interface.status import EngineCounts, EngineStatus
 from reprise.engine.memory.budget import Holder
 from reprise.engine.model.loading import StartProgress
-from reprise.engine.pool.admission import Lifecycle
+from reprise.engine.pool.lifecycle import Lifecycle
 from reprise.engine.text.tokenizer import Tokenizer
 
 STOPPING = Failed("draining", "the server is stopping")

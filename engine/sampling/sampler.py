@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reprise.engine.interface.request import Sampling
-from reprise.engine.sampling.filters import (
+from reprise.engine.sampling.logits import (
     LIKELIHOOD_ARRAYS,
     Needs,
     Penalties,
@@ -34,7 +34,7 @@ LEAST_LOGIT = -1e9
 def find_entropies(logits: mx.array, places: Sequence[int], after: Sequence[mx.array]) -> mx.array:
     """Return the entropies of the distributions at temperature 1: (places,) float32, in nats.
 
-    logits: (n, vocabulary). places: which of the n to take; many are done in portions, as in filters.py.
+    logits: (n, vocabulary). places: which of the n to take; many are done in portions, as in logits.py.
     after: arrays to be computed first, so that they and the entropies do not need memory at the same time.
     """
     size = draws_per_portion(LIKELIHOOD_ARRAYS, logits.shape[-1])
@@ -153,7 +153,7 @@ class Sampler:
             nothing drafted and no mask.
         places: (draws,) index of each draw's logits; None for the order of the draws.
 
-        Large numbers of draws are sampled portion by portion, in the memory that filters.py counts.
+        Large numbers of draws are sampled portion by portion, in the memory that logits.py counts.
         """
         if draws is None:
             draws, portions = self._one_per_row, self._portions_of_rows(positions, logits.shape[-1])

@@ -14,7 +14,7 @@ from reprise.engine.interface.spans import span
 from reprise.engine.kv_cache.per_row import cache_arrays
 from reprise.engine.memory.estimate import PROMPT_LOGPROBS_CHUNK
 from reprise.engine.memory.prefill import PrefillCosts, PrefillLimits, Seconds, plan_prefill
-from reprise.engine.sampling.filters import Likelihoods
+from reprise.engine.sampling.logits import Likelihoods
 from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.heads.head import Taps

@@ -16,8 +16,8 @@ from reprise.drafters.base import NO_DRAFT, Draft
 from reprise.engine.interface.spans import span
 from reprise.engine.kv_cache.columns import Ranks
 from reprise.engine.kv_cache.rows import Rows
-from reprise.engine.sampling.filters import Likelihood, Likelihoods, measure
 from reprise.engine.sampling.grammar import Mask
+from reprise.engine.sampling.logits import Likelihood, Likelihoods, measure
 from reprise.engine.sampling.sampler import Draw, Sampler, find_entropies
 from reprise.engine.speculative.acceptance import count_accepted
 

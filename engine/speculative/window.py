@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 
 from reprise.engine.interface.request import WindowSettings
 from reprise.engine.kv_cache.columns import Ranks
-from reprise.engine.sampling.filters import Likelihood
 from reprise.engine.sampling.grammar import Mask
+from reprise.engine.sampling.logits import Likelihood
 from reprise.engine.sampling.sampler import Draw
 from reprise.engine.speculative.verify import Asked, Outcome, RowInput
 

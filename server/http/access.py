@@ -1,4 +1,4 @@
-"""Check each request's API key and Host header, and find out whose request it is."""
+"""Check each request's API key and Host header, find out whose it is, and let web pages in (CORS)."""
 
 import hashlib
 import hmac
@@ -6,18 +6,19 @@ import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from reprise.config.access import KEY
 from reprise.config.loopback import address_of, is_loopback
 from reprise.config.setting import SettingsError
-from reprise.config.settings import Settings
+from reprise.config.settings import KEY, Settings
 from reprise.server.errors import ApiError, ForbiddenError, UnauthorizedError, shortened
 from reprise.server.executor import OWNER
 from reprise.server.http.error_responses import refuse
+from reprise.server.http.request_log import IGNORED, RELAXED
 
 
 def load_keys(settings: Settings) -> tuple[str, ...]:
@@ -87,6 +88,14 @@ def key_digest(request: HTTPConnection) -> str:
 
 OPEN_PATHS = frozenset({"/health"})
 """Paths that need no API key. Neither do the page and its files: they ask for one."""
+CORS: dict[str, Any] = {
+    "allow_methods": ("GET", "POST", "DELETE"),
+    "allow_headers": ("*",),
+    "expose_headers": ("x-request-id", "request-id", "retry-after", "x-should-retry", IGNORED, RELAXED),
+    # Browsers ask for this before a public site's page may reach a server on a private network.
+    "allow_private_network": True,
+}
+"""What web pages of the sites in --cors-origin may send and read."""
 _PRIVATE = (".localhost", ".local", ".internal")
 """Ends of names that no public DNS answers: this machine's, its network's (mDNS), and those of containers."""
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:@/?#\[\]\s]+))(?::[0-9]*)?")

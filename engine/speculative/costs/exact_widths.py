@@ -14,7 +14,7 @@ import mlx.core as mx
 from reprise.engine.kv_cache.buffers import KVSlice, State, cut_slice, rebuild, take_state
 from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.rows import Rows, Sharing, evaluate, make_rows
-from reprise.engine.model.loading import Progress
+from reprise.engine.model.find import Progress
 
 LENGTHS = (21, 70, 200)
 """Tokens in the probed rows."""

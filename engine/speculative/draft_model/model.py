@@ -20,7 +20,7 @@ from reprise.engine.kv_cache.per_row import make_caches as make_row_caches
 from reprise.engine.kv_cache.rows import make_rows
 from reprise.engine.kv_cache.sliding_window import ROLLBACK_TOKENS
 from reprise.engine.model.loading import LoadedModel
-from reprise.engine.sampling.filters import keep_likely
+from reprise.engine.sampling.logits import keep_likely
 from reprise.engine.sampling.sampler import Sampler, noise_key
 from reprise.engine.speculative.acceptance import count_accepted
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefill, DraftPrefixes, GiveUp

@@ -23,16 +23,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
-from huggingface_hub import snapshot_download
 from mlx.nn.layers.base import Module
 from mlx_lm.utils import MODEL_REMAPPING
 
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import HeadKind
 from reprise.engine.model.files.folder_reader import SafetensorsFile, read_header, read_json
+from reprise.engine.model.find import not_a_model
 from reprise.engine.model.head_names import name_in_first_layer, name_in_head, rename
-from reprise.engine.model.hub import NEEDED_FILES
-from reprise.engine.model.loading import not_a_model
 
 MTP_SUFFIX = "_mtp"
 """Ends the model type of an MTP head in a folder of its own; before it stands its family."""
@@ -173,23 +171,6 @@ class FoundHead:
     adds_one: bool
     num_bytes: int
     depth: int = 1
-
-
-def find_folder(source: str) -> Path:
-    """Return the folder of a model, given its path or its name in the hub's cache. Raises ModelError."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    if not folder.is_absolute() and not source.startswith("."):
-        try:
-            patterns = list(NEEDED_FILES)
-            return Path(snapshot_download(source, local_files_only=True, allow_patterns=patterns))
-        except Exception as fault:
-            raise ModelError(
-                f"there is no folder {source}, and no model of this name has been downloaded; "
-                f"`reprise pull {source}` downloads one from the hub"
-            ) from fault
-    raise not_a_model(folder) if folder.is_file() else ModelError(f"there is no model folder {source}")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from mlx_lm.utils import infer_quant_config
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.find import find_downloaded
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.speculative.heads.formats import (
     FAMILIES,
     MTP_SUFFIX,
     NAMES,
     FoundHead,
-    find_folder,
     find_own_heads,
     identify,
     read_config,
@@ -292,12 +292,12 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
 
 
 def _chosen_head(settings: Settings) -> FoundHead | None:
-    folder = find_folder(settings.model_source)
+    folder = find_downloaded(settings.model_source)
     return choose(find_own_heads(folder, read_config(folder)))
 
 
 def _load(settings: Settings, found: FoundHead, loaded: LoadedModel) -> NamedHead:
-    info, config = loaded.info, read_config(find_folder(settings.model_source))
+    info, config = loaded.info, read_config(find_downloaded(settings.model_source))
     if info.mask_token_id is not None:
         raise ModelError(f"{info.name} drafts for itself; start without --draft-model {found.source}")
     try:

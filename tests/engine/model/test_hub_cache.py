@@ -13,8 +13,8 @@ from reprise.bench.architectures.tiny_models import write_random_model
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model import hub as hub_module
 from reprise.engine.model.files.model_folder import describe_folder
+from reprise.engine.model.find import find_downloaded
 from reprise.engine.model.hub import HubCache, HubError, pull
-from reprise.engine.speculative.heads.formats import find_folder
 from tests.engine.model.fake_hub import COMMIT, MODEL, FakeHub, serve
 
 WEIGHTS = "model.safetensors"
@@ -61,10 +61,10 @@ def test_a_pulled_model_is_whole_and_listed(hub: FakeHub, cache: HubCache) -> No
 def test_a_downloaded_model_is_found_by_its_name(cache: HubCache, monkeypatch: pytest.MonkeyPatch) -> None:
     found = pull(MODEL, cache=cache)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache.folder))
-    assert find_folder(MODEL) == found.path
+    assert find_downloaded(MODEL) == found.path
     (found.path / WEIGHTS).unlink()
     with pytest.raises(ModelError, match="reprise pull"):
-        find_folder(MODEL)
+        find_downloaded(MODEL)
 
 
 def test_what_is_there_is_not_downloaded_again(hub: FakeHub, cache: HubCache) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.engine.sampling.filters import find_largest
+from reprise.engine.sampling.logits import find_largest
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from reprise.engine.interface.request import Sampling
-from reprise.engine.sampling import filters
+from reprise.engine.sampling import logits as logits_module
 from reprise.engine.sampling import sampler as sampler_module
-from reprise.engine.sampling.filters import Likelihood, Penalties, measure
+from reprise.engine.sampling.logits import Likelihood, Penalties, measure
 from reprise.engine.sampling.sampler import Draw, RowSampling, Sampler, noise_key
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of, request
@@ -105,7 +105,7 @@ def test_the_size_of_a_piece_changes_no_token(monkeypatch: pytest.MonkeyPatch, n
         return tokens.tolist(), measured.fetch()
 
     whole = run()
-    for module in (sampler_module, filters):
+    for module in (sampler_module, logits_module):
         monkeypatch.setattr(module, "draws_per_portion", lambda *_: num_draws)
     assert run() == whole
 
@@ -125,9 +125,9 @@ def test_sampling_takes_at_most_the_memory_that_is_counted(
     monkeypatch: pytest.MonkeyPatch, sampling: Sampling, is_masked: bool, top_logprobs: int | None
 ) -> None:
     vocab_size, num_draws = 60_000, 24
-    monkeypatch.setattr(filters, "PORTION_BYTES", 8 * 2**20)
+    monkeypatch.setattr(logits_module, "PORTION_BYTES", 8 * 2**20)
     row = RowSampling(sampling, vocab_size, [1], [2])
-    needs = filters.Needs(
+    needs = logits_module.Needs(
         row.penalties is not None, sampling.has_bias, is_masked, sampling.temperature > 0, row.is_filtered
     )
     sampler = Sampler([row], vocab_size)
@@ -143,8 +143,8 @@ def test_sampling_takes_at_most_the_memory_that_is_counted(
     measured = measure(logits, tokens, [top_logprobs] * num_draws)
     mx.eval(tokens, *(measured.arrays if measured else ()))
     mx.set_memory_limit(usual)
-    num_arrays = max(needs.num_arrays, filters.LIKELIHOOD_ARRAYS if measured else 0.0)
-    counted = filters.sampling_bytes(num_draws, num_arrays, vocab_size)
+    num_arrays = max(needs.num_arrays, logits_module.LIKELIHOOD_ARRAYS if measured else 0.0)
+    counted = logits_module.sampling_bytes(num_draws, num_arrays, vocab_size)
     assert counted <= 8 * 2**20
     # The next portion's first arrays may exist already; estimates have room for half a portion more.
     assert mx.get_peak_memory() - before <= counted + counted // 2

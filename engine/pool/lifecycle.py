@@ -1,4 +1,4 @@
-"""What a model's engine takes on: its lifecycle, its queue's limit, and when to try again."""
+"""The lifecycle of a model's engine: what it takes on, its queue's limit, and when to try again."""
 
 import logging
 import threading

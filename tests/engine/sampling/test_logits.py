@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from reprise.engine.interface.request import Sampling
-from reprise.engine.sampling import filters
-from reprise.engine.sampling.filters import keep_likely
+from reprise.engine.sampling import logits as logits_module
+from reprise.engine.sampling.logits import keep_likely
 
 MARGIN = 1e-5
 """Where a share comes this close to a limit, float32 and float64 may disagree and either is right."""
@@ -104,9 +104,9 @@ def test_halving_finds_what_sorting_finds(
 ) -> None:
     logits = mx.array(make_logits(shape, size, np.random.default_rng(seed)))[None]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filters, "MAX_SORTED", size)
+        patch.setattr(logits_module, "MAX_SORTED", size)
         expected = keep_likely(logits, [sampling])
-        patch.setattr(filters, "MAX_SORTED", max_sorted)
+        patch.setattr(logits_module, "MAX_SORTED", max_sorted)
         assert mx.array_equal(keep_likely(logits, [sampling]), expected).item()
 
 

@@ -1,4 +1,4 @@
-"""Keep the likely tokens of each row: top_k, top_p and min_p, without sorting the vocabulary.
+"""Process logits: penalties, top_k, top_p and min_p without sorting the vocabulary, log probabilities.
 
 A row keeps the tokens at or above its *lowest* logit, so ties are kept together. Top k gives that logit as
 the k-th largest, min p as a distance from the maximum. Top p needs the order of the tokens, but only near the
