@@ -11,8 +11,8 @@ import mlx.core as mx
 from reprise.config.per_model import Section, settings_of
 from reprise.config.settings import Settings
 from reprise.engine.checkpoint import check_folder
-from reprise.engine.embedding.engine import EmbeddingEngine
-from reprise.engine.generating.engine import GeneratingEngine, TableOfModel
+from reprise.engine.embedding.embedding_engine import EmbeddingEngine
+from reprise.engine.generating.generating_engine import GeneratingEngine, TableOfModel
 from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.errors import EngineError, ModelLoadError, SharedTableError
 from reprise.engine.interface.events import Sink

@@ -6,9 +6,9 @@ Whatever has the methods that are called may stand in for them, as the tests' en
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reprise.engine.embedding.engine import EmbeddingEngine as EmbeddingEngine
+    from reprise.engine.embedding.embedding_engine import EmbeddingEngine as EmbeddingEngine
     from reprise.engine.engine import Engine
-    from reprise.engine.generating.engine import GeneratingEngine as GeneratingEngine
+    from reprise.engine.generating.generating_engine import GeneratingEngine as GeneratingEngine
     from reprise.engine.text.tokenizer import Tokenizer as Tokenizer
 
     Models = Engine

@@ -272,7 +272,7 @@ class Sequence:
         """Drop its arrays before a new prefill. Committed tokens stay, and the same tokens follow them."""
         self.prefill, self.row_sampling = Prefill(), None
 
-    def park(self) -> None:
+    def suspend(self) -> None:
         """Drop all state of the present worker, as the model is unloaded; a later worker goes on."""
         self.restart()
         self.prefix = PrefixSearch(self.prefix.num_cached)

@@ -123,11 +123,11 @@ class Worker:
         """Wait for all work in flight, as another model has the device next. Treats faults as step() does."""
         self._guard(self.device.pause)
 
-    def park(self) -> list[Sequence]:
+    def suspend(self) -> list[Sequence]:
         """Hand the waiting sequences over to this worker's successor. No sequence may be running."""
         waiting = self.live
         for sequence in waiting:
-            sequence.park()
+            sequence.suspend()
         self.queue.waiting.clear()
         return waiting
 

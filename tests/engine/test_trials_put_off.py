@@ -10,7 +10,7 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.engine.engine import Engine
-from reprise.engine.generating import engine as generating
+from reprise.engine.generating import generating_engine as generating
 from reprise.engine.generating.setup import try_the_rest
 from reprise.engine.memory.footprint import estimate, measure
 from reprise.engine.model.capabilities import NOT_TRIED, Findings, PutOffError

@@ -21,7 +21,7 @@ import pytest
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
 from reprise.engine.engine import Engine
-from reprise.engine.generating.engine import GeneratingEngine
+from reprise.engine.generating.generating_engine import GeneratingEngine
 from reprise.engine.model.hub import HubCache
 from reprise.engine.pool.catalogue import Catalogue
 from reprise.engine.pool.loads import Makers

@@ -22,7 +22,7 @@ from reprise.config.settings import Settings
 from reprise.drafters.assembly import make_drafters
 from reprise.drafters.repetition import score_in_slices
 from reprise.engine.engine import Engine
-from reprise.engine.generating.engine import GeneratingEngine
+from reprise.engine.generating.generating_engine import GeneratingEngine
 from reprise.engine.interface.errors import EngineError, ModelError, ModelLoadError
 from reprise.engine.interface.events import Failed, Finished
 from reprise.engine.interface.request import GenerationRequest

@@ -13,7 +13,7 @@ import pytest
 from reprise.config.settings import Settings
 from reprise.drafters.base import Draft
 from reprise.engine.engine import Engine
-from reprise.engine.generating import engine as generating
+from reprise.engine.generating import generating_engine as generating
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.pool.loads import Makers
 from reprise.engine.speculative.costs.kept_costs import METAL_QUANTISED, make_costs, read_ratios, write_ratios

@@ -51,7 +51,7 @@ from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.heads.loading import find_given_head, find_head
 
 
-class ParkedWorker:
+class SuspendedWorker:
     """Takes the place of a model's worker while its weights are not in memory: its sequences wait.
 
     queue: this object, which stands in for a Worker's queue. waiting: sequences in the order of submission.
@@ -64,7 +64,7 @@ class ParkedWorker:
         self.waiting: deque[Sequence] = deque()
 
     @property
-    def queue(self) -> "ParkedWorker":
+    def queue(self) -> "SuspendedWorker":
         """This object, in the place of a Worker's request queue."""
         return self
 
@@ -109,11 +109,11 @@ KEEP_COSTS_EVERY_S = 60.0
 class GeneratingEngine(ModelEngine):
     """Queues requests for text, and has a worker while its model is loaded. makers: see Makers."""
 
-    worker: Worker | ParkedWorker
+    worker: Worker | SuspendedWorker
 
     def __init__(self, settings: Settings, makers: Makers, inbox: Inbox) -> None:
         super().__init__(settings, inbox)
-        self.worker = ParkedWorker()
+        self.worker = SuspendedWorker()
         self._makers = makers
         self._ranks = makers.ranks
         self._load = makers.load or (self._ranks.load if self._ranks else make_loader(settings))
@@ -136,7 +136,7 @@ class GeneratingEngine(ModelEngine):
     @property
     def costs(self) -> StepCosts:
         """The costs of steps as learned so far. Raises RuntimeError while the model is not loaded."""
-        if isinstance(self.worker, ParkedWorker):
+        if isinstance(self.worker, SuspendedWorker):
             raise RuntimeError("the engine has not been started")
         return self.worker.planner.costs
 
@@ -163,7 +163,7 @@ class GeneratingEngine(ModelEngine):
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
         """Return the prefix caches' counts, by "target" and "draft" and the names of PrefixStatus."""
-        if isinstance(worker := self.worker, ParkedWorker):
+        if isinstance(worker := self.worker, SuspendedWorker):
             return {}
         drafting = worker.draft_prefiller
         found = {
@@ -268,9 +268,9 @@ class GeneratingEngine(ModelEngine):
 
     def unload(self) -> None:
         """See ModelEngine."""
-        if not isinstance(worker := self.worker, ParkedWorker):
-            parked = self.worker = ParkedWorker()
-            parked.waiting.extend(worker.park())
+        if not isinstance(worker := self.worker, SuspendedWorker):
+            suspended = self.worker = SuspendedWorker()
+            suspended.waiting.extend(worker.suspend())
             try:
                 if not self.lifecycle.is_dead:
                     self._learn(worker)
@@ -281,7 +281,7 @@ class GeneratingEngine(ModelEngine):
     @property
     def memory_budget(self) -> MemoryBudget | None:
         """The budget that estimates the memory of this model's requests; None while it is not loaded."""
-        return None if isinstance(self.worker, ParkedWorker) else self.worker.queue.memory_budget
+        return None if isinstance(self.worker, SuspendedWorker) else self.worker.queue.memory_budget
 
     @property
     def _step(self) -> Callable[[], None]:
@@ -301,7 +301,7 @@ class GeneratingEngine(ModelEngine):
     def _queue(self, request: GenerationRequest, sink: Sink) -> None:
         try:
             worker = self.worker
-            self._grammars.plain_s = 0.0 if isinstance(worker, ParkedWorker) else worker.device.plain_s
+            self._grammars.plain_s = 0.0 if isinstance(worker, SuspendedWorker) else worker.device.plain_s
             worker.submit(Sequence.of(request, sink, self.loaded.tokenizer, self._grammars))
         except Exception as fault:
             log.error("request %s cannot be queued", request.id, exc_info=True)
@@ -309,7 +309,7 @@ class GeneratingEngine(ModelEngine):
 
     def pause(self) -> None:
         """Wait for all work in flight, before another model computes."""
-        if not isinstance(self.worker, ParkedWorker):
+        if not isinstance(self.worker, SuspendedWorker):
             try:
                 self.worker.pause()
             except BaseException as fault:
@@ -416,7 +416,7 @@ class TableOfModel:
         return str(self._between_steps(proposers.find_table(self._worker().proposers.sources).load))
 
     def _worker(self) -> Worker:
-        if isinstance(worker := self._engine.worker, ParkedWorker):
+        if isinstance(worker := self._engine.worker, SuspendedWorker):
             raise SharedTableError("the engine is not running")
         return worker
 
