@@ -370,8 +370,8 @@ def _without_upgrade(data: bytes) -> bytes:
 def uvicorn_config(app: ASGIApp, timeout_s: float, **options: Any) -> uvicorn.Config:
     """Return uvicorn's configuration for the app. options: see uvicorn.Config."""
     http: Any = partial(Connection, timeout_s=timeout_s, buffer=bytearray(READ_BYTES), rounds=Rounds())
-    quiet = {"access_log": False, "log_config": None, "server_header": False}
-    return uvicorn.Config(app, http=http, ws="none", **(options | quiet))
+    quiet: dict[str, Any] = {"access_log": False, "log_config": None, "server_header": False}
+    return uvicorn.Config(app, http=http, ws="none", **quiet, **options)
 
 
 class ListenError(Exception):

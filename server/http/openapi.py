@@ -200,7 +200,7 @@ def _or(given: Json, other: Json) -> Json:
     return {**about, "anyOf": kinds if other in kinds else [*kinds, other]}
 
 
-_OF_OTHER_MODELS = "/v1/embeddings /v1/rerank /rerank /v2/rerank /api/embed /api/embeddings"
+_OF_OTHER_MODELS = "/v1/embeddings /v1/rerank /rerank /v2/rerank /api/embed /api/embeddings".split()
 
 
 def _limit(whole: Json, served: Served) -> None:
@@ -212,7 +212,7 @@ def _limit(whole: Json, served: Served) -> None:
             part["maximum"] = served.vocab_size - 1
         if "n" in part.get("properties", ()):
             part["properties"]["n"]["anyOf"][0]["maximum"] = served.max_choices
-    for path in _OF_OTHER_MODELS.split():
+    for path in _OF_OTHER_MODELS:
         # One model alone is one that generates.
         whole["paths"].pop(path, None)
     if not served.can_infill:

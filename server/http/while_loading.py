@@ -39,8 +39,8 @@ class WhileLoading:
                 self._serve, settings.body_timeout_s, timeout_graceful_shutdown=LAST_BYTES_S, **options
             )
         )
-        sockets = [bound.dup()]
-        self._thread = threading.Thread(target=self._server.run, args=(sockets,), daemon=True)
+        self._bound = bound
+        self._thread = threading.Thread(target=self._run, name="while-loading", daemon=True)
 
     def __enter__(self) -> "WhileLoading":
         return self
@@ -50,10 +50,13 @@ class WhileLoading:
         if self._thread.is_alive():
             self._thread.join()
 
+    def _run(self) -> None:
+        self._server.run([self._bound.dup()])
+
     def advance(self, what: str, share: float) -> None:
         """Note the phase of the start and the share of it that is done, in [0, 1]; at the first, listen."""
-        is_first, self._phase, self._share = not self._phase, what, share
-        if is_first:
+        self._phase, self._share = what, share
+        if self._thread.ident is None:
             self._thread.start()
             while self._thread.is_alive() and not self._server.started:
                 time.sleep(0.01)

@@ -133,7 +133,8 @@ def field_error(code: str, phrase: str, at: str = "", *, leaves_out: bool = Fals
 def validate(given: dict[str, Any], model: type[ModelT], notes: Notes | None = None) -> ModelT:
     """Validate parsed JSON as the model, after mending faults that leave its meaning clear.
 
-    Changes given. notes: records the mended faults; without, they are errors. Raises BadRequestError.
+    Changes given. notes: records the mended faults; without, they are errors, but for fields of other servers
+    within objects. Raises BadRequestError.
     """
     notes = notes or Notes(refuses=True)
     for _ in range(MAX_ROUNDS):
@@ -301,12 +302,16 @@ def _descriptions(module: str) -> dict[tuple[str, str], str]:
     Pydantic's use_attribute_docstrings takes half a second for all bodies.
     """
     found = {}
-    classes = (one for one in ast.parse(getsource(sys.modules[module])).body if isinstance(one, ast.ClassDef))
-    for made in classes:
+    try:
+        source = getsource(sys.modules[module])
+    except OSError:
+        # Only the byte code is here.
+        return {}
+    for made in (one for one in ast.parse(source).body if isinstance(one, ast.ClassDef)):
         for pair in pairwise(made.body):
             match pair:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                    found[made.name, name.rstrip("_")] = " ".join(text.split())
+                    found[made.name, name] = " ".join(text.split())
     return found
 
 
@@ -329,8 +334,9 @@ class RequestModel(BaseModel):
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         schema = handler(core_schema)
-        for name, described in handler.resolve_ref_schema(schema).get("properties", {}).items():
-            if text := cls._text_below(name):
+        names = {field.alias: name for name, field in cls.model_fields.items()}
+        for key, described in handler.resolve_ref_schema(schema).get("properties", {}).items():
+            if text := cls._text_below(names.get(key, key)):
                 described.setdefault("description", text)
         return schema
 

@@ -96,3 +96,12 @@ def test_models_are_prepared_once_the_port_is_bound(monkeypatch, capsys):
     assert run.run(Settings(port=port), prepare=prepare) == 1
     assert told == [HEALTH]
     assert "/no/such/model" in capsys.readouterr().err
+
+
+def test_without_a_phase_the_port_closes_with_the_socket(bound):
+    bound.listen()
+    unused = WhileLoading(Settings(), bound)
+    address = bound.getsockname()
+    bound.close()
+    with unused, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
