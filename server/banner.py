@@ -240,7 +240,7 @@ def banner(info: ModelInfo, served: Served, *, is_verbose: bool = False) -> str:
 
     is_verbose: whether to show also the facts that matter only when tuning the server.
     """
-    size = f"{short_count(info.num_parameters)} parameters"
+    size = f"{info.short_size} parameters"
     is_demo = info.name == BUNDLED_NAME and not is_verbose
     kind = f"a demo, {size}" if is_demo else f"{info.architecture}, {size}, {info.dtype}"
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
@@ -284,14 +284,6 @@ def banner(info: ModelInfo, served: Served, *, is_verbose: bool = False) -> str:
         f"    -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"
     )
-
-
-def short_count(count: int) -> str:
-    """Return a number as people write it, such as 1.5B."""
-    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f}{unit}"
-    return str(count)
 
 
 def _bytes(count: int) -> str:

@@ -114,6 +114,14 @@ class ModelInfo:
     weights_note: str = ""
     is_tried: bool = True
 
+    @property
+    def short_size(self) -> str:
+        """The number of parameters as people write it, such as 1.5B."""
+        for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+            if self.num_parameters >= size:
+                return f"{self.num_parameters / size:.1f}{unit}"
+        return str(self.num_parameters)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:

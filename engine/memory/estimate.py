@@ -165,7 +165,7 @@ class Estimator:
             forward = max(forward, self._forward_bytes(model, step))
             logits = max(logits, model.logits_bytes(len(step.rows), model.width))
             logits = max(logits, model.logits_bytes(1, logprobs_tokens))
-        num_arrays = ALL_NEEDS.num_arrays if step.rows else LIKELIHOOD_ARRAYS
+        num_arrays = max(ALL_NEEDS.num_arrays if step.rows else 0.0, LIKELIHOOD_ARRAYS)
         for_sampling = sampling_bytes(max(num_draws, logprobs_tokens), num_arrays, self.vocab_size)
         working = max(forward, logits + for_sampling)
         # No operation of sampling takes more than half of what a portion does; half of a growth is its keys.

@@ -220,8 +220,11 @@ async def pull_model(request: Request) -> Response:
             if isinstance(state, ApiError):
                 told: dict[str, object] = {"status": "error", **state.body()}
             else:
-                told = {"completed_bytes": state.completed, "total_bytes": state.total}
-                told = {"status": state.status, **told}
+                told = {
+                    "status": state.status,
+                    "completed_bytes": state.completed,
+                    "total_bytes": state.total,
+                }
             yield b"data: " + to_json(told) + b"\n\n"
 
     return TokenStream(events(), at_end=pull.stop)

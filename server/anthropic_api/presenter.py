@@ -148,7 +148,7 @@ class MessagePresenter(OneChoicePresenter):
             case "length":
                 is_at_limit = self._max_tokens is not None and usage["completion_tokens"] >= self._max_tokens
                 # A loop that was cut off did not fill the context either.
-                is_at_limit = is_at_limit or "stopped" in timings
+                is_at_limit = is_at_limit or timings.get("stopped") == "loop"
                 reason = "max_tokens" if is_at_limit else "model_context_window_exceeded"
             case "stop":
                 reason = "end_turn" if end.stop is None else "stop_sequence"

@@ -200,7 +200,7 @@ def _or(given: Json, other: Json) -> Json:
     return {**about, "anyOf": kinds if other in kinds else [*kinds, other]}
 
 
-_OF_OTHER_MODELS = "/v1/embeddings /v1/rerank /rerank /v2/rerank /api/embed /api/embeddings".split()
+_OF_OTHER_MODELS = ["/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/api/embed", "/api/embeddings"]
 
 
 def _limit(whole: Json, served: Served) -> None:

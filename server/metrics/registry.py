@@ -39,7 +39,7 @@ class Metrics(Collector):
         self._process = psutil.Process(os.getpid())
         self._names_models = models.may_unload
         self._counted = {
-            metric.name: _make(metric, *(MODEL,) * (group.is_by_model and self._names_models))
+            metric.name: _make(metric, *((MODEL,) if group.is_by_model and self._names_models else ()))
             for group in GROUPS
             for metric in group.metrics
             if metric.read is None

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -13,7 +13,6 @@ from pydantic_core import to_json
 
 from reprise.config.version import VERSION
 from reprise.engine.interface.models import ModelEntry
-from reprise.server.banner import short_count
 from reprise.server.errors import (
     ApiError,
     BadRequestError,
@@ -81,7 +80,7 @@ def _details(entry: ModelEntry) -> dict[str, Any]:
         "format": "safetensors",
         "family": info.architecture if info else "",
         "families": [info.architecture] if info else [],
-        "parameter_size": short_count(info.num_parameters) if info else "",
+        "parameter_size": info.short_size if info else "",
         "quantization_level": info.dtype if info else "",
     }
 
@@ -172,15 +171,15 @@ async def _load_or_unload(request: Request, body: GeneratingFields, presenter: L
     """Answer a request without a prompt, which has the model loaded, or with keep_alive 0 unloaded."""
     service = _ready(request)
     name = _own_name(service, body.model)
-    if not _is_zero(body.keep_alive):
+    unloads = _is_zero(body.keep_alive)
+    if not unloads:
         await lease_model(request, name, keep_alive=body.keep_alive)
     elif service.models.may_unload:
         await unload(service, name)
     else:
         await find_loadable(service, name)
         note_ignored(request, ["keep_alive"])
-    reason: Literal["load", "unload"] = "unload" if _is_zero(body.keep_alive) else "load"
-    return Response(presenter.format_done(reason), media_type="application/json")
+    return Response(presenter.format_done("unload" if unloads else "load"), media_type="application/json")
 
 
 def _in_lines(response: Response) -> Response:

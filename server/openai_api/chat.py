@@ -110,6 +110,8 @@ class OpenAIPresenter(Presenter):
 
     response_object: str
     chunk_object: str
+    has_prompt_in_choice: bool
+    """Whether a prompt's token ids stand in the choice, as vLLM has it, or beside the choices."""
 
     def __init__(self, head: ResponseHead, body: GenerationFields, id_prefix: str) -> None:
         self._id, self._wants_usage = f"{id_prefix}-{head.id}", body.wants_usage_chunk
@@ -126,10 +128,6 @@ class OpenAIPresenter(Presenter):
     def _chunk_choice(self, index: int, part: Part) -> Json:
         """Return the choice in the chunk for a part."""
 
-    @abstractmethod
-    def _report_prompt(self, choice: Json, ids: Sequence[int]) -> Json:
-        """Add a prompt's token ids to the choice, or return the field for them beside the choices."""
-
     def _report(self, choice: Json, trace: Sequence[tuple[str, str]], tokens: ChoiceTokens | None) -> Json:
         """Add the sources of a choice's text, such as drafters, and its token ids. See ReportPart.
 
@@ -140,7 +138,10 @@ class OpenAIPresenter(Presenter):
         if tokens is None:
             return {}
         choice["token_ids"] = tokens.answer
-        return self._report_prompt(choice, tokens.prompt)
+        if not self.has_prompt_in_choice:
+            return {"prompt_token_ids": tokens.prompt}
+        choice["prompt_token_ids"] = tokens.prompt
+        return {}
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
         """See Presenter."""
@@ -225,6 +226,7 @@ class ChatPresenter(OpenAIPresenter):
 
     response_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    has_prompt_in_choice = False
 
     def __init__(self, head: ResponseHead, body: ChatRequest) -> None:
         super().__init__(head, body, "chatcmpl")
@@ -290,9 +292,6 @@ class ChatPresenter(OpenAIPresenter):
             "custom": {"name": call.name, "input": decoder.feed(arguments)},
         }
 
-    def _report_prompt(self, choice: Json, ids: Sequence[int]) -> Json:  # noqa: ARG002 - as vLLM has it
-        return {"prompt_token_ids": ids}
-
 
 def _delta_choice(index: int, delta: Json, **more: object) -> Json:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
@@ -306,6 +305,7 @@ class CompletionPresenter(OpenAIPresenter):
     """Presenter for /v1/completions, where chunks have the shape of responses."""
 
     response_object = chunk_object = "text_completion"
+    has_prompt_in_choice = True
 
     def __init__(self, head: ResponseHead, body: CompletionRequest) -> None:
         super().__init__(head, body, "cmpl")
@@ -332,10 +332,6 @@ class CompletionPresenter(OpenAIPresenter):
             "logprobs": self._logprobs[index].add(text) if text.logprobs and self._wants_logprobs else None,
             "finish_reason": part.finish_reason if isinstance(part, EndPart) else None,
         }
-
-    def _report_prompt(self, choice: Json, ids: Sequence[int]) -> Json:
-        choice["prompt_token_ids"] = ids
-        return {}
 
 
 DONE = b"data: [DONE]\n\n"

@@ -74,7 +74,7 @@ class OneChoicePresenter(Presenter):
     """Presenter of an API whose requests have one choice."""
 
     def format_end(self, events: Events, usage: Json, timings: Json) -> bytes:
-        """See Presenter."""
+        """See Presenter. An EndPart is among the last parts."""
         end = next(part for _, part in events if isinstance(part, EndPart))
         return self._frames(events) + self._ending(end, usage, timings)
 

@@ -122,7 +122,9 @@ def call_forms(tool: Json, write: Callable[[Json], Iterable[str]], arguments: Ar
     names = _text_arguments(function["parameters"])
     if not names:
         return
-    is_patch = len(names) == 1 and any(word in str(tool) for word in ("*** Begin Patch", "apply_patch"))
+    is_patch = len(names) == 1 and any(
+        word in str(tool) for word in (PATCH[0].splitlines()[0], "apply_patch")
+    )
     marks = [_MARK.format(at) for at in range(len(names) + is_patch)]
     values = [f"{PATCH[0]}{marks[0]}\n{PATCH[1]}{marks[1]}\n{PATCH[2]}"] if is_patch else marks
     likes = [None if is_patch else _like(names, at) for at in range(len(names))]
