@@ -14,12 +14,12 @@ from reprise.server.admin import health, ngram_mod
 from reprise.server.admin import models as model_routes
 from reprise.server.anthropic_api import routes as anthropic
 from reprise.server.engine_types import Models
-from reprise.server.executor import CONTROL
 from reprise.server.generation.recorder import Recorder
 from reprise.server.generation.service import Service
 from reprise.server.http.access import CORS, OPEN_PATHS, Access, load_keys
 from reprise.server.http.body import BodyLimit
 from reprise.server.http.error_responses import EarlyStreams, install_error_handlers
+from reprise.server.http.executor import CONTROL
 from reprise.server.http.openapi import Served, complete_document
 from reprise.server.http.request_log import RequestLog, check_request_id
 from reprise.server.llama_server_api import infill, tokens

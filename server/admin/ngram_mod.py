@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 
 from reprise.engine.interface.errors import SharedTableError
 from reprise.server.errors import ConflictError, ForbiddenError, shortened
-from reprise.server.executor import CONTROL
 from reprise.server.generation.service import Service, service_of
+from reprise.server.http.executor import CONTROL
 from reprise.server.logs import LOGGER
 
 router = APIRouter()

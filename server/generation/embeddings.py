@@ -23,9 +23,9 @@ from reprise.engine.interface.events import Failed
 from reprise.engine.interface.models import ModelInfo
 from reprise.server.engine_types import EmbeddingEngine
 from reprise.server.errors import bad_field, from_engine, from_failure
-from reprise.server.executor import FORMAT
 from reprise.server.generation.service import LeasedModel
 from reprise.server.http.disconnects import wait_unless_gone
+from reprise.server.http.executor import FORMAT
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.prompt.encoder import TokenIds, check_encoded, check_token_ids, encode_texts
 from reprise.server.requests.embeddings import Cut, EmbeddingsRequest, RerankRequest

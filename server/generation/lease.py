@@ -18,12 +18,12 @@ from reprise.server.errors import (
     ClientGoneError,
     from_load,
 )
-from reprise.server.executor import MODEL_FILES
 from reprise.server.generation.served_models import check_purpose, find_loadable, resolve
 from reprise.server.generation.service import LeasedModel, Service, service_of
 from reprise.server.generation.stream import LINES_TYPE
 from reprise.server.http.disconnects import wait_unless_gone
 from reprise.server.http.error_responses import early_stream, end_later
+from reprise.server.http.executor import MODEL_FILES
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
 

@@ -27,12 +27,12 @@ from reprise.engine.interface.request import (
 )
 from reprise.engine.interface.spans import span
 from reprise.server.errors import BadRequestError, bad_field
+from reprise.server.generation.schema_check import WholeSchemas, checked
 from reprise.server.generation.service import LeasedModel
 from reprise.server.http.access import key_digest
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.output.parser import parser_factory
 from reprise.server.output.parts import MakeParser, ToolCallRules
-from reprise.server.output.schema_check import WholeSchemas, checked
 from reprise.server.output.text_parser import PlainParser, echo_parsers
 from reprise.server.prompt.encoder import (
     ChatPrompt,

@@ -23,8 +23,8 @@ from reprise.server.errors import (
     from_load,
     retry_after,
 )
-from reprise.server.executor import MODEL_FILES
 from reprise.server.generation.service import ANY_MODEL, Service
+from reprise.server.http.executor import MODEL_FILES
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER
 

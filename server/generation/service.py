@@ -21,11 +21,11 @@ from reprise.server.errors import (
     from_engine,
     retry_after,
 )
-from reprise.server.executor import Executor, client_of
 from reprise.server.generation.event_queue import EventBridge
 from reprise.server.generation.grammars import GrammarCompiler
 from reprise.server.generation.recorder import Recorder
 from reprise.server.http.disconnects import wait_unless_gone
+from reprise.server.http.executor import Executor, client_of
 from reprise.server.logs import LOGGER
 from reprise.server.metrics.loop_lag import NOT_HELD, Hold, LoopLag
 from reprise.server.metrics.registry import Metrics

@@ -19,11 +19,11 @@ from reprise.server.errors import (
     ClientGoneError,
     RequestFailedError,
 )
-from reprise.server.executor import FORMAT, PROMPT_LOG, SMALL_BYTES, client_of
 from reprise.server.generation.prepare import Prepared
 from reprise.server.generation.recorder import record_lines
 from reprise.server.generation.service import LeasedModel
 from reprise.server.generation.submit import Submission
+from reprise.server.http.executor import FORMAT, PROMPT_LOG, SMALL_BYTES, client_of
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
 from reprise.server.output.parts import (

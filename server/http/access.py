@@ -16,8 +16,8 @@ from reprise.config.loopback import address_of, is_loopback
 from reprise.config.setting import SettingsError
 from reprise.config.settings import KEY, Settings
 from reprise.server.errors import ApiError, ForbiddenError, UnauthorizedError, shortened
-from reprise.server.executor import OWNER
 from reprise.server.http.error_responses import refuse
+from reprise.server.http.executor import OWNER
 from reprise.server.http.request_log import IGNORED, RELAXED
 
 

@@ -9,11 +9,11 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field, ValidationInfo, model_validator
 from pydantic_core import to_json
 
-from reprise.server.executor import FORMAT
 from reprise.server.generation.lease import lease_for, lease_model
 from reprise.server.generation.prepare import encode_prompt
 from reprise.server.generation.service import LeasedModel
 from reprise.server.http.body import read_body
+from reprise.server.http.executor import FORMAT
 from reprise.server.http.openapi import body_schema
 from reprise.server.prompt.encoder import TokenIds, decode, encode_text
 from reprise.server.requests.chat import ONE_END, ChatRequest, Messages, TemplateArguments, Tools, read_chat

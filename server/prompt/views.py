@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.request import DraftType, Frame, SignedLines, View
 from reprise.server.engine_types import ModelEngine
-from reprise.server.executor import Executor
+from reprise.server.http.executor import Executor
 from reprise.server.prompt.encoder import shown, to_harmony_messages
 from reprise.server.prompt.view_texts import (
     AS_IT_IS,

@@ -11,8 +11,8 @@ from pydantic import AfterValidator
 
 from reprise.config.settings import Settings
 from reprise.server.errors import BadRequestError
-from reprise.server.executor import SMALL_BYTES, Executor
 from reprise.server.http.body import read_body
+from reprise.server.http.executor import SMALL_BYTES, Executor
 from reprise.server.logs import RequestRecord, attach_record
 from reprise.server.validation.fields import RequestModel
 from reprise.server.validation.json_body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, check_values

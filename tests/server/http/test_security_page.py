@@ -5,7 +5,6 @@ from pathlib import Path
 
 from reprise.config.settings import Settings
 from reprise.engine.sandbox.chat_templates import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
-from reprise.server.executor import LARGE_BYTES
 from reprise.server.http.body import MAX_HEADERS
 from reprise.server.http.connection import (
     MAX_HEAD_BYTES,
@@ -14,6 +13,7 @@ from reprise.server.http.connection import (
     MAX_UNREAD_BYTES,
     SMALL_CHUNK_BYTES,
 )
+from reprise.server.http.executor import LARGE_BYTES
 from reprise.server.llama_server_api.tokens import TOKENS_AT_ONCE
 from reprise.server.openai_api.responses.routes import MAX_NAMED
 from reprise.server.openai_api.responses.schemas import MAX_ITEMS

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from reprise.engine.interface.events import Delta, Finished
 from reprise.engine.sandbox.schema_checks import CHECKER
-from reprise.server.executor import SCHEMA_CHECKS
+from reprise.server.http.executor import SCHEMA_CHECKS
 from reprise.server.output.parts import ChoiceOutput, EndPart, MakeParser, OutputParser, Part
 
 Check = Callable[[str, str], bool | None]

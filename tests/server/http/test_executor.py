@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from reprise.engine.interface.cancellation import check_wanted
-from reprise.server.executor import LARGE_BYTES, Executor, FairThreads
+from reprise.server.http.executor import LARGE_BYTES, Executor, FairThreads
 
 
 @pytest.fixture
