@@ -310,7 +310,8 @@ def _draws_ahead(newest: mx.array, ahead: SequenceOf[Sequence | None]) -> list[D
     for row, sequence in enumerate(ahead):
         if sequence is None or sequence.ended:
             continue
-        if (matcher := triggered_matcher(sequence.matcher)) is None or not matcher.may_run_ahead:
+        matcher = triggered_matcher(sequence.matcher)
+        if matcher is None or not matcher.tokens or not matcher.may_run_ahead:
             continue
         try:
             masks[row] = matcher.mask_behind(newest[row])

@@ -5,6 +5,7 @@ is chosen among those that may begin a call if the one in flight turns out to be
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import mlx.core as mx
 
@@ -18,6 +19,7 @@ MAX_PROMPT_TOKENS = 16
 class TriggeredMatcher(Matcher):
     """The position of one answer outside or inside a call.
 
+    tokens: those that begin a call at once; see Trigger.
     trigger: what begins a call. start: makes a matcher that stands before it. piece: returns a token's bytes.
     prompt: the tokens before the answer, which may have begun a call with one of the trigger's tokens.
     """
@@ -29,7 +31,7 @@ class TriggeredMatcher(Matcher):
         piece: Callable[[int], bytes],
         prompt: Sequence[int] = (),
     ) -> None:
-        self._trigger, self._text = frozenset(trigger.tokens), trigger.text.encode()
+        self.tokens, self._text = frozenset(trigger.tokens), trigger.text.encode()
         self._start, self._piece = start, piece
         self._next = start()
         self._call: Matcher | None = None
@@ -37,7 +39,7 @@ class TriggeredMatcher(Matcher):
         self._begun: list[int] = []
         self._first_masks: dict[int, mx.array] | None = None
         tail = list(prompt[-MAX_PROMPT_TOKENS:])
-        begins = [at for at, token in enumerate(tail) if token in self._trigger]
+        begins = [at for at, token in enumerate(tail) if token in self.tokens]
         if begins and self._is_call(tail[begins[-1] :]):
             self.commit(tail[begins[-1] :])
 
@@ -102,21 +104,21 @@ class TriggeredMatcher(Matcher):
     def mask_behind(self, token: mx.array) -> mx.array:
         """Return which tokens may come behind a token that is only known on the device: (vocabulary,) bool.
 
-        The token follows the answer outside a call.
+        The token follows the answer outside a call. Only where there are tokens that begin one.
         """
         if self._first_masks is None:
-            self._first_masks = {one: self._first_mask(one) for one in self._trigger if self._is_call([one])}
-        allowed = mx.array(True)
-        for begin, mask in self._first_masks.items():
-            allowed = mx.logical_and(allowed, mx.logical_or(token != begin, mask))
-        return allowed
+            self._first_masks = {one: self._first_mask(one) for one in sorted(self.tokens)}
+        allowed = [mx.logical_or(token != begin, mask) for begin, mask in self._first_masks.items()]
+        return reduce(mx.logical_and, allowed)
 
     def _first_mask(self, begin: int) -> mx.array:
-        """Return which tokens may come behind a token that begins a call."""
+        """Return which tokens may come behind a token that begins a call: (vocabulary,) bool."""
         call = self._start()
-        call.commit([begin])
-        (mask,) = _without_ends(call, call.masks())
-        return mx.array(True) if mask is None else mx.array(mask)
+        is_call = self._is_call([begin])
+        call.commit([begin] if is_call else [])
+        (mask,) = call.masks()
+        assert mask is not None
+        return mx.array(mask) if is_call else mx.ones(len(mask), mx.bool_)
 
     def _is_call(self, tokens: list[int]) -> bool:
         return self._next.count_valid(tokens) == len(tokens)
@@ -130,7 +132,7 @@ class TriggeredMatcher(Matcher):
         begun = self._begun
         for at, token in enumerate(tokens):
             begun = self._of_trigger([*begun, token]) if self._text else [token]
-            is_trigger = self._text in self._joined(begun) if self._text else token in self._trigger
+            is_trigger = self._text in self._joined(begun) if self._text else token in self.tokens
             if is_trigger and self._is_call(begun):
                 return at + 1, begun, True
             if is_trigger or not self._text:

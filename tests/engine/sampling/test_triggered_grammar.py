@@ -109,22 +109,22 @@ def test_a_window_has_no_grammar_of_calls(thinker: Tokenizer, grammars: Grammars
     assert [matcher is None for matcher in matchers] == [False, True]
 
 
-TEXT_CALL = re.compile(r"ab ?(red|green|blue)( [0-9]{2})?;")
+TEXT_CALL = re.compile(r"aab ?(red|green|blue)( [0-9]{2})?;")
 BY_TEXT = Grammar(
     "lark",
     'start: to_call " "? ("red" | "green" | "blue") (" " /[0-9][0-9]/)? ";"\n'
-    'to_call[lazy]: /(.|\\n)*/ "ab"\n',
-    trigger=Trigger(text="ab"),
+    'to_call[lazy]: /(.|\\n)*/ "aab"\n',
+    trigger=Trigger(text="aab"),
 )
 
 
 def test_a_text_begins_a_call_however_it_is_written(thinker: Tokenizer, grammars: Grammars) -> None:
     grammar = grammars.compile(BY_TEXT)
-    assert grammar.trigger is not None
-    assert all(b"ab" in thinker.piece(token) for token in grammar.trigger.tokens)
+    # Rows of such a model run ahead without masks, as no token brings the whole text.
+    assert grammar.trigger == BY_TEXT.trigger
     a, b, x, space = (thinker.encode_answer(letter)[0] for letter in "abx ")
     matcher = make_matcher(grammars, grammar, thinker)
-    for token in [x, a, a, x, a, b]:
+    for token in [x, a, x, a, a, a, b]:
         matcher.commit([token])
         (mask,) = matcher.masks()
         assert (mask is None, matcher.may_run_ahead) == (token != b, token == x)
@@ -133,7 +133,7 @@ def test_a_text_begins_a_call_however_it_is_written(thinker: Tokenizer, grammars
     assert not mask[x]
     # A draft may begin within the text.
     matcher = make_matcher(grammars, grammar, thinker)
-    matcher.commit([x, a])
+    matcher.commit([x, a, a])
     assert matcher.count_allowed([b, space, x]) == 2
     assert [mask is None for mask in matcher.masks([b, space])] == [True, False, False]
 
@@ -169,7 +169,7 @@ def test_calls_are_of_the_grammar_whether_steps_run_ahead_or_verify_drafts(
     engine = start_engine(name, make_sources=lambda _: DraftSources({}, scored(1.0)))
     alone = [run(engine, [one])[0] for one in plain]
     decode = make_tokenizer().decode
-    end, start, call = (";", "ab", TEXT_CALL) if how == "by text" else ("</tool_call>", "<tool_call>", COLOR)
+    end, start, call = (";", "aab", TEXT_CALL) if how == "by text" else ("</tool_call>", "<tool_call>", COLOR)
     texts = ["".join(decode(tokens).rpartition(end)[:2]) for tokens in alone]
     assert [text.count(start) for text in texts] == [len(call.findall(text)) for text in texts]
     assert sum(text.count(start) for text in texts) > 2
@@ -178,3 +178,4 @@ def test_calls_are_of_the_grammar_whether_steps_run_ahead_or_verify_drafts(
     answers = {one.prompt: tokens for one, tokens in zip(requests, alone, strict=True)}
     other = start_engine(name, make_sources=sources(Scripted(answers, 0.7)), draft_type="suffix")
     assert run(other, requests) == alone
+    assert [one.counts().num_failed_steps for one in (engine, other)] == [0, 0]
