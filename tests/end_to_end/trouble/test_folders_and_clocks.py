@@ -20,7 +20,7 @@ JUMPING = """
 import sys, time
 from pathlib import Path
 now, offset = time.time, Path(sys.argv.pop(1))
-time.time = lambda: now() + float(offset.read_text())
+time.time = lambda: now() + float(offset.read_text() or 0)
 from reprise.cli.main import main
 sys.exit(main())
 """
@@ -29,13 +29,6 @@ sys.exit(main())
 @pytest.fixture(scope="module")
 def expected(server_url: str) -> list[str]:
     return [answer(server_url, prompt)[0] for prompt in PROMPTS]
-
-
-@pytest.fixture
-def folder(server_folder: Path, tmp_path: Path) -> Path:
-    """A folder with what steps cost."""
-    shutil.copy(server_folder / "costs.json", tmp_path)
-    return tmp_path
 
 
 @contextmanager
@@ -65,50 +58,50 @@ def check_kept(folder: Path, expected: list[str]) -> None:
     assert not [path for path in folder.rglob("*") if path.name.endswith(".new")]
 
 
-def test_two_servers_on_one_folder_answer_as_each_alone(folder: Path, expected: list[str]) -> None:
-    with serving(folder) as (first, _), serving(folder) as (second, _), ThreadPoolExecutor(2) as threads:
+def test_two_servers_on_one_folder_answer_as_each_alone(tmp_path: Path, expected: list[str]) -> None:
+    with serving(tmp_path) as (first, _), serving(tmp_path) as (second, _), ThreadPoolExecutor(2) as threads:
         for _ in range(2):
             assert list(threads.map(answers, (first, second))) == [expected, expected]
-    check_kept(folder, expected)
+    check_kept(tmp_path, expected)
 
 
 def test_a_server_that_may_not_write_answers_the_same_or_says_at_once_that_it_cannot(
-    folder: Path, expected: list[str]
+    tmp_path: Path, expected: list[str]
 ) -> None:
-    with serving(folder) as (url, _):
+    with serving(tmp_path) as (url, _):
         assert answers(url) == expected
     # Who is root may write everywhere, unless that is taken away.
     dropped = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
         pytest.skip("root may write everywhere")
-    folders = [path for path in (folder, *folder.rglob("*")) if path.is_dir()]
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    folders = [path for path in (tmp_path, *tmp_path.rglob("*")) if path.is_dir()]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for path in folders:
         path.chmod(0o555)
     for path in before:
         path.chmod(0o444)
     try:
         command = (*dropped, *FROM_CHECKOUT) if os.geteuid() == 0 else FROM_CHECKOUT
-        with serving(folder, command, keeps_prefixes=False) as (url, _):
+        with serving(tmp_path, command, keeps_prefixes=False) as (url, _):
             assert answers(url) == expected
         with pytest.raises(AssertionError, match=r"reprise: --prefix-cache-dir .*: Permission denied"):
-            serving(folder, command).__enter__()
+            serving(tmp_path, command).__enter__()
     finally:
         for path in folders:
             path.chmod(0o755)
-    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
-def test_a_clock_that_jumps_changes_no_answer(folder: Path, expected: list[str]) -> None:
-    offset = folder / "offset"
+def test_a_clock_that_jumps_changes_no_answer(tmp_path: Path, expected: list[str]) -> None:
+    offset = tmp_path / "offset"
     offset.write_text("0")
-    with serving(folder, (sys.executable, "-c", JUMPING, str(offset))) as (url, _):
+    with serving(tmp_path, (sys.executable, "-c", JUMPING, str(offset))) as (url, _):
         for jump in (0, YEARS, -YEARS, 0):
             offset.write_text(str(jump))
             assert answers(url) == expected
     for jump in (-YEARS, YEARS):
         offset.write_text(str(jump))
-        with serving(folder, (sys.executable, "-c", JUMPING, str(offset))) as (url, _):
+        with serving(tmp_path, (sys.executable, "-c", JUMPING, str(offset))) as (url, _):
             assert answers(url) == expected
     offset.unlink()
-    check_kept(folder, expected)
+    check_kept(tmp_path, expected)

@@ -29,10 +29,7 @@ def expected(server_url: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
-def test_on_a_full_disk_answers_are_the_same(
-    server_folder: Path, tmp_path: Path, expected: list[str]
-) -> None:
-    shutil.copy(server_folder / "costs.json", tmp_path)
+def test_on_a_full_disk_answers_are_the_same(tmp_path: Path, expected: list[str]) -> None:
     flags = ("--prefix-cache-dir", str(tmp_path / "prefixes"), "--record", str(tmp_path / "record"))
     command = ("prlimit", f"--fsize={MAX_FILE_BYTES}", *FROM_CHECKOUT)
     with started(tmp_path, *flags, command=command) as (url, printed, process):
