@@ -101,9 +101,11 @@ def optional_calls(body: ChatRequest, markers: Markers, *, has_schemas: bool = T
     calls = CallGrammar(call_format, markers, schemas, enforced, set())
     begin, other, trigger = calls.text(marker.text), "", Trigger(marker.tokens)
     if len(marker.tokens) > 1:
-        before, token, _ = _split_at_token(marker.text, markers)
+        _, token, _ = _split_at_token(marker.text, markers)
         if token is not None:
-            begin, trigger = calls.text(marker.text.removeprefix(json.loads(before))), Trigger(token.tokens)
+            # What stands before the token is free text.
+            begin = calls.text(marker.text[marker.text.index(token.text) :])
+            trigger = Trigger(token.tokens)
             # Kimi K3 begins other blocks with this token too.
             other = f"| {marker_tokens(token)} OTHER {calls.text('<|sep|>')}" if markers.is_in_blocks else ""
         elif marker.text.startswith("{"):
