@@ -23,7 +23,7 @@ from reprise.bench.architectures.tiny_models import architectures, make_model, t
 from reprise.engine.kv_cache import probes
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.rows import Sharing
-from reprise.engine.speculative.costs.exact_widths import Tried, find_exact_shapes
+from reprise.engine.kv_cache.exact_widths import Tried, find_exact_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architectures.md"

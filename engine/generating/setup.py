@@ -11,6 +11,7 @@ from reprise.engine.batch.batch import Batch, Device
 from reprise.engine.generating.worker import Worker
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import ModelInfo
+from reprise.engine.kv_cache.exact_widths import Exactness, Tried, find_exact_shapes
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.probes import kv_bits_fault
 from reprise.engine.kv_cache.rows import Sharing
@@ -23,7 +24,6 @@ from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
 from reprise.engine.scheduler.prefiller import Prefiller
 from reprise.engine.scheduler.request_queue import PrefixLookup, RequestQueue
-from reprise.engine.speculative.costs.exact_widths import Exactness, Tried, find_exact_shapes
 from reprise.engine.speculative.costs.kept_costs import make_costs
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes
@@ -121,7 +121,6 @@ def make_worker(
     )
     proposers.vocab_size = info.vocab_size
     queue = _make_queue(loaded, settings, memory_budget, device, head)
-    queue.prefiller.step_costs = costs
     drafting = _make_draft_prefiller(model, proposers, planner, queue, settings) if model else None
     return Worker(batch, queue, planner, proposers, drafting)
 

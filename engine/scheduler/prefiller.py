@@ -16,7 +16,6 @@ from reprise.engine.memory.estimate import PROMPT_LOGPROBS_CHUNK
 from reprise.engine.memory.prefill import PrefillCosts, PrefillLimits, Seconds, plan_prefill
 from reprise.engine.sampling.logits import Likelihoods
 from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
-from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.heads.head import Taps
 from reprise.engine.vision.image_features import Looking, Sight
 
@@ -35,7 +34,6 @@ class Prefiller:
 
     prefilling: the sequences whose prompts are being computed, in the order of their admission.
     device: computes the chunks, as it does the steps.
-    step_costs: learns from the first chunks of prompts what wide steps may cost; None if nothing is drafted.
     num_done: chunks, and slices of the tower's work, that are computed; any thread may read it.
     """
 
@@ -57,7 +55,6 @@ class Prefiller:
         self._settings = settings
         self._kept, self._checkpoints = kept, checkpoints
         self.device = device
-        self.step_costs: StepCosts | None = None
         # By whether rows decode, and whether log probabilities are wanted. A model's chunks of 2,048 tokens
         # say little about its chunks of 32.
         self._costs: defaultdict[tuple[bool, bool], PrefillCosts] = defaultdict(PrefillCosts)
@@ -234,8 +231,6 @@ class Prefiller:
         def done(seconds: float | None) -> None:
             self.num_done += 1
             costs.observe(num_fed, num_before, seconds)
-            if self.step_costs and seconds and not num_before and measured is None:
-                self.step_costs.observe_chunk(num_fed, seconds)
             if drafts and seconds:
                 drafts.slowdown_budget.prefill_s += seconds
             if measured and not sequence.ended:

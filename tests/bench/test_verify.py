@@ -9,7 +9,7 @@ import pytest
 from reprise.bench.decode.answering import Answering, Arm, Case
 from reprise.bench.experiment import Row
 from reprise.cli.main import main
-from reprise.engine.speculative.costs import exact_widths
+from reprise.engine.kv_cache import exact_widths
 
 
 def rows_of(file: Path, *given: str) -> list[Row]:

@@ -6,7 +6,7 @@ do: a forward pass reads the weights once, however many tokens it computes.
 
 import math
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,9 +32,6 @@ many tokens."""
 
 GROWTH = 0.9
 """Power of its tokens with which the cost of a step is guessed to grow beyond what is known."""
-
-MIN_CHUNK_TOKENS = 16
-"""Chunks of prompts with fewer tokens say little about what each further token costs."""
 
 
 def grid_up_to(points: Iterable[int], last: int) -> list[int]:
@@ -67,7 +64,6 @@ class CostTable:
         self.guesses = dict(guesses or {})
         self.rows = sorted(set(rows) if rows else {rows for rows, _ in measured})
         self.widths = sorted({1, *widths} if widths else {width for _, width in measured})
-        self._chunk: tuple[int, float] | None = None
         self._forget_found()
 
     @property
@@ -80,24 +76,6 @@ class CostTable:
         self.measured[shape] = seconds
         self.guesses.pop(shape, None)
         self._forget_found()
-
-    def keep_only(self, shapes: Container[Shape]) -> None:
-        """Forget all guesses, and what was measured of other shapes than these and plain steps."""
-        self.measured = {s: each for s, each in self.measured.items() if s[1] == 1 or s in shapes}
-        self.guesses = {}
-        self._forget_found()
-
-    def put_chunk(self, num_tokens: int, seconds: float) -> None:
-        """Take the time of a prompt's chunk as the guess for steps of one row that feed as many tokens.
-
-        A chunk does not compute the output head, but a guess need not be exact. The chunk with the cheapest
-        tokens counts.
-        """
-        if num_tokens < MIN_CHUNK_TOKENS:
-            return
-        if self._chunk is None or seconds / num_tokens < self._chunk[1] / self._chunk[0]:
-            self._chunk = num_tokens, seconds
-            self._forget_found()
 
     def seconds(self, num_rows: int, width: int) -> float:
         """Return the measured or guessed seconds of a step of num_rows rows, each fed width tokens."""
@@ -151,9 +129,6 @@ class CostTable:
             for (rows, width), ratio in self.guesses.items():
                 if rows == num_rows:
                     known.setdefault(width, ratio * known[1.0])
-            widest = max(known)
-            if num_rows == 1 and self.is_timed and self._chunk and self._chunk[0] > widest:
-                known[self._chunk[0]] = max(self._chunk[1], known[widest])
             found = self._curves[num_rows] = sorted(known.items())
         return found
 

@@ -12,6 +12,13 @@ RECENT_STEPS = 4
 RECENT_PLAIN_STEPS = 5
 """Observed plain steps whose median bounds their cost from below."""
 
+LATEST_PLAIN = 1.1
+"""Times the latest plain step that such a step takes at most now, whatever those before took: a machine may
+have become faster."""
+
+MUCH_FASTER = 2.0
+"""A verification step that takes less than this part of all the latest ones casts doubt on plain steps."""
+
 PLAIN_AFTER_STEPS = (8, 128)
 """Verification steps after which plain steps are due: before any was observed under the same conditions, and
 after that."""
@@ -44,8 +51,9 @@ class StepBounds:
     def least_plain_s(self, num_rows: int, under: Conditions = USUAL) -> float | None:
         """Return the minimum seconds of a plain step; None if no comparable one was observed.
 
-        The median of the latest steps counts, unless a verification step was cheaper since. Fewer rows,
-        shorter rows or simpler sampling only take less, so steps with those are comparable too.
+        The median of the latest steps counts, unless the last of them, or a verification step since, was
+        cheaper. Fewer rows, shorter rows or simpler sampling only take less, so steps with those are
+        comparable too.
         """
         key = num_rows, under
         if key not in self._least:
@@ -54,27 +62,33 @@ class StepBounds:
         return self._least[key]
 
     def is_plain_due(self, num_rows: int, under: Conditions) -> bool:
-        """Whether the next step should be a plain one, because the cost of plain steps is not known well."""
+        """Whether the next step should be a plain one, because the cost of plain steps is not known well.
+
+        So it is if none was seen for long, or a verification step took far less than expected since.
+        """
         steps = self._plain.get((num_rows, under))
         if steps is None or not steps.recent_s:
             if self.least_plain_s(num_rows, under) is None:
                 return True
-            return steps is not None and steps.num_wide >= PLAIN_AFTER_STEPS[0]
-        return steps.num_wide >= PLAIN_AFTER_STEPS[1]
+            return steps is not None and (steps.is_doubted or steps.num_wide >= PLAIN_AFTER_STEPS[0])
+        return steps.is_doubted or steps.num_wide >= PLAIN_AFTER_STEPS[1]
 
     def observe_plain(self, num_rows: int, taken_s: float, under: Conditions) -> None:
         """Learn from a plain step of num_rows rows that took taken_s seconds."""
         steps = self._plain.setdefault((num_rows, under), _PlainSteps())
         self._bound(num_rows, taken_s, under)
         steps.recent_s.append(taken_s)
-        steps.num_wide, steps.limit_s = 0, math.inf
+        steps.num_wide, steps.limit_s, steps.is_doubted = 0, math.inf, False
 
     def observe_wide(self, num_rows: int, num_fed: int, taken_s: float, under: Conditions) -> None:
         """Learn from a verification step that fed num_fed tokens, over all rows, in taken_s seconds."""
-        observed = self._wide.setdefault((num_rows, under), {})
-        observed.setdefault(num_fed, _WideSteps()).recent_s.append(taken_s)
+        seen = self._wide.setdefault((num_rows, under), {}).setdefault(num_fed, _WideSteps())
         steps = self._plain.setdefault((num_rows, under), _PlainSteps())
         steps.num_wide += 1
+        # The machine may have become faster, and plain steps with it.
+        is_far_cheaper = MUCH_FASTER * taken_s < min(seen.recent_s, default=0.0)
+        steps.is_doubted |= is_far_cheaper or taken_s < (self.least_plain_s(num_rows, under) or 0.0)
+        seen.recent_s.append(taken_s)
         self._bound(num_rows, taken_s, under)
 
     def _bound(self, num_rows: int, taken_s: float, under: Conditions) -> None:
@@ -95,13 +109,15 @@ class StepBounds:
 class _PlainSteps:
     """The plain steps of one number of rows under the same conditions.
 
-    recent_s: seconds of the latest. num_wide: the verification steps since the last one. limit_s: the
-    seconds of the cheapest step since, of as many rows or more.
+    recent_s: seconds of the latest. num_wide: the verification steps since the last one. is_doubted: whether
+    one of them makes it doubtful that plain steps still take as long. limit_s: the seconds of the cheapest
+    step since, of as many rows or more.
     """
 
     def __init__(self) -> None:
         self.recent_s: deque[float] = deque(maxlen=RECENT_PLAIN_STEPS)
         self.num_wide = 0
+        self.is_doubted = False
         self.limit_s = math.inf
 
     @property
@@ -109,7 +125,8 @@ class _PlainSteps:
         """The minimum seconds of such a step; None if none was observed."""
         if not self.recent_s:
             return None
-        return min(sorted(self.recent_s)[(len(self.recent_s) - 1) // 2], self.limit_s)
+        median_s = sorted(self.recent_s)[(len(self.recent_s) - 1) // 2]
+        return min(median_s, LATEST_PLAIN * self.recent_s[-1], self.limit_s)
 
 
 class _WideSteps:
@@ -203,7 +220,7 @@ MEASURED_PATIENCE = 128
 """Chances that a width of measured cost lets pass before it is tried."""
 
 DOUBTED_PATIENCE = 16
-"""The same where the cost is a guess, or where measured costs of other widths were found to be wrong."""
+"""The same where the cost is a guess."""
 
 MAX_PATIENCE = 4096
 """The same after many trials that showed what was believed."""
@@ -244,8 +261,3 @@ class Trials:
             elif waiting.num_missed > waiting.patience:
                 waiting.patience = min(MAX_PATIENCE, max(DOUBTED_PATIENCE, 2 * waiting.patience))
             waiting.num_missed = 0
-
-    def doubt(self) -> None:
-        """Shorten the wait of all shapes for their next trial, since beliefs were found to be wrong."""
-        for waiting in self._waiting.values():
-            waiting.patience = min(waiting.patience, DOUBTED_PATIENCE)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from reprise.drafters.base import NO_DRAFT
 from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.kv_cache.exact_widths import SHORT_TOKENS, Exactness
 from reprise.engine.speculative.costs.cost_table import USUAL
-from reprise.engine.speculative.costs.exact_widths import SHORT_TOKENS, Exactness
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import MIN_GAIN, DraftEstimate, choose_width
 from reprise.engine.speculative.draft_model.forecast import (

@@ -10,12 +10,12 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.engine.generating.setup import TRIALS, flat_costs, make_worker
+from reprise.engine.kv_cache import exact_widths
 from reprise.engine.memory import measuring
 from reprise.engine.model import loading
 from reprise.engine.model.capabilities import Findings
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.pool.loads import Makers
-from reprise.engine.speculative.costs import exact_widths
 from tests.engine.support import make_loaded
 
 TRIED = (

@@ -7,12 +7,11 @@ from functools import partial
 import pytest
 
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.kv_cache import rows
+from reprise.engine.kv_cache import exact_widths, rows
 from reprise.engine.kv_cache.columns import RowLengths
+from reprise.engine.kv_cache.exact_widths import Tried, find_exact_shapes
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.memory.budget import MemoryBudget
-from reprise.engine.speculative.costs import exact_widths
-from reprise.engine.speculative.costs.exact_widths import Tried, find_exact_shapes
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from tests.engine.support import VOCAB_SIZE
 from tests.engine.test_every_cache import alone, check_all, with_budgets

@@ -21,19 +21,6 @@ def test_with_a_plain_step_alone_eight_tokens_are_believed_to_take_another() -> 
     assert costs.seconds(4, 4) == pytest.approx(1 + 15 / 8)
 
 
-def test_a_prompts_chunk_tells_what_a_further_token_costs() -> None:
-    costs = table(r1w1=1.0)
-    costs.put_chunk(8, 0.1)
-    assert costs.seconds(1, 9) == pytest.approx(2.0)
-    costs.put_chunk(101, 21.0)
-    assert costs.seconds(1, 11) == pytest.approx(3.0)
-    # The chunk with the cheapest tokens counts, and nothing against a measurement.
-    costs.put_chunk(50, 40.0)
-    assert costs.seconds(1, 11) == pytest.approx(3.0)
-    costs.put((1, 11), 5.0)
-    assert costs.seconds(1, 11) == 5.0
-
-
 def test_gaps_lie_on_lines_and_what_is_wider_grows_ever_more_slowly() -> None:
     costs = table(r1w1=1.0, r1w4=1.6, r1w8=2.8)
     assert costs.seconds(1, 6) == pytest.approx(2.2)
@@ -60,9 +47,6 @@ def test_guesses_are_ratios_and_measurements_replace_them() -> None:
     costs.put((1, 8), 0.6)
     costs.put((1, 1), 1.0)
     assert [costs.seconds(1, width) for width in (1, 8, 16)] == [1.0, 0.6, 4.0]
-    costs.keep_only({(1, 8)})
-    assert (costs.seconds(1, 8), costs.guesses) == (0.6, {})
-    assert costs.seconds(1, 16) < 4.0
 
 
 @pytest.mark.parametrize("seconds", [{}, {(1, 2): 1.0}, {(1, 1): 0.0}, {(1, 1): float("inf")}])

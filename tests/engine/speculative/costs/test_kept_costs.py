@@ -67,11 +67,9 @@ def test_with_quantised_weights_on_metal_the_published_costs_are_believed(
     assert costs.price(1, 8).describe().endswith("(a guess)")
 
 
-@pytest.mark.parametrize("first", ["a plain step", "a verification step", "a chunk"])
+@pytest.mark.parametrize("first", ["a plain step", "a verification step"])
 def test_the_first_step_shows_how_long_a_plain_one_takes(first: str, tmp_path: Path) -> None:
     costs = made(settings_in(tmp_path), METAL)
-    if first == "a chunk":
-        costs.observe_chunk(512, 9.0)
     if first == "a verification step":
         costs.observe_wide([4], 0.2 * 1.43)
     else:
@@ -115,19 +113,6 @@ def test_what_no_step_has_refuted_is_kept_on(tmp_path: Path) -> None:
         again.observe_wide(widths, 10.0)
     write_ratios(again, INFO, settings)
     assert read_ratios(INFO, settings)[1, 9] > 50
-
-
-def test_two_guesses_that_real_steps_refute_discredit_the_others(tmp_path: Path) -> None:
-    settings = settings_in(tmp_path)
-    straight = {(1, width): float(width) for width in (2, 3, 4, 5, 6, 8, 9)}
-    costs = made(settings)
-    costs.table.guesses |= straight
-    costs.observe_plain(1, 1.0)
-    costs.observe_wide([9], 1.5)
-    assert costs.price(1, 6).ratio == pytest.approx(6.0)
-    costs.observe_wide([4], 1.2)
-    assert not costs.table.guesses
-    assert costs.price(1, 6).ratio < 1.5
 
 
 @pytest.mark.parametrize("other", [replace(INFO, num_parameters=5), replace(INFO, device="another")])

@@ -150,10 +150,14 @@ class Device:
         while len(self.spent) < num_answers or self.rows:
             while len(self.rows) < num_rows and len(self.spent) < num_answers:
                 self.join()
-            self.step()
-            if any(row.num_answered >= row.request.max_tokens for row in self.rows):
-                self.rows = [row for row in self.rows if row.num_answered < row.request.max_tokens]
-                self.is_steady = False
+            self.step_and_drop()
+
+    def step_and_drop(self) -> None:
+        """Advance all rows; those whose answers have ended leave."""
+        self.step()
+        if any(row.num_answered >= row.request.max_tokens for row in self.rows):
+            self.rows = [row for row in self.rows if row.num_answered < row.request.max_tokens]
+            self.is_steady = False
 
     def step(self) -> None:
         """Advance all rows, as Worker does."""

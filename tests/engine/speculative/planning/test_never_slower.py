@@ -97,26 +97,57 @@ def test_answers_of_forty_tokens(
         assert num_rows > 1 or any(one.num_wide for one in device.spent)
 
 
-class Throttled(Device):
-    """A machine that is three times as fast once an answer has so many tokens."""
+class Changing(Device):
+    """A machine that becomes three times faster or slower within an answer, once or in waves.
 
-    num_slow = 60
+    period: the tokens of an answer after which it does.
+    """
+
+    how, period = "faster", 60
 
     def cost(self, rows: Sequence[Any], width: int) -> float:
-        is_slow = max(row.num_answered for row in rows) < self.num_slow
-        return super().cost(rows, width) * (3.0 if is_slow else 1.0)
+        num_changes = max(row.num_answered for row in rows) // self.period
+        is_slow = {"faster": num_changes == 0, "slower": num_changes > 0, "waves": num_changes % 2 == 1}
+        return super().cost(rows, width) * (3.0 if is_slow[self.how] else 1.0)
 
 
-@pytest.mark.parametrize("num_slow", [20, 60, 100])
-@pytest.mark.parametrize("chances", [[BAD, GOOD], [NONE, FAIR, FAIR, FAIR], [POOR]], ids=str)
-def test_a_machine_that_becomes_faster_within_an_answer(chances: Sequence[float], num_slow: int) -> None:
+@pytest.mark.parametrize("how", ["faster", "slower", "waves"])
+@pytest.mark.parametrize("period", [20, 60, 100])
+@pytest.mark.parametrize("chances", [[BAD, GOOD], [NONE, FAIR, FAIR, FAIR], [POOR], [GOOD]], ids=str)
+def test_a_machine_that_changes_within_an_answer(chances: Sequence[float], period: int, how: str) -> None:
     for num_rows in (1, 4):
         for per_token in (0.01, 0.04, 0.1, 0.3):
             true_s = costs_of(per_token, 0.0002)
-            device = Throttled(true_s, believed(true_s, 1.0, 0), chances, 48, 150, 0, 0.02 + PROBING)
-            device.num_slow = num_slow
+            device = Changing(true_s, believed(true_s, 1.0, 0), chances, 48, 150, 0, 0.02 + PROBING)
+            device.how, device.period = how, period
             device.run(num_rows, 2 * num_rows)
             check(device)
+
+
+@pytest.mark.parametrize("chances", [[BAD, GOOD], [NONE, FAIR], [GOOD]], ids=str)
+@pytest.mark.parametrize("period", [20, 60])
+def test_a_batch_that_changes_within_an_answer(chances: Sequence[float], period: int) -> None:
+    for seed, per_token in enumerate((0.01, 0.04, 0.3)):
+        true_s, sizes = costs_of(per_token, 0.0002), random.Random(seed)
+        device = Device(true_s, believed(true_s, 1.0, 0), chances, 48, 150, 0, 0.02 + PROBING)
+        while len(device.spent) < 12 or device.rows:
+            most = sizes.choice([1, 2, 4, 8])
+            for _ in range(period):
+                while len(device.rows) < most and len(device.spent) < 12:
+                    device.join()
+                    device.is_steady = False
+                if device.rows:
+                    device.step_and_drop()
+        check(device)
+
+
+@pytest.mark.parametrize("chances", [[BAD, GOOD], [FAIR], [GOOD]], ids=str)
+def test_a_context_that_multiplies_what_steps_take(chances: Sequence[float]) -> None:
+    for num_rows in (1, 4):
+        true_s = costs_of(0.04, 0.004)
+        device = Device(true_s, believed(true_s, 1.0, 0), chances, 48, 600, 0, 0.02 + PROBING)
+        device.run(num_rows, 2 * num_rows)
+        check(device)
 
 
 @pytest.mark.parametrize("wrong", [1.0, 0.25, 4.0, "wide x 4", "wide / 4", "each shape"])

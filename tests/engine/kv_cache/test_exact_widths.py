@@ -7,9 +7,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from reprise.engine.kv_cache.rows import Sharing
-from reprise.engine.speculative.costs import exact_widths
-from reprise.engine.speculative.costs.exact_widths import (
+from reprise.engine.kv_cache import exact_widths
+from reprise.engine.kv_cache.exact_widths import (
     DIFFERENT,
     EQUAL,
     LONG,
@@ -17,6 +16,7 @@ from reprise.engine.speculative.costs.exact_widths import (
     Tried,
     find_exact_shapes,
 )
+from reprise.engine.kv_cache.rows import Sharing
 from tests.engine.support import VOCAB_SIZE, make_model
 
 SHAPES = [(rows, width) for rows in (1, 2, 3) for width in (2, 4, 8)]
