@@ -31,7 +31,7 @@ from reprise.engine.kv_cache.prefix_cache.disk import (
     weights_fingerprint,
 )
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
-from reprise.engine.memory.footprint import usable_bytes
+from reprise.engine.memory.budget import usable_bytes
 from reprise.engine.model.find import Progress
 from reprise.engine.model.loading import LoadedModel, make_loader
 

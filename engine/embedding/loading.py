@@ -26,7 +26,7 @@ from reprise.engine.embedding.passes import VectorMaker, load_dense, read_weight
 from reprise.engine.interface.embeddings import EmbeddingInfo, Recipe
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import ModelInfo
-from reprise.engine.memory.footprint import wire_weights
+from reprise.engine.memory.budget import wire_weights
 from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.files.recipe import ENCODERS, GEMMA, find_longest, find_purpose, read_recipe

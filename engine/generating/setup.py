@@ -14,8 +14,7 @@ from reprise.engine.interface.models import ModelInfo
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.probes import kv_bits_fault
 from reprise.engine.kv_cache.rows import Sharing
-from reprise.engine.memory.budget import MemoryBudget
-from reprise.engine.memory.measuring import find_footprint, make_memory_budget
+from reprise.engine.memory.budget import MemoryBudget, find_footprint, make_memory_budget
 from reprise.engine.model.find import Progress
 from reprise.engine.model.loading import LoadedModel, StartProgress
 from reprise.engine.pool.loads import FindHead, Makers

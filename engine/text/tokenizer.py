@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from reprise.engine.interface.images import ImageProcessor
 from reprise.engine.interface.request import PromptEnd
-from reprise.engine.sandbox.chat_templates import isolate_templates
+from reprise.engine.sandbox.child_process import PROCESS
 from reprise.engine.text.call_formats import find_end_tokens, inner_tokens, recognize
 from reprise.engine.text.markers import HARMONY, FimTokens, Marker, Markers, ends_with, find_fim
 from reprise.engine.text.templates.chat_template import (
@@ -55,7 +55,7 @@ class Tokenizer:
     ) -> None:
         self.wrapped = wrapped
         if self.has_chat_template:
-            isolate_templates()
+            PROCESS.isolate()
         self._encoder = TextEncoder(wrapped._tokenizer)
         self._template = ChatTemplate(wrapped, self._encoder)
         self.vocab_size = vocab_size
