@@ -69,6 +69,10 @@ class _Pass:
 class EmbeddingWorker:
     """All requests of a model that embeds or ranks. Used by one thread only, but any may read the counts.
 
+    A step takes as many layers of a pass as fit into the time that it has. Of a layer that does not fit, it
+    takes as many tokens as do, but at least MIN_TOKENS. A pass has texts of about the same length; they are
+    padded at the end, and what is padding is masked.
+
     max_stall_ms: how long a step may take while rows of other models decode.
     max_tokens: the most tokens of a pass, padding included, unless a single text has more.
     jobs: the requests that have not ended, in the order of their arrival.

@@ -11,7 +11,7 @@ Above the limit MLX waits for the device before it dispatches the next operation
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,10 +27,11 @@ from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import MemoryLimit
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.columns import GROWTH_TOKENS
+from reprise.engine.kv_cache.per_row import leaves
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.kv_cache.recurrent import MAX_LATER_STATES
 from reprise.engine.kv_cache.rows import Rows, Sharing
-from reprise.engine.kv_cache.sliding_window import BLOCK_TOKENS
+from reprise.engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
 from reprise.engine.memory.estimate import (
     STEADY_TOKENS,
     Demand,
@@ -290,13 +291,14 @@ class MemoryBudget:
         self._steady = 0, []
         if self.shared and not self._reserve([*members, *prefilling]):
             return False
-        estimate = self._feed(members, prefilling, self.chunk_tokens)
+        shared = rows[0] if isinstance(rows[0], BatchedRows) else None
+        estimate = self._feed(members, prefilling, shared, self.chunk_tokens)
         beside = sum(self._estimator.draft_prefill_bytes(len(s.tokens)) for s in draft_prefills)
         self._shrink_prefixes(self.left_bytes - estimate.total - beside)
         spare = self.left_bytes - estimate.total - beside - self._prefix_bytes
         if prefilling and spare > 0:
             # Of half at most: buffers may grow ahead of need into the rest.
-            larger = self._feed_more(members, prefilling, estimate.total + spare // 2)
+            larger = self._feed_more(members, prefilling, shared, estimate.total + spare // 2)
             spare -= larger.total - estimate.total
             estimate = larger
         # MLX waits for the device while there is no room for one more operation.
@@ -339,23 +341,34 @@ class MemoryBudget:
         return True
 
     def _feed_more(
-        self, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence], max_bytes: int
+        self,
+        members: SequenceOf[Sequence],
+        prefilling: SequenceOf[Sequence],
+        rows: BatchedRows | None,
+        max_bytes: int,
     ) -> Estimate:
         """Let the step feed as many tokens of prompts as fit into max_bytes; return its estimate."""
         num_steps = -(-(self._largest_chunk_tokens - self.chunk_tokens) // CHUNK_STEP)
 
         def feed(steps: int) -> Estimate:
             num_tokens = min(self.chunk_tokens + steps * CHUNK_STEP, self._largest_chunk_tokens)
-            return self._feed(members, prefilling, num_tokens)
+            return self._feed(members, prefilling, rows, num_tokens)
 
         if (largest := feed(num_steps)).total <= max_bytes:
             return largest
         return feed(count_fitting(lambda steps: feed(steps).total, num_steps, max_bytes))
 
     def _feed(
-        self, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence], num_tokens: int
+        self,
+        members: SequenceOf[Sequence],
+        prefilling: SequenceOf[Sequence],
+        rows: BatchedRows | None,
+        num_tokens: int,
     ) -> Estimate:
-        """Let the next step feed num_tokens of prompts; return its estimate."""
+        """Let the next step feed num_tokens of prompts; return its estimate.
+
+        rows: of the target model, if they share buffers.
+        """
         complete, others, chunks = [], [], divide_tokens([s.num_to_prefill for s in prefilling], num_tokens)
         widest = 0
         for i, sequence in enumerate(prefilling):
@@ -366,12 +379,17 @@ class MemoryBudget:
                 chunks[i] = max(1, prefill.looking.end_of(start, start + chunks[i]) - start)
             prefill.max_chunk_tokens = chunk = chunks[i]
             widest = max(widest, chunk, prefill.widest_chunk)
+            # Those of all layers are alike.
+            caches = leaves(prefill.caches) if self._estimator.models[0].footprint.windows else []
+            windows = {
+                one.window: one.columns_after(chunk) for one in caches if isinstance(one, WindowKVCache)
+            }
             if chunk == sequence.num_to_prefill:
-                complete.append(self._demand(sequence, len(sequence.tokens)))
+                complete.append(self._demand(sequence, len(sequence.tokens), windows))
             else:
-                others.append(self._demand(sequence, prefill.num_computed + chunk))
+                others.append(self._demand(sequence, prefill.num_computed + chunk, windows))
         decoding = [self._demand(s, len(s.tokens)) for s in members]
-        return self._estimator.step(decoding, complete, others, max(chunks, default=0), widest)
+        return self._estimator.step(decoding, complete, others, max(chunks, default=0), widest, rows)
 
     def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1, num_held: int = 0) -> bool:
         """Drop cached prefixes until copies of a row's caches fit; return whether they do.
@@ -422,11 +440,13 @@ class MemoryBudget:
         target, *draft = [m.footprint.row_bytes(COMPARED_TOKENS, self.chunk_tokens) for m in models]
         return num_bytes * sum(draft) // (target + sum(draft))
 
-    def _demand(self, sequence: Sequence, num_tokens: int) -> Demand:
+    def _demand(
+        self, sequence: Sequence, num_tokens: int, windows: Mapping[int, int] | None = None
+    ) -> Demand:
         request, vision_bytes = sequence.request, 0
         if request.images and self._sight:
             vision_bytes = self._sight.working_bytes(request.images, sequence.prefill.num_computed)
-        return Demand(num_tokens, request.prompt_logprobs, vision_bytes)
+        return Demand(num_tokens, request.prompt_logprobs, windows or {}, vision_bytes)
 
 
 def _length_to_admit(sequence: Sequence) -> int:

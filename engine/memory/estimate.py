@@ -10,15 +10,16 @@ is a matter of timing. So forward passes are measured under a memory limit of 0,
 every operation and takes no more than they need. budget.py limits how far MLX may run ahead.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.columns import GROWTH_TOKENS, max_slots, round_columns
 from reprise.engine.kv_cache.groups import count_cells
 from reprise.engine.kv_cache.per_row import Caches, arrays_of, is_recurrent, leaves, make_caches
@@ -79,22 +80,29 @@ class Footprint:
 
     def row_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
         """Return the bytes of a row's caches for num_tokens, when fed up to chunk_tokens at a time."""
-        windows = self.window_bytes(num_tokens, chunk_tokens)
-        return self.fixed_bytes + self.token_bytes * num_tokens + windows
+        return self.bytes_of(num_tokens, self.window_cells(num_tokens, chunk_tokens)) + self.fixed_bytes
 
-    def window_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
-        """Return the bytes of the buffers of a row's sliding windows, see row_bytes()."""
-        return sum(each * window_columns(num_tokens, window, chunk_tokens) for each, window in self.windows)
+    def bytes_of(self, num_cells: int, window_cells: Mapping[int, int]) -> int:
+        """Return the bytes of keys and values, by slots times columns of buffers.
 
-    def growth_bytes(self, num_cells: int, num_tokens: int, chunk_tokens: int, num_slots: int = 1) -> int:
+        num_cells: of those that keep all tokens. window_cells: of those of each window.
+        """
+        windows = sum(each * window_cells[window] for each, window in self.windows)
+        return self.token_bytes * num_cells + windows
+
+    def window_cells(self, num_tokens: int, chunk_tokens: int, num_slots: int = 1) -> dict[int, int]:
+        """Return the cells of the buffers of each window that num_slots rows share, see row_bytes()."""
+        windows = [window for _, window in self.windows]
+        return {each: num_slots * window_columns(num_tokens, each, chunk_tokens) for each in windows}
+
+    def growth_bytes(self, num_cells: int, window_cells: Mapping[int, int]) -> int:
         """Return the bytes that growing buffers take beside the grown ones, while both exist.
 
         Layers grow one after the other, and each has its old and its new buffer for a moment.
-        num_cells: slots times columns of the buffers that keep all tokens. num_slots: of a window's buffers.
+        Arguments: see bytes_of().
         """
-        columns = [window_columns(num_tokens, window, chunk_tokens) for _, window in self.windows]
-        cells = [num_slots * each for each in columns] + ([num_cells] if self.token_bytes else [])
-        return self.layer_bytes * max(cells, default=0)
+        cells = [*window_cells.values(), num_cells if self.token_bytes else 0]
+        return self.layer_bytes * max(cells)
 
     def forward_bytes(self, num_fed: int, num_seen: int) -> int:
         """Return the bytes that a forward pass over num_fed tokens needs.
@@ -295,11 +303,13 @@ class Demand:
     """One sequence's demand for memory.
 
     num_tokens: the sequence's length. prompt_logprobs: whether log probabilities of its prompt are wanted.
+    windows: window -> columns of its own buffers of that window after the step, if they are known.
     vision_bytes: memory that its images take until they have been fed.
     """
 
     num_tokens: int
     prompt_logprobs: bool = True
+    windows: Mapping[int, int] = field(default_factory=dict)
     vision_bytes: int = 0
 
 
@@ -340,6 +350,7 @@ class Estimator:
         others: SequenceOf[Demand] = (),
         chunk_tokens: int | None = None,
         widest_chunk: int | None = None,
+        members: BatchedRows | None = None,
     ) -> Estimate:
         """Estimate the memory of a step while it runs, and while prompts join the rows.
 
@@ -347,6 +358,7 @@ class Estimator:
         others: all other prompts, with as many tokens as their own caches hold after the step.
         chunk_tokens: maximum tokens of a chunk in this step. widest_chunk: maximum tokens of all chunks so
             far; buffers of sliding windows have room for it. Both are self.chunk_tokens unless given.
+        members: the target's rows as they are now, if they share buffers and this is their next step.
         """
         if not (rows or complete or others):
             return Estimate()
@@ -354,20 +366,19 @@ class Estimator:
         kept = (len(rows) + len(prompts)) * self._vocab_size * (PENALTY_BYTES + BIAS_BYTES)
         kept += sum(one.vision_bytes for one in prompts)
         logprobs_tokens = self._logprobs_tokens if any(one.prompt_logprobs for one in prompts) else 0
-        own, joining, decoding = _lengths(others), _lengths(complete), _lengths(rows)
+        widest = self.chunk_tokens if widest_chunk is None else widest_chunk
         growth = forward = logits = 0
         for model in self.models:
-            is_target = model is self.models[0]
-            # The others' draft prefill has not begun; what it takes is counted by draft_prefill_bytes().
-            apart = own if is_target else []
-            kept_here, growing = self._caches(
-                model, decoding, joining, apart, self.chunk_tokens if widest_chunk is None else widest_chunk
-            )
-            # Draft prefill takes the text of rows.
-            fed = [*joining, *own] if is_target else [*decoding, *joining]
-            chunk = chunk_tokens if is_target and chunk_tokens is not None else self.chunk_tokens
-            kept, growth = kept + kept_here, max(growth, growing)
-            forward = max(forward, self._forward_bytes(model, decoding, fed, chunk))
+            if model is self.models[0]:
+                held, growing = self._caches(model, rows, complete, others, widest, members)
+                fed, chunk = prompts, self.chunk_tokens if chunk_tokens is None else chunk_tokens
+            else:
+                # The others' draft prefill has not begun; what it takes is counted by draft_prefill_bytes().
+                held, growing = self._caches(model, rows, complete, (), widest, None)
+                # Draft prefill takes the text of rows.
+                fed, chunk = [*rows, *complete], self.chunk_tokens
+            kept, growth = kept + held, max(growth, growing)
+            forward = max(forward, self._forward_bytes(model, rows, fed, chunk))
             # Rows that have a forward each have their logits padded, and then joined.
             num_copies = 1 if model.sharing or len(rows) == 1 else 3
             num_positions = max(num_copies * len(rows) * model.width, logprobs_tokens)
@@ -383,44 +394,58 @@ class Estimator:
     def _caches(
         self,
         model: ModelMemory,
-        rows: list[int],
-        complete: list[int],
-        others: list[int],
+        rows: SequenceOf[Demand],
+        complete: SequenceOf[Demand],
+        others: SequenceOf[Demand],
         widest_chunk: int,
+        members: BatchedRows | None,
     ) -> tuple[int, int]:
         """Return the bytes of a model's caches, and what a growing layer takes for a moment.
 
-        rows, complete, others: lengths, as for step(). Prompts grow one after another, and so do layers.
+        Prompts grow one after another. Arguments: see step().
         """
         footprint, joined = model.footprint, [*rows, *complete]
-        if not model.sharing:
-            joined, others = [], [*joined, *others]
-        apart = [self.prompt_columns(model, length) for length in others]
         kept = len(rows) * (footprint.trace_bytes + model.width * footprint.trace_token_bytes)
-        kept += sum(footprint.row_bytes(columns, widest_chunk) for columns in apart)
-        growing = [footprint.growth_bytes(columns, columns, widest_chunk) for columns in apart]
-        if joined:
-            # Prompts join one by one. Until then each has buffers of its own, with up to GROWTH_TOKENS to
-            # spare, but no place in those that rows share.
-            cells = self.num_cells(model, joined) + GROWTH_TOKENS * len(complete)
-            longest = model.num_ids(max(joined)) + self._ahead_tokens + SLACK_TOKENS
-            window, own_window = (
-                footprint.window_bytes(longest, tokens) for tokens in (model.width, widest_chunk)
-            )
-            kept += footprint.token_bytes * cells + footprint.fixed_bytes * len(joined)
-            slots = max_slots(len(joined))
-            kept += max(slots * window, max_slots(len(rows)) * window + len(complete) * own_window)
-            growing.append(footprint.growth_bytes(cells, longest, model.width, slots))
-        return kept, max(growing, default=0) if model.sharing else sum(growing)
+        growing = [0]
+        for one in others if model.sharing else [*joined, *others]:
+            columns = self.prompt_columns(model, one.num_tokens)
+            windows = footprint.window_cells(columns, widest_chunk) | one.windows
+            kept += footprint.bytes_of(columns, windows) + footprint.fixed_bytes
+            growing.append(footprint.growth_bytes(columns, windows))
+        if not model.sharing:
+            return kept, sum(growing)
+        if not joined:
+            return kept, max(growing)
+        longest = model.num_ids(max(_lengths(joined))) + self._ahead_tokens + SLACK_TOKENS
+
+        def shared_windows(joining: SequenceOf[Demand]) -> dict[int, int]:
+            """Return the cells of the windows that rows share, once these prompts joined them."""
+            if members is None:
+                return footprint.window_cells(longest, model.width, max_slots(len(rows) + len(joining)))
+            joins, width = _lengths(joining), model.width + STEADY_TOKENS
+            return {each: members.window_cells(each, joins, width) for _, each in footprint.windows}
+
+        # Prompts join one by one, and until then each has buffers of its own. Of those that have not yet, the
+        # rows' buffers later take at least what each has now, but for what is to spare in its own.
+        own = sum(self.prompt_columns(model, one.num_tokens) for one in complete)
+        later = GROWTH_TOKENS * max(0, len(complete) - 1)
+        cells = max(
+            self.num_cells(model, _lengths(rows)) + own, self.num_cells(model, _lengths(joined)) + later
+        )
+        windows, own_windows = shared_windows(complete), footprint.window_cells(longest, widest_chunk)
+        apart = sum(footprint.bytes_of(0, own_windows | one.windows) for one in complete)
+        kept += footprint.token_bytes * cells + footprint.fixed_bytes * len(joined)
+        kept += max(footprint.bytes_of(0, windows), footprint.bytes_of(0, shared_windows(())) + apart)
+        return kept, max(*growing, footprint.growth_bytes(cells, windows))
 
     def _forward_bytes(
-        self, model: ModelMemory, rows: list[int], prompts: list[int], chunk_tokens: int
+        self, model: ModelMemory, rows: SequenceOf[Demand], prompts: SequenceOf[Demand], chunk_tokens: int
     ) -> int:
         """Return the bytes of a step's largest forward pass, of its rows or of a chunk of a prompt."""
-        longest = model.num_ids(max(prompts, default=0))
-        num_fed = min(chunk_tokens, longest)
+        longest = model.num_ids(max(_lengths(prompts), default=0))
+        num_fed, num_seen = min(chunk_tokens, longest), model.width * self.num_cells(model, _lengths(rows))
         return max(
-            model.footprint.forward_bytes(len(rows) * model.width, model.width * self.num_cells(model, rows)),
+            model.footprint.forward_bytes(len(rows) * model.width, num_seen),
             model.footprint.forward_bytes(num_fed, num_fed * (longest + self._ahead_tokens)),
         )
 

@@ -15,7 +15,11 @@ PROJECTOR_EPS = 1e-5
 
 
 class Lfm2Tower(Tower):
-    """The tower of LFM2-VL and LFM2.5-VL."""
+    """The tower of LFM2-VL and LFM2.5-VL, a SigLIP 2 for images of any shape.
+
+    Positions are a square table, resized to each image. Large images come as tiles and a small picture of the
+    whole, each of which is an image of its own here.
+    """
 
     family = "lfm2"
 

@@ -10,11 +10,14 @@ from reprise.engine.vision.layers import ACTIVATIONS, Layers, Rotation, frequenc
 from reprise.engine.vision.tower import CLIP, Config, Grid, Tower, in_blocks
 from reprise.engine.vision.weights import Weights
 
-EPS = 1e-5
+PIXTRAL_EPS = 1e-5
 
 
 class PixtralTower(Tower):
-    """The tower of Pixtral and Mistral 3."""
+    """The tower of Pixtral, and of Mistral 3, whose blocks of patches become one token.
+
+    A token of its own stands between the rows of an image; the tower makes no state for it.
+    """
 
     family = "pixtral"
     default_normalization = CLIP
@@ -23,7 +26,7 @@ class PixtralTower(Tower):
         super().__init__(config, processor, weights)
         vision = config["vision_config"]
         self.merge_size = int(config.get("spatial_merge_size", 2 if self._merges else 1))
-        self.eps = float(config["text_config"].get("rms_norm_eps", EPS))
+        self.eps = float(config["text_config"].get("rms_norm_eps", PIXTRAL_EPS))
         self.activation = ACTIVATIONS[config.get("projector_hidden_act", "gelu")]
         told = vision.get("rope_parameters") or vision
         self.rope_base = float(told.get("rope_theta", 10_000))
@@ -35,7 +38,7 @@ class PixtralTower(Tower):
             heads=heads,
             width=int(vision.get("head_dim") or vision.get("hidden_size", 1024) // heads),
             norm=Weights.rms_norm,
-            eps=EPS,
+            eps=PIXTRAL_EPS,
             activation=ACTIVATIONS[vision.get("hidden_act", "gelu")],
             norms=("attention_norm", "ffn_norm"),
             projections=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
@@ -51,7 +54,7 @@ class PixtralTower(Tower):
         """Return the states (1, some, width) of patches (some, channels, side * side)."""
         normal = self.normalization.apply(patches).flatten(1)
         x = self.weights.patches("patch_conv", normal.astype(self.weights.dtype))
-        return self.weights.rms_norm("ln_pre", x, EPS)[None]
+        return self.weights.rms_norm("ln_pre", x, PIXTRAL_EPS)[None]
 
     def plan(self, grid: Grid) -> Rotation:
         """Return the rotation of the patches: every other frequency by row, the others by column."""

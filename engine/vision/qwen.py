@@ -25,12 +25,12 @@ from reprise.engine.vision.layers import (
 from reprise.engine.vision.tower import CLIP, Config, Grid, Tower
 from reprise.engine.vision.weights import CHANNELS, Weights
 
-EPS = 1e-6
-ROPE_BASE = 10_000.0
+QWEN_EPS = 1e-6
+QWEN_ROPE_BASE = 10_000.0
 
 
 class QwenTower(Tower):
-    """The common part of Qwen's towers."""
+    """The common part of Qwen's towers: patches in blocks of 2x2 that become one token, rotated by place."""
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         super().__init__(config, processor, weights)
@@ -64,7 +64,7 @@ class QwenTower(Tower):
 
     def rotation(self, grid: Grid) -> Rotation:
         """Return the rotation of the patches: half of the pairs by row, half by column."""
-        turns = frequencies(ROPE_BASE, self.layers.width // 2)
+        turns = frequencies(QWEN_ROPE_BASE, self.layers.width // 2)
         axes = places_of(grid, self.merge_size)
         return rotation_of(np.concatenate([places[:, None] * turns for places in axes], axis=1))
 
@@ -75,7 +75,11 @@ class QwenTower(Tower):
 
 
 class Qwen3Tower(QwenTower):
-    """The tower of Qwen3-VL, Qwen3.5 and Qwen3.6, with experts or without."""
+    """The tower of Qwen3-VL, Qwen3.5 and Qwen3.6, with experts or without.
+
+    Qwen3-VL has positions too, interpolated from a square table, and hands states from within its tower to the
+    first layers of the language model. Qwen3.5 and 3.6 do not do that.
+    """
 
     family = "qwen3"
 
@@ -89,7 +93,7 @@ class Qwen3Tower(QwenTower):
             heads=int(vision["num_heads"]),
             width=self.width // int(vision["num_heads"]),
             norm=Weights.layer_norm,
-            eps=EPS,
+            eps=QWEN_EPS,
             activation=ACTIVATIONS[vision.get("hidden_act", "gelu_pytorch_tanh")],
             norms=("norm1", "norm2"),
             projections=("attn.qkv",),
@@ -123,12 +127,12 @@ class Qwen3Tower(QwenTower):
         name = f"deepstack_merger_list.{self.deep.index(index)}"
         # These norms span a whole token, the last one a patch.
         joined = x.reshape(-1, self.width * self.merge_size**2)
-        normal = self.weights.layer_norm(f"{name}.norm", joined, EPS)
+        normal = self.weights.layer_norm(f"{name}.norm", joined, QWEN_EPS)
         return self.join(normal, f"{name}.linear_fc1", f"{name}.linear_fc2")
 
     def merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         """Return tokens' states (tokens, hidden)."""
-        normal = self.weights.layer_norm("merger.norm", x, EPS)
+        normal = self.weights.layer_norm("merger.norm", x, QWEN_EPS)
         return self.join(normal, "merger.linear_fc1", "merger.linear_fc2")
 
 
@@ -156,7 +160,7 @@ class Windows:
 
 
 class Qwen25Tower(QwenTower):
-    """The tower of Qwen2.5-VL."""
+    """The tower of Qwen2.5-VL. In most layers patches attend to those of their window alone."""
 
     family = "qwen2.5"
     default_normalization = CLIP
@@ -173,7 +177,7 @@ class Qwen25Tower(QwenTower):
             heads=heads,
             width=self.width // heads,
             norm=Weights.rms_norm,
-            eps=EPS,
+            eps=QWEN_EPS,
             activation=ACTIVATIONS[vision.get("hidden_act", "silu")],
             norms=("norm1", "norm2"),
             projections=("attn.qkv",),
@@ -221,4 +225,4 @@ class Qwen25Tower(QwenTower):
 
     def merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         """Return tokens' states (tokens, hidden)."""
-        return self.join(self.weights.rms_norm("merger.ln_q", x, EPS), "merger.mlp.0", "merger.mlp.2")
+        return self.join(self.weights.rms_norm("merger.ln_q", x, QWEN_EPS), "merger.mlp.0", "merger.mlp.2")

@@ -74,7 +74,7 @@ def memory_for_three(loaded: LoadedModel) -> int:
     own = estimate.measure(loaded.model)
     if find_sharing(loaded.model):
         # Enough for two rows of 256 columns and the buffers of a third prompt; not for three of 512.
-        windows = own.window_bytes(180 + SLACK_TOKENS, 256)
+        windows = own.bytes_of(0, own.window_cells(180 + SLACK_TOKENS, 256))
         beside = 3 * own.fixed_bytes + 3 * windows
         return loaded.info.weight_bytes + 1400 * own.token_bytes + beside
     return loaded.info.weight_bytes + 3 * own.row_bytes(200 + 304, 256)
