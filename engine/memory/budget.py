@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from weakref import ref
@@ -27,7 +28,7 @@ from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import MemoryLimit
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.columns import GROWTH_TOKENS
-from reprise.engine.kv_cache.per_row import leaves
+from reprise.engine.kv_cache.per_row import Caches, leaves
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.kv_cache.recurrent import MAX_LATER_STATES
 from reprise.engine.kv_cache.rows import Rows, Sharing
@@ -292,13 +293,16 @@ class MemoryBudget:
         if self.shared and not self._reserve([*members, *prefilling]):
             return False
         shared = rows[0] if isinstance(rows[0], BatchedRows) else None
-        estimate = self._feed(members, prefilling, shared, self.chunk_tokens)
+        has_windows = bool(self._estimator.models[0].footprint.windows)
+        own = [_windows_of(s.prefill.caches) if has_windows else [] for s in prefilling]
+        feed = partial(self._feed, members, prefilling, shared, own)
+        estimate = feed(self.chunk_tokens)
         beside = sum(self._estimator.draft_prefill_bytes(len(s.tokens)) for s in draft_prefills)
         self._shrink_prefixes(self.left_bytes - estimate.total - beside)
         spare = self.left_bytes - estimate.total - beside - self._prefix_bytes
         if prefilling and spare > 0:
             # Of half at most: buffers may grow ahead of need into the rest.
-            larger = self._feed_more(members, prefilling, shared, estimate.total + spare // 2)
+            larger = self._feed_more(feed, estimate.total + spare // 2)
             spare -= larger.total - estimate.total
             estimate = larger
         # MLX waits for the device while there is no room for one more operation.
@@ -340,34 +344,28 @@ class MemoryBudget:
         self._reserved_bytes, self._reserved_for = needed, ref(oldest)
         return True
 
-    def _feed_more(
-        self,
-        members: SequenceOf[Sequence],
-        prefilling: SequenceOf[Sequence],
-        rows: BatchedRows | None,
-        max_bytes: int,
-    ) -> Estimate:
+    def _feed_more(self, feed: Callable[[int], Estimate], max_bytes: int) -> Estimate:
         """Let the step feed as many tokens of prompts as fit into max_bytes; return its estimate."""
         num_steps = -(-(self._largest_chunk_tokens - self.chunk_tokens) // CHUNK_STEP)
 
-        def feed(steps: int) -> Estimate:
-            num_tokens = min(self.chunk_tokens + steps * CHUNK_STEP, self._largest_chunk_tokens)
-            return self._feed(members, prefilling, rows, num_tokens)
+        def feed_steps(steps: int) -> Estimate:
+            return feed(min(self.chunk_tokens + steps * CHUNK_STEP, self._largest_chunk_tokens))
 
-        if (largest := feed(num_steps)).total <= max_bytes:
+        if (largest := feed_steps(num_steps)).total <= max_bytes:
             return largest
-        return feed(count_fitting(lambda steps: feed(steps).total, num_steps, max_bytes))
+        return feed_steps(count_fitting(lambda steps: feed_steps(steps).total, num_steps, max_bytes))
 
     def _feed(
         self,
         members: SequenceOf[Sequence],
         prefilling: SequenceOf[Sequence],
         rows: BatchedRows | None,
+        own: SequenceOf[SequenceOf[WindowKVCache]],
         num_tokens: int,
     ) -> Estimate:
         """Let the next step feed num_tokens of prompts; return its estimate.
 
-        rows: of the target model, if they share buffers.
+        rows: of the target model, if they share buffers. own: each prompt's own caches, one per window.
         """
         complete, others, chunks = [], [], divide_tokens([s.num_to_prefill for s in prefilling], num_tokens)
         widest = 0
@@ -379,11 +377,7 @@ class MemoryBudget:
                 chunks[i] = max(1, prefill.looking.end_of(start, start + chunks[i]) - start)
             prefill.max_chunk_tokens = chunk = chunks[i]
             widest = max(widest, chunk, prefill.widest_chunk)
-            # Those of all layers are alike.
-            caches = leaves(prefill.caches) if self._estimator.models[0].footprint.windows else []
-            windows = {
-                one.window: one.columns_after(chunk) for one in caches if isinstance(one, WindowKVCache)
-            }
+            windows = {one.window: one.columns_after(chunk) for one in own[i]}
             if chunk == sequence.num_to_prefill:
                 complete.append(self._demand(sequence, len(sequence.tokens), windows))
             else:
@@ -447,6 +441,12 @@ class MemoryBudget:
         if request.images and self._sight:
             vision_bytes = self._sight.working_bytes(request.images, sequence.prefill.num_computed)
         return Demand(num_tokens, request.prompt_logprobs, windows or {}, vision_bytes)
+
+
+def _windows_of(caches: Caches) -> list[WindowKVCache]:
+    """Return a sequence's cache of each window; those of all layers are alike."""
+    by_window = {one.window: one for one in leaves(caches) if isinstance(one, WindowKVCache)}
+    return list(by_window.values())
 
 
 def _length_to_admit(sequence: Sequence) -> int:
