@@ -20,6 +20,7 @@ from mlx._distributed_utils import launch
 from reprise.config.settings import Settings
 from reprise.engine.distributed.leader import Leader
 from reprise.engine.distributed.mirrored_model import SharedModel
+from reprise.engine.distributed.mirrored_model import SharedPrefixStore as SharedPrefixStore
 from reprise.engine.distributed.model_parts import PartFacts, find_room, load_part
 from reprise.engine.distributed.ranks import (
     Peers,
@@ -34,7 +35,6 @@ from reprise.engine.distributed.ranks import (
     refuse_settings,
     share_token,
 )
-from reprise.engine.distributed.shared_files import SharedPrefixStore as SharedPrefixStore
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model.find import Progress
 from reprise.engine.model.loading import LoadedModel

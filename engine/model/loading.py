@@ -36,7 +36,7 @@ from reprise.engine.model.find import Progress, find_folder
 from reprise.engine.model.head_names import leave_heads_out
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
-from reprise.engine.text.tokens.tokenizer_reading import read_once
+from reprise.engine.text.tokenizer_reading import read_once
 from reprise.engine.vision.image_features import Sight, find_tower
 
 

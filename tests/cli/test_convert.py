@@ -18,6 +18,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from reprise.bench.figures.run_all import is_lacking
 from reprise.cli.main import main
+from reprise.cli.models.choice import with_converted
 from reprise.cli.models.convert import progress_bar
 from reprise.cli.units import format_bytes
 from reprise.config.settings import Settings
@@ -27,12 +28,10 @@ from reprise.engine.model import loading
 from reprise.engine.model.convert import cache as converted_cache
 from reprise.engine.model.convert import conversion
 from reprise.engine.model.convert.conversion import convert
-from reprise.engine.model.convert.options import ConvertError, Options
-from reprise.engine.model.convert.sources import PACKAGED, Packaged
+from reprise.engine.model.convert.sources import PACKAGED, ConvertError, Options, Packaged
 from reprise.engine.model.files.model_folder import read_sampling_defaults
 from reprise.engine.model.hub import RESERVED_BYTES
 from reprise.engine.model.loading import load_model
-from reprise.engine.pool.converted import with_converted
 from tests.engine.model.convert.gguf_files import write_gguf
 from tests.engine.model.fake_hub import MODEL, serve, use
 from tests.engine.model_folders import write_adapter, write_model

@@ -17,6 +17,7 @@ from reprise.engine.interface.errors import UnbrokenTextError
 from reprise.engine.interface.images import MARK, OPEN, ImageProcessor, numbers_in
 from reprise.engine.interface.request import PromptEnd
 from reprise.engine.sandbox.child_process import RenderLimitError
+from reprise.engine.text.encoding import TextEncoder
 from reprise.engine.text.markers import PREAMBLE
 from reprise.engine.text.templates.fit import (
     NUM_ID_CHARACTERS,
@@ -29,7 +30,6 @@ from reprise.engine.text.templates.fit import (
     plain_tools,
     user,
 )
-from reprise.engine.text.tokens.encoding import TextEncoder
 
 TOKEN_OPEN, TOKEN_CLOSE = "\ufdd0", "\ufdd1"
 """Stand around such text while a template is rendered. Unicode keeps both from ever being characters."""

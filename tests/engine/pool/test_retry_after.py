@@ -4,7 +4,7 @@ import pytest
 
 from reprise.engine.interface.errors import EngineError
 from reprise.engine.pool import lifecycle
-from reprise.engine.pool.lifecycle import MAX_WAIT_S, MIN_WAIT_S, AnswerTimes
+from reprise.engine.pool.model_engine import MAX_WAIT_S, MIN_WAIT_S, AnswerTimes
 from tests.engine.conftest import StartEngine
 from tests.engine.support import Answer, ask, prompt_of, request
 
