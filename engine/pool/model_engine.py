@@ -67,41 +67,6 @@ class AnswerTimes:
         return min(MAX_WAIT_S, max(MIN_WAIT_S, usual_s, since_s))
 
 
-class Queue:
-    """Counts the requests that run or wait, and refuses one too many. Not thread-safe by itself.
-
-    max_live: requests that may run or wait at once.
-    """
-
-    def __init__(self, max_live: int) -> None:
-        self.num_live = 0
-        self.num_ended = 0
-        self._max_live = max_live
-        self._answer_times = AnswerTimes()
-
-    def enter(self) -> None:
-        """Count one more live request. Raises EngineError if the queue is full."""
-        if self.num_live >= self._max_live:
-            raise EngineError(
-                "queue_full",
-                f"{self.num_live} requests are running or waiting; try again later",
-                self.wait_s(),
-            )
-        if not self.num_live:
-            self._answer_times.begin()
-        self.num_live += 1
-
-    def leave(self, answered_s: float | None) -> None:
-        """Count a request's end. answered_s: seconds since its admission; None if it was not answered."""
-        self.num_live -= 1
-        self.num_ended += 1
-        self._answer_times.end(answered_s, is_last=not self.num_live)
-
-    def wait_s(self) -> float:
-        """Return the estimated seconds until the running requests have ended."""
-        return self._answer_times.wait_s()
-
-
 log = logging.getLogger("reprise.engine")
 
 State = Literal["loading", "ready", "draining", "dead"]
@@ -110,14 +75,16 @@ State = Literal["loading", "ready", "draining", "dead"]
 class Lifecycle:
     """Decides whether a request is accepted, and counts those that were.
 
-    max_live: requests that may run or wait at once. queue: counts those that do.
+    max_live: requests that may run or wait at once. num_live: those that do. num_ended: those that did.
     fault: why the engine is dead.
     """
 
     def __init__(self, max_live: int) -> None:
         self.state: State = "loading"
         self.fault: str | None = None
-        self.queue = Queue(max_live)
+        self.num_live = self.num_ended = 0
+        self._max_live = max_live
+        self._answer_times = AnswerTimes()
         self._drained_at: float | None = None
         self._lock = threading.Lock()
 
@@ -161,7 +128,12 @@ class Lifecycle:
                 raise EngineError("engine_dead", f"the engine has stopped: {self.fault}")
             if self.state != "ready":
                 raise EngineError("draining", "the server is not taking requests now", self._retry_after_s())
-            self.queue.enter()
+            if self.num_live >= self._max_live:
+                told = f"{self.num_live} requests are running or waiting; try again later"
+                raise EngineError("queue_full", told, self._answer_times.wait_s())
+            if not self.num_live:
+                self._answer_times.begin()
+            self.num_live += 1
             yield
 
     @contextmanager
@@ -174,7 +146,9 @@ class Lifecycle:
         """Count the end of an accepted request. end: its terminal event."""
         answered_s = end.usage.total_s - end.usage.queue_s if isinstance(end, Finished) else None
         with self._lock:
-            self.queue.leave(answered_s)
+            self.num_live -= 1
+            self.num_ended += 1
+            self._answer_times.end(answered_s, is_last=not self.num_live)
 
     def counting(self, request_id: str, sink: Callable[[Any], None]) -> Callable[[Any], None]:
         """Wrap an accepted request's sink in one that counts the request's end, and never raises."""
@@ -193,14 +167,14 @@ class Lifecycle:
     def status(self, num_running: int) -> EngineStatus:
         """Return the engine's status for /health. num_running: requests that have been admitted."""
         with self._lock:
-            num_waiting = max(0, self.queue.num_live - num_running)
+            num_waiting = max(0, self.num_live - num_running)
             return EngineStatus(self.state, num_running, num_waiting, self.fault, self._retry_after_s())
 
     def _retry_after_s(self) -> float:
         """Seconds until the running requests will have ended or, while draining, until the server is gone."""
         if self.state == "draining" and self._drained_at is not None:
             return max(RETRY_AFTER_S, self._drained_at - time.perf_counter())
-        return self.queue.wait_s()
+        return self._answer_times.wait_s()
 
 
 STOPPING = Failed("draining", "the server is stopping")
