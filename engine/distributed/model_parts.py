@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -294,10 +294,6 @@ class PartFacts:
     recurrent: bool
     weight_bytes: int
     room_bytes: int
-
-    def as_message(self) -> dict[str, Any]:
-        """Return the fields as a dictionary, to be sent as JSON."""
-        return asdict(self)
 
 
 def load_part(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from select import POLLHUP, poll, select
 from typing import NoReturn
-from unittest.mock import patch
 
 import mlx.core as mx
 from mlx._distributed_utils import launch
@@ -75,8 +74,8 @@ def stop_processes() -> None:
 
 if __name__ == "__main__":
     sys.argv[0] = "mlx.launch"
-    with patch.object(launch, "select", select_readable):
-        launch.main()
+    launch.select = select_readable
+    launch.main()
 
 
 log = logging.getLogger("reprise.engine")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx_lm
 import numpy as np
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
-from mlx_lm.utils import get_total_parameters, load_config
+from mlx_lm.utils import get_total_parameters, load_adapters, load_config
+from mlx_lm.utils import load_model as load_model_of
 from mlx_lm.utils import load_tokenizer as load_wrapped
 
 from reprise.config.settings import Settings
@@ -33,7 +33,7 @@ from reprise.engine.model.files.image_processor import read_processor, read_visi
 from reprise.engine.model.files.model_folder import check_loadable, read_answer_limits, read_sampling_defaults
 from reprise.engine.model.files.recipe import find_context_tokens
 from reprise.engine.model.find import Progress, find_folder
-from reprise.engine.model.head_names import leave_heads_out
+from reprise.engine.model.head_names import classes_without_heads
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.text.tokenizer_reading import read_once
@@ -237,22 +237,21 @@ def load_model(
         progress(0.0)
     try:
         check_loadable(folder)
-        load = partial(
-            mlx_lm.load,
-            str(folder),
-            adapter_path=options.adapter,
+        loaded: Any = load_model_of(
+            folder,
             lazy=True,
-            return_config=True,
-            # Without this setting, transformers asks at the terminal.
-            tokenizer_config={"trust_remote_code": options.trusts_code}
-            | ({} if options.chat_template is None else {"chat_template": options.chat_template}),
             model_config=None if options.mask_token_id is None else {"mask_token_id": options.mask_token_id},
+            get_model_classes=classes_without_heads,
             trust_remote_code=options.trusts_code,
         )
-        loaded: Any
-        with leave_heads_out():
-            loaded, digest = read_once(load)
-        model, wrapped, config = loaded
+        model, config = loaded
+        if options.adapter is not None:
+            model = load_adapters(model, options.adapter)
+        # Without this setting, transformers asks at the terminal.
+        extra: dict[str, Any] = {"trust_remote_code": options.trusts_code}
+        if options.chat_template is not None:
+            extra["chat_template"] = options.chat_template
+        wrapped, digest = _load_tokenizer(folder, extra, config)
     # Model code and weights may raise anything.
     except Exception as fault:
         if not options.trusts_code and "trust_remote_code" in str(fault):
@@ -419,6 +418,11 @@ def load_tokenizer(folder: Path, chat_template: str | None = None) -> Tokenizer:
     """
     config = load_config(folder)
     extra = {} if chat_template is None else {"chat_template": chat_template}
-    wrapped, _ = read_once(partial(load_wrapped, folder, extra, eos_token_ids=config.get("eos_token_id")))
+    wrapped, _ = _load_tokenizer(folder, extra, config)
     text = config.get("text_config") or config
     return Tokenizer(wrapped, int(text.get("vocab_size") or len(wrapped.get_vocab())))
+
+
+def _load_tokenizer(folder: Path, extra: dict[str, Any], config: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return mlx-lm's tokenizer and a digest; see read_once(). extra: settings in place of its own."""
+    return read_once(partial(load_wrapped, folder, extra, eos_token_ids=config.get("eos_token_id")))
