@@ -281,10 +281,8 @@ class MemoryBudget:
         draft_prefills: sequences whose draft prefill is under way, in caches that are not a row's yet.
         """
         room_bytes, steady = self._steady
-        if not (prefilling or draft_prefills) and (room_bytes, len(steady)) == (
-            self.room_bytes,
-            len(members),
-        ):
+        only_rows = not (prefilling or draft_prefills)
+        if only_rows and room_bytes == self.room_bytes and len(steady) == len(members):
             # The last estimate had room for this step as well.
             pairs = zip(members, steady, strict=True)
             if all(one is s and len(s.tokens) <= limit for s, (one, limit) in pairs):
@@ -323,7 +321,7 @@ class MemoryBudget:
                 held = sum(slots * columns for slots, columns in model_rows.extents)
                 self.used_bytes += max(0, held - num_cells) * cell_bytes
         # Beside other models both what is left and MLX's limit change while they run.
-        if not (prefilling or draft_prefills or self.shared):
+        if only_rows and not self.shared:
             self._steady = self.room_bytes, [(s, len(s.tokens) + STEADY_TOKENS) for s in members]
         return True
 
