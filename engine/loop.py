@@ -14,8 +14,8 @@ from typing import get_args
 
 import mlx.core as mx
 
+from reprise.engine.interface.models import StartProgress
 from reprise.engine.interface.spans import EngineSpan, SpanClock, span
-from reprise.engine.model.loading import StartProgress
 from reprise.engine.pool.loads import Loads
 from reprise.engine.pool.model_engine import STOPPING
 from reprise.engine.pool.served_models import KnownModels, ServedModel

@@ -51,8 +51,8 @@ def with_converted(settings: Settings, show: Show) -> Settings:
     sources = {name: source for name, source in named.items() if source and is_converted_first(source)}
     if not sources:
         return settings
-    from reprise.engine.memory.budget import usable_bytes
     from reprise.engine.model.convert.cache import converted
+    from reprise.engine.model.device import usable_bytes
 
     whole_bytes = int(WHOLE_SHARE * usable_bytes())
     folders: dict[str, Any] = {

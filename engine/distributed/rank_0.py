@@ -35,7 +35,7 @@ from reprise.engine.distributed.ranks import (
     share_token,
 )
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.model.find import Progress
+from reprise.engine.interface.models import Progress
 from reprise.engine.model.loading import LoadedModel
 
 CTRL_C = b"\x03"

@@ -26,11 +26,11 @@ from reprise.engine.embedding.passes import (
 )
 from reprise.engine.interface.embeddings import EmbeddingInput, EmbeddingRequest, TokenIds
 from reprise.engine.interface.events import EmbeddingSink, Failed
+from reprise.engine.interface.models import StartProgress
 from reprise.engine.interface.spans import span
 from reprise.engine.interface.status import EngineCounts
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.memory.prefill import PrefillCosts, PrefillLimits, count_fitting
-from reprise.engine.model.loading import StartProgress
 from reprise.engine.pool.model_engine import Cancel, Embed, Inbox, Message, ModelEngine
 
 log = logging.getLogger("reprise.engine")

@@ -10,12 +10,10 @@ Above the limit MLX waits for the device before it dispatches the next operation
 """
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 from weakref import ref
 
@@ -44,6 +42,7 @@ from reprise.engine.memory.estimate import (
     measure,
 )
 from reprise.engine.memory.prefill import count_fitting, divide_tokens
+from reprise.engine.model.device import usable_bytes, wire_weights
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.speculative.draft_model.draft_prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
 from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
@@ -52,66 +51,6 @@ from reprise.engine.vision.image_features import Sight
 from reprise.engine.vision.tower import Features
 
 log = logging.getLogger("reprise.engine")
-
-DEVICE_SHARE = 0.9
-"""Share of a GPU's recommended working set, or of its memory."""
-
-HOST_SHARE = 0.75
-"""Share of the machine's memory; the rest is for the process itself and for other programs."""
-
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
-
-def usable_bytes() -> int:
-    """Return the bytes to use by default: a share of the GPU's memory, or else of the machine's."""
-    if mx.default_device().type == mx.DeviceType.gpu:
-        known = mx.device_info()
-        for name in ("max_recommended_working_set_size", "total_memory", "memory_size"):
-            if name in known:
-                return int(DEVICE_SHARE * int(known[name]))
-    return int(HOST_SHARE * min(host_bytes(), _container_bytes()))
-
-
-def working_set_bytes() -> int | None:
-    """Return the bytes that the system recommends Metal to use at most; None without Metal."""
-    return int(mx.device_info()["max_recommended_working_set_size"]) if mx.metal.is_available() else None
-
-
-def wire_weights() -> None:
-    """Make Metal keep all arrays that exist now, which are the weights, resident until the process ends.
-
-    Later arrays are not wired. mlx-lm wires everything, up to what the GPU recommends; with that much, caches
-    that grow have been reported to crash macOS (mlx-lm issues 883 and 1666, mlx issue 3186).
-    Raises ModelError if there is no Metal, or the system does not let that much be wired.
-    """
-    limit = working_set_bytes()
-    if limit is None:
-        raise ModelError("--wire-weights has an effect with Metal only, on a Mac: start without it")
-    # Buffers in MLX's cache would be wired too.
-    mx.clear_cache()
-    num_bytes = mx.get_active_memory()
-    if num_bytes > limit:
-        raise ModelError(
-            f"--wire-weights: the weights take {num_bytes / 2**20:,.0f} MiB, and this Mac wires at most "
-            f"{limit / 2**20:,.0f} MiB: start without it, or raise the limit with "
-            f"sudo sysctl iogpu.wired_limit_mb={-(-num_bytes // 2**20)}"
-        )
-    mx.set_wired_limit(num_bytes)
-
-
-def host_bytes() -> int:
-    """Return the bytes of the machine's memory, whatever limit a container has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _container_bytes() -> float:
-    for path in CGROUP_LIMITS:
-        try:
-            return int(Path(path).read_text())
-        # There is no such file, or it holds the word "max".
-        except (OSError, ValueError):
-            continue
-    return float("inf")
 
 
 class Holder(Protocol):

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -22,17 +21,18 @@ from mlx_lm.utils import load_tokenizer as load_wrapped
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.interface.models import ModelInfo
+from reprise.engine.interface.models import ModelInfo, Progress
 from reprise.engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from reprise.engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.model import lfm2_vl, wedlm
 from reprise.engine.model.capabilities import Findings
+from reprise.engine.model.device import device_memory_bytes, device_name, quantised_steps_gain
 from reprise.engine.model.files.folder_reader import check_files
 from reprise.engine.model.files.image_processor import read_processor, read_vision
 from reprise.engine.model.files.model_folder import check_loadable, read_answer_limits, read_sampling_defaults
 from reprise.engine.model.files.recipe import find_context_tokens
-from reprise.engine.model.find import Progress, find_folder
+from reprise.engine.model.find import find_folder
 from reprise.engine.model.head_names import classes_without_heads
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
@@ -75,11 +75,6 @@ DEQUANTISED_FROM = "dequantised_from"
 _COST = "with quantised weights MLX's CPU build takes as long for a step of n tokens as for n steps"
 _SLOW = "; with scales of {} each step takes many times as long as with float32"
 _WAY_OUT = "; in bfloat16 they can: `reprise convert MODEL DIR --dequantize --dtype bfloat16`"
-
-
-def quantised_steps_gain() -> bool:
-    """Whether a step of several tokens with quantised weights takes less time than as many steps of one."""
-    return mx.default_device().type != mx.DeviceType.cpu
 
 
 def describe_weights(config: Mapping[str, Any], scales: str) -> str:
@@ -159,9 +154,6 @@ class LoadedModel:
         try_it = partial(prefix_fault, self._watched, kv_bits)
         return self.findings.find_fault(f"prefix, {kv_bits} bits", try_it)
 
-
-StartProgress = Callable[[str, float], None]
-"""Called with the name of a start-up stage and the share of it that is done, 0 to 1."""
 
 Split = Callable[[Any], None]
 """Leaves of a model, whose weights are not read yet, only the part that this process is to have."""
@@ -393,22 +385,6 @@ def _default_context_tokens(model: Any, name: str) -> int:
         name, num_tokens,
     )  # fmt: skip
     return num_tokens
-
-
-def device_name() -> str:
-    """Return the name of the device that computes, such as "Apple M4 Pro (Metal)" or "CPU"."""
-    if mx.metal.is_available():
-        return f"{mx.device_info()['device_name']} (Metal)"
-    if mx.default_device().type == mx.DeviceType.gpu:
-        return "CUDA GPU"
-    return "CPU"
-
-
-def device_memory_bytes() -> int:
-    """Return the bytes of memory that models and caches can use, as the system reports them."""
-    if mx.metal.is_available():
-        return int(mx.device_info()["memory_size"])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def load_tokenizer(folder: Path, chat_template: str | None = None) -> Tokenizer:

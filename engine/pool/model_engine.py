@@ -18,12 +18,11 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.embeddings import Embedded, EmbeddingRequest
 from reprise.engine.interface.errors import RETRY_AFTER_S, EngineError, SharedTableError
 from reprise.engine.interface.events import EmbeddingSink, Failed, Finished, Sink
-from reprise.engine.interface.models import ModelInfo
+from reprise.engine.interface.models import ModelInfo, StartProgress
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.interface.spans import span
 from reprise.engine.interface.status import EngineCounts, EngineStatus
 from reprise.engine.memory.budget import Holder
-from reprise.engine.model.loading import StartProgress
 from reprise.engine.text.tokenizer import Tokenizer
 
 NUM_KEPT = 64

@@ -1,8 +1,8 @@
 """Run foreign code that may loop or fill memory: the script of the processes of child_process.py.
 
-It imports nothing of Reprise but image_job.py. It reads calls from stdin and writes replies to stdout.
-Arguments: the job (a key of JOBS), the maximum number of bytes of memory, and the maximum number of seconds
-of CPU time for each call.
+It imports nothing of Reprise but image_job.py and interface/images.py. It reads calls from stdin and writes
+replies to stdout. Arguments: the job (a key of JOBS), the maximum number of bytes of memory, and the maximum
+number of seconds of CPU time for each call.
 """
 
 import contextlib
@@ -121,8 +121,11 @@ def handle_grammars() -> Handle:
 def handle_images() -> Handle:
     """Return a function that decodes images; for its calls see image_job.decode()."""
     os.nice(NICENESS)
-    for package in ("reprise", "reprise.engine", "reprise.engine.sandbox"):
-        _pretend(package, Path(__file__).parent)
+    folder = Path(__file__).parent
+    _pretend("reprise", folder.parents[1])
+    _pretend("reprise.engine", folder.parent)
+    for name in ("interface", "sandbox"):
+        _pretend(f"reprise.engine.{name}", folder.parent / name)
     handler: Handle = importlib.import_module("reprise.engine.sandbox.image_job").make_handler()
     return handler
 

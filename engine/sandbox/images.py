@@ -51,7 +51,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An image as a client sent it. data: base64. detail, budget: see image_sizes.find_size()."""
+    """An image as a client sent it. data: base64. detail, budget: see find_size()."""
 
     data: str
     detail: Detail = "auto"

@@ -23,8 +23,7 @@ from reprise.cli.models.convert import progress_bar
 from reprise.cli.units import format_bytes
 from reprise.config.settings import Settings
 from reprise.engine.interface.models import SamplingDefaults
-from reprise.engine.memory import budget
-from reprise.engine.model import loading
+from reprise.engine.model import device, loading
 from reprise.engine.model.convert import cache as converted_cache
 from reprise.engine.model.convert import conversion
 from reprise.engine.model.convert.conversion import convert
@@ -293,7 +292,7 @@ def test_weights_are_dequantised_where_drafts_gain_only_so_and_memory_and_disk_h
     """The model takes 4,460,000 bytes in bfloat16."""
     monkeypatch.setattr(conversion, "quantised_steps_gain", lambda: gains)
     monkeypatch.setattr(loading, "quantised_steps_gain", lambda: False)
-    monkeypatch.setattr(budget, "usable_bytes", lambda: memory_bytes)
+    monkeypatch.setattr(device, "usable_bytes", lambda: memory_bytes)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, free_bytes))
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
