@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from select import POLLHUP, poll, select
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import mlx.core as mx
 from mlx._distributed_utils import launch
@@ -74,7 +74,8 @@ def stop_processes() -> None:
 
 if __name__ == "__main__":
     sys.argv[0] = "mlx.launch"
-    launch.select = select_readable
+    library: Any = launch
+    library.select = select_readable
     launch.main()
 
 

@@ -10,7 +10,7 @@ Above the limit MLX waits for the device before it dispatches the next operation
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, replace
 from functools import partial
@@ -371,9 +371,7 @@ class MemoryBudget:
         target, *draft = [m.footprint.row_bytes(COMPARED_TOKENS, self.chunk_tokens) for m in models]
         return num_bytes * sum(draft) // (target + sum(draft))
 
-    def _demand(
-        self, sequence: Sequence, num_tokens: int, windows: Mapping[int, int] | None = None
-    ) -> Demand:
+    def _demand(self, sequence: Sequence, num_tokens: int, windows: dict[int, int] | None = None) -> Demand:
         request, vision_bytes = sequence.request, 0
         if request.images and self._sight:
             vision_bytes = self._sight.working_bytes(request.images, sequence.prefill.num_computed)

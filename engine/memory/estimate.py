@@ -309,7 +309,7 @@ class Demand:
 
     num_tokens: int
     prompt_logprobs: bool = True
-    windows: Mapping[int, int] = field(default_factory=dict)
+    windows: dict[int, int] = field(default_factory=dict)
     vision_bytes: int = 0
 
 

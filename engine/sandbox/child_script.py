@@ -36,7 +36,7 @@ def encode_message(message: dict[str, Any]) -> bytes:
 
     What JSON cannot represent becomes the text that transformers puts in a prompt for it.
     """
-    attached = message.get("attached", b"")
+    attached: bytes = message.get("attached", b"")
     fields = {name: value for name, value in message.items() if name != "attached"}
     body = json.dumps(fields, default=lambda value: f"<{type(value).__name__}>").encode()
     return len(body).to_bytes(4, "little") + len(attached).to_bytes(4, "little") + body + attached
