@@ -20,8 +20,8 @@ from reprise.engine.distributed.ranks import Place, read_place
 from reprise.engine.engine import Engine
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.events import Event, Failed, Finished
+from reprise.engine.interface.models import StartProgress
 from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
-from reprise.engine.model.loading import StartProgress
 from reprise.engine.pool.loads import Makers
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.proposers import DraftSources

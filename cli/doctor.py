@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
 from reprise.cli.checks.check import Check, Level
-from reprise.cli.models.choice import with_found
+from reprise.cli.models.choice import with_converted, with_found
 from reprise.cli.models.convert import progress_bar
 from reprise.cli.units import format_bytes
 from reprise.config.settings import Settings
-from reprise.engine.pool.converted import with_converted
 
 if TYPE_CHECKING:
     from reprise.cli.checks.trial import Answer, Device, Trial

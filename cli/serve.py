@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
 from reprise.cli.launch import is_launched, launch, say_starting
-from reprise.cli.models.choice import with_found
+from reprise.cli.models.choice import with_converted, with_found
 from reprise.cli.models.convert import Tell, progress_bar
 from reprise.config.settings import Settings
-from reprise.engine.pool.converted import with_converted
 
 if TYPE_CHECKING:
     # Importing it takes seconds.

@@ -16,14 +16,14 @@ from reprise.engine.generating.generating_engine import GeneratingEngine, TableO
 from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.errors import EngineError, ModelLoadError, SharedTableError
 from reprise.engine.interface.events import Sink
-from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse
+from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse, Progress, StartProgress
 from reprise.engine.interface.request import GenerationRequest, Grammar
 from reprise.engine.interface.status import EngineCounts, EngineStatus, sum_counts
 from reprise.engine.kv_cache.exact_widths import Exactness, Shape, Tried, find_exact_shapes
 from reprise.engine.loop import Loop
-from reprise.engine.model.find import Progress, find_folder
+from reprise.engine.model.find import find_folder
 from reprise.engine.model.hub import ReportBytes
-from reprise.engine.model.loading import StartProgress, check_adapter
+from reprise.engine.model.loading import check_adapter
 from reprise.engine.pool.catalogue import Catalogue, choose_first
 from reprise.engine.pool.loads import EngineMaker, Loads, MakeEngine, Makers, MakeSourcesFor
 from reprise.engine.pool.served_models import KnownModels

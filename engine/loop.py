@@ -14,8 +14,8 @@ from typing import get_args
 
 import mlx.core as mx
 
+from reprise.engine.interface.models import StartProgress
 from reprise.engine.interface.spans import EngineSpan, SpanClock, span
-from reprise.engine.model.loading import StartProgress
 from reprise.engine.pool.loads import Loads
 from reprise.engine.pool.model_engine import STOPPING
 from reprise.engine.pool.served_models import KnownModels, ServedModel
@@ -220,9 +220,9 @@ class Loop:
             models = self._known.list_all()
             engines = [model.engine for model in models if model.engine]
         is_loading = any(model.progress is not None for model in models)
-        if not is_loading and not any(engine.lifecycle.queue.num_live for engine in engines):
+        if not is_loading and not any(engine.lifecycle.num_live for engine in engines):
             return None
-        ended = sum(engine.lifecycle.queue.num_ended for engine in engines)
+        ended = sum(engine.lifecycle.num_ended for engine in engines)
         progressed = sum(engine.worker.num_progressed for engine in engines)
         return ended, progressed, self._known.num_loading_steps
 

@@ -511,10 +511,10 @@ def _start(settings: Settings, show: Callable[[str, float], None]) -> "tuple[Eng
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from sse_starlette.sse import AppStatus
 
+    from reprise.cli.models.choice import with_converted
     from reprise.drafters.assembly import make_drafters
     from reprise.drafters.repetition import score_in_slices
     from reprise.engine.engine import make_engine
-    from reprise.engine.pool.converted import with_converted
     from reprise.engine.speculative.proposers import DraftSources
     from reprise.in_process import InProcess
     from reprise.server.app import create_app

@@ -49,7 +49,7 @@ from reprise.server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
-    from reprise.engine.model.loading import StartProgress
+    from reprise.engine.interface.models import StartProgress
     from reprise.engine.pool.loads import MakeSourcesFor
     from reprise.engine.speculative.proposers import MakeSources
 

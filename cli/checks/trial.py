@@ -144,8 +144,7 @@ def say(stage: str, share: float) -> None:
 
 def find_device() -> Device:
     """Return the device that MLX computes on here."""
-    from reprise.engine.memory.footprint import usable_bytes, working_set_bytes
-    from reprise.engine.model.loading import device_name
+    from reprise.engine.model.device import device_name, usable_bytes, working_set_bytes
 
     return Device(device_name(), usable_bytes(), working_set_bytes())
 

@@ -1,16 +1,24 @@
-"""Find the model that settings or arguments name, and refuse a --models-dir that is no folder of models."""
+"""Find the model that settings or arguments name, and convert it if need be.
+
+A --models-dir that is no folder of models is refused.
+"""
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from reprise.cli.arguments import UsageError
 from reprise.cli.models.convert import progress_bar
 from reprise.config.settings import Settings
-from reprise.engine.pool.converted import with_converted
+from reprise.engine.model.convert.sources import Show, is_converted_first
 
 CONFIG = "config.json"
 """The file that a model's folder has."""
+
+
+WHOLE_SHARE = 0.5
+"""Share of the memory for models and caches that weights may take that are dequantised for drafts."""
 
 
 def with_found(settings: Settings) -> Settings:
@@ -32,6 +40,25 @@ def with_found(settings: Settings) -> Settings:
     if model is None or Path(model).exists() or not (folder / model / CONFIG).is_file():
         return settings
     return replace(settings, model=str(folder / model))
+
+
+def with_converted(settings: Settings, show: Show) -> Settings:
+    """Return the settings with converted folders in place of GGUF files and packaged models.
+
+    Converts each model that was not converted before. Raises ConvertError.
+    """
+    named = {"model": settings.model, "draft_model": settings.draft_model}
+    sources = {name: source for name, source in named.items() if source and is_converted_first(source)}
+    if not sources:
+        return settings
+    from reprise.engine.model.convert.cache import converted
+    from reprise.engine.model.device import usable_bytes
+
+    whole_bytes = int(WHOLE_SHARE * usable_bytes())
+    folders: dict[str, Any] = {
+        name: str(converted(source, show, whole_bytes=whole_bytes)) for name, source in sources.items()
+    }
+    return replace(settings, **folders)
 
 
 def take_folders(arguments: argparse.Namespace) -> None:

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     from reprise.engine.checkpoint import inspect_checkpoint
     from reprise.engine.model.convert.cache import sampling_of, source_of
     from reprise.engine.model.convert.conversion import convert
-    from reprise.engine.model.convert.options import ConvertError, Options
+    from reprise.engine.model.convert.sources import ConvertError, Options
 
     options = Options(
         bits=arguments.bits,

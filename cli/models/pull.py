@@ -4,10 +4,10 @@ import argparse
 import sys
 
 from reprise.cli.arguments import FailedError, failing
+from reprise.cli.models.choice import with_converted
 from reprise.cli.models.convert import progress_bar
 from reprise.config.settings import Settings
 from reprise.engine.model.convert.sources import find_packaged
-from reprise.engine.pool.converted import with_converted
 
 HELP = "Download a model from the hub, or continue where a download broke off."
 

@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if is_converted_first(arguments.name):
         from reprise.engine.model.convert import cache
-        from reprise.engine.model.convert.options import ConvertError
+        from reprise.engine.model.convert.sources import ConvertError
 
         with failing(ConvertError):
             freed = cache.remove(arguments.name)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from reprise.config.atomic_files import remove_unfinished
 from reprise.config.settings import Settings
 from reprise.engine.distributed.ranks import Place, read_split_layers
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.models import Progress
 from reprise.engine.kv_cache.buffers import KVSlice, State
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.prefix_cache import disk
@@ -31,8 +32,7 @@ from reprise.engine.kv_cache.prefix_cache.disk import (
     weights_fingerprint,
 )
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
-from reprise.engine.memory.footprint import usable_bytes
-from reprise.engine.model.find import Progress
+from reprise.engine.model.device import usable_bytes
 from reprise.engine.model.loading import LoadedModel, make_loader
 
 Split = Literal["pipeline", "tensor"]
@@ -294,10 +294,6 @@ class PartFacts:
     recurrent: bool
     weight_bytes: int
     room_bytes: int
-
-    def as_message(self) -> dict[str, Any]:
-        """Return the fields as a dictionary, to be sent as JSON."""
-        return asdict(self)
 
 
 def load_part(

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from select import POLLHUP, poll, select
-from typing import NoReturn
-from unittest.mock import patch
+from typing import Any, NoReturn
 
 import mlx.core as mx
 from mlx._distributed_utils import launch
@@ -20,6 +19,7 @@ from mlx._distributed_utils import launch
 from reprise.config.settings import Settings
 from reprise.engine.distributed.leader import Leader
 from reprise.engine.distributed.mirrored_model import SharedModel
+from reprise.engine.distributed.mirrored_model import SharedPrefixStore as SharedPrefixStore
 from reprise.engine.distributed.model_parts import PartFacts, find_room, load_part
 from reprise.engine.distributed.ranks import (
     Peers,
@@ -34,9 +34,8 @@ from reprise.engine.distributed.ranks import (
     refuse_settings,
     share_token,
 )
-from reprise.engine.distributed.shared_files import SharedPrefixStore as SharedPrefixStore
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.model.find import Progress
+from reprise.engine.interface.models import Progress
 from reprise.engine.model.loading import LoadedModel
 
 CTRL_C = b"\x03"
@@ -75,8 +74,9 @@ def stop_processes() -> None:
 
 if __name__ == "__main__":
     sys.argv[0] = "mlx.launch"
-    with patch.object(launch, "select", select_readable):
-        launch.main()
+    library: Any = launch
+    library.select = select_readable
+    launch.main()
 
 
 log = logging.getLogger("reprise.engine")

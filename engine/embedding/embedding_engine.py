@@ -1,21 +1,346 @@
-"""The engine of a model that embeds or ranks."""
+"""The engine of a model that embeds or ranks, and its worker, which computes passes layer by layer."""
 
-from collections.abc import Callable
-from dataclasses import asdict
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
-from reprise.engine.embedding.loading import load_embedding_model
-from reprise.engine.embedding.passes import PassMemory
-from reprise.engine.embedding.worker import EmbeddingWorker
-from reprise.engine.interface.embeddings import EmbeddingRequest
+from reprise.engine.embedding.encoder import CutLayer
+from reprise.engine.embedding.loading import EmbeddingModel, load_embedding_model
+from reprise.engine.embedding.passes import (
+    PREFIX_BYTES,
+    Before,
+    Job,
+    Member,
+    PassMemory,
+    Prefixes,
+    by_job,
+    choose_members,
+)
+from reprise.engine.interface.embeddings import EmbeddingInput, EmbeddingRequest, TokenIds
 from reprise.engine.interface.events import EmbeddingSink, Failed
+from reprise.engine.interface.models import StartProgress
+from reprise.engine.interface.spans import span
 from reprise.engine.interface.status import EngineCounts
-from reprise.engine.model.loading import StartProgress
+from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.memory.prefill import PrefillCosts, PrefillLimits, count_fitting
 from reprise.engine.pool.model_engine import Cancel, Embed, Inbox, Message, ModelEngine
+
+log = logging.getLogger("reprise.engine")
+
+MIN_TOKENS = 64
+"""Tokens of a layer that a step computes where even these may take longer than it has."""
+
+
+@dataclass
+class _Pass:
+    """Texts whose states are being computed, after those of their head if that is not kept.
+
+    head: what all begin with. caches: of the head, while it is being computed.
+    hidden, mask: what the next layer gets. num_layers: that are done. cut: the next one, if a part of it is.
+    before: of each layer, what stands before the tokens that are fed; empty if nothing does.
+    num_rows, width, num_before: fed texts, tokens of the longest, and tokens before these.
+    """
+
+    members: list[Member]
+    head: TokenIds
+    caches: Caches | None = None
+    hidden: mx.array = field(default_factory=lambda: mx.array(0))
+    mask: Any = None
+    num_layers: int = 0
+    cut: CutLayer | None = None
+    before: Sequence[Any] = ()
+    num_rows: int = 0
+    width: int = 0
+    num_before: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens that are fed, padding included."""
+        return self.num_rows * self.width
+
+
+class EmbeddingWorker:
+    """All requests of a model that embeds or ranks. Used by one thread only, but any may read the counts.
+
+    A step takes as many layers of a pass as fit into the time that it has. Of a layer that does not fit, it
+    takes as many tokens as do, but at least MIN_TOKENS. A pass has texts of about the same length; they are
+    padded at the end, and what is padding is masked.
+
+    max_stall_ms: how long a step may take while rows of other models decode.
+    max_tokens: the most tokens of a pass, padding included, unless a single text has more.
+    jobs: the requests that have not ended, in the order of their arrival.
+
+    prefix_bytes: the most bytes of kept heads of texts; None for PREFIX_BYTES.
+
+    prefixes: the heads of texts that are kept; None if the model keeps none.
+    num_embedded, num_embedded_tokens: inputs whose vector or score is made, and their tokens.
+    num_computed: tokens that were fed, without padding. num_progressed: grows with every part of a pass.
+    """
+
+    def __init__(self, max_stall_ms: float, max_tokens: int, prefix_bytes: int | None = None) -> None:
+        self.model: EmbeddingModel | None = None
+        self.memory: PassMemory | None = None
+        self.prefixes: Prefixes | None = None
+        self._prefix_bytes = PREFIX_BYTES if prefix_bytes is None else prefix_bytes
+        self._max_stall_ms, self._max_tokens = max_stall_ms, max_tokens
+        self.jobs: list[Job] = []
+        self.num_embedded = self.num_embedded_tokens = self.num_computed = 0
+        self.num_progressed = self.num_passes = 0
+        self.is_blocked = False
+        self._pass: _Pass | None = None
+        # Of one layer.
+        self._costs = PrefillCosts()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.jobs) and self.model is not None
+
+    @property
+    def running(self) -> list[Job]:
+        """The requests that have not ended."""
+        return self.jobs
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of inputs that still wait for their vector or score."""
+        return sum(len(job.left) for job in tuple(self.jobs)) + (len(self._pass.members) if self._pass else 0)
+
+    def load(self, model: EmbeddingModel) -> None:
+        """Take over a model that has just been loaded, and go on with the waiting requests."""
+        self.model, self._costs = model, PrefillCosts()
+        self.prefixes = _make_prefixes(model, self._prefix_bytes)
+        kept = self.prefixes.kept if self.prefixes else None
+        self.memory = PassMemory(model.info.weight_bytes, model.config, kept)
+        for job in self.jobs:
+            job.head = self._find_head(job.request)
+
+    def unload(self) -> None:
+        """Drop the model and the running pass; requests wait for the next load."""
+        self._put_back()
+        self.model = self.memory = self.prefixes = None
+
+    def submit(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
+        """Queue a request."""
+        self.jobs.append(Job.of(request, sink))
+        self.jobs[-1].head = self._find_head(request)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request. A running pass goes on with the request's inputs, unless it has no others."""
+        for job in self.jobs:
+            if job.request.id == request_id:
+                job.end(Failed("cancelled", "the client left"))
+        self.drop_ended()
+
+    def drop_ended(self) -> None:
+        """Forget requests that have ended, and the running pass if it has inputs of no other request."""
+        self.jobs = [job for job in self.jobs if not job.ended]
+        if self._pass and all(member.job.ended for member in self._pass.members):
+            self._leave()
+
+    def end_all(self, failed: Failed) -> None:
+        """End all requests with this failure."""
+        for job in self.jobs:
+            job.end(failed)
+        self.drop_ended()
+
+    @span("prefill")
+    def step(self, num_decoding: int) -> None:
+        """Compute some layers of a pass. num_decoding: other models whose rows wait meanwhile."""
+        limit_s = self._limit_s(num_decoding)
+        assert self.model
+        assert self.memory
+        try:
+            if self._pass is None:
+                self._begin(self.model, self.memory)
+            if self._pass is not None:
+                self._advance(self.model, self._pass, limit_s)
+                self.num_progressed += 1
+        # Weights, tokens and memory may raise anything.
+        except Exception as fault:
+            self._fail(fault)
+
+    def _limit_s(self, num_decoding: int) -> float:
+        return PrefillLimits.of_step(num_decoding, self._max_stall_ms, self._max_tokens).seconds
+
+    def _begin(self, model: EmbeddingModel, memory: PassMemory) -> None:
+        """Choose the texts of a pass and embed their tokens, unless there is no memory now."""
+        jobs = [job for job in self.jobs if job.left]
+        members = choose_members(jobs, self.num_passes, self._fits)
+        head = members[0].job.head
+        while not memory.take(len(members), members[0].num_tokens - len(head), len(head)):
+            if len(members) > 1:
+                members = members[: len(members) // 2]
+            elif head:
+                # The whole text alone takes less.
+                members[0].job.head = head = ()
+            else:
+                fault = memory.fault(members[0].num_tokens)
+                self.is_blocked = fault is None
+                if fault:
+                    members[0].job.end(Failed("request", fault))
+                    self.drop_ended()
+                return
+        self.is_blocked = False
+        self.num_passes += 1
+        for job, indices in by_job(members).items():
+            job.take(indices)
+        # Known before anything is computed, so that a failure finds the suspects.
+        self._pass = begun = _Pass(members, head)
+        if not self.prefixes or not head:
+            self._feed_texts(model, begun)
+            return
+        caches, num_held = self.prefixes.find(head)
+        if num_held == len(head):
+            self._feed_texts(model, begun, caches)
+        else:
+            begun.caches = begun.before = caches
+            self._feed(model, begun, [EmbeddingInput(head[num_held:])], num_held)
+
+    def _feed_texts(self, model: EmbeddingModel, begun: _Pass, caches: Sequence[Any] = ()) -> None:
+        """Embed the tokens of texts that come after their head. caches: of the head, computed."""
+        num_head = len(begun.head)
+        begun.caches, begun.before = None, [Before(cache) for cache in caches]
+        self._feed(model, begun, [member.input.after(num_head) for member in begun.members], num_head)
+
+    def _feed(
+        self, model: EmbeddingModel, begun: _Pass, inputs: Sequence[EmbeddingInput], num_before: int
+    ) -> None:
+        """Embed tokens of the rows of a pass. inputs: the first one has most tokens."""
+        width = len(inputs[0].tokens)
+        tokens, types = np.zeros((2, len(inputs), width), np.int32)
+        for row, one in enumerate(inputs):
+            tokens[row, : len(one.tokens)] = one.tokens
+            if (second := one.first_of_second) is not None:
+                assert model.info.embedding
+                types[row, second:] = model.info.embedding.second_type
+        lengths = mx.array([len(one.tokens) for one in inputs])
+        begun.num_rows, begun.width, begun.num_before, begun.num_layers = len(inputs), width, num_before, 0
+        begun.hidden, begun.mask = model.body.begin(mx.array(tokens), mx.array(types), lengths)
+        self.num_computed += sum(len(one.tokens) for one in inputs)
+
+    def _fits(self, num_texts: int, width: int) -> bool:
+        """Say whether a layer of a pass takes no longer than rows may wait, which may come before its end."""
+        num_tokens = num_texts * width
+        return num_tokens <= self._max_tokens and self._layer_s(num_tokens, width) <= self._limit_s(1)
+
+    def _layer_s(self, num_tokens: int, seen: int) -> float:
+        """Return an upper estimate of a layer's seconds: that of a chunk whose tokens attend to a text.
+
+        seen: tokens of that text, its head included.
+        """
+        return self._costs.seconds(num_tokens, seen - num_tokens // 2)
+
+    def _advance(self, model: EmbeddingModel, running: _Pass, limit_s: float) -> None:
+        seen = running.num_before + running.width
+        least = -(-MIN_TOKENS // running.num_rows)
+        fitting = count_fitting(lambda n: self._layer_s(n * running.num_rows, seen), running.width, limit_s)
+        if running.cut or max(least, fitting) < running.width:
+            self._advance_in_layer(model, running, max(least, fitting), seen)
+        else:
+            self._advance_layers(model, running, limit_s, seen)
+        if running.num_layers < len(model.body.layers):
+            return
+        if running.caches is None:
+            self._finish(model, running, model.body.end(running.hidden))
+        else:
+            assert self.prefixes
+            self.prefixes.keep(running.head, running.caches)
+            self._feed_texts(model, running, running.caches)
+
+    def _advance_in_layer(self, model: EmbeddingModel, running: _Pass, most: int, seen: int) -> None:
+        """Compute a layer for up to `most` tokens of each text. seen: tokens that each attends to."""
+        start, index = time.perf_counter(), running.num_layers
+        if running.cut is None:
+            before, grows = running.before[index] if running.before else None, running.caches is not None
+            layer = model.body.layers[index]
+            running.cut = CutLayer(layer, running.hidden, running.mask, before, grows=grows)
+        arrays, num_tokens = running.cut.advance(most)
+        mx.eval(arrays)
+        if num_tokens:
+            fed = num_tokens * running.num_rows
+            self._costs.observe(fed, seen - fed // 2, time.perf_counter() - start)
+        if (states := running.cut.states) is not None:
+            running.hidden, running.num_layers, running.cut = states, index + 1, None
+
+    def _advance_layers(self, model: EmbeddingModel, running: _Pass, limit_s: float, seen: int) -> None:
+        """Compute as many whole layers as fit into the time, at least one."""
+        layers, num_tokens = model.body.layers, running.num_tokens
+        num_fitting = int(limit_s / max(1e-9, self._layer_s(num_tokens, seen)))
+        until = min(len(layers), running.num_layers + max(1, num_fitting))
+        num_layers = until - running.num_layers
+        start, hidden = time.perf_counter(), running.hidden
+        for index in range(running.num_layers, until):
+            hidden = layers[index](hidden, running.mask, *running.before[index : index + 1])
+        mx.eval(hidden)
+        taken_s = time.perf_counter() - start
+        self._costs.observe(num_tokens, seen - num_tokens // 2, taken_s / num_layers)
+        running.hidden, running.num_layers = hidden, until
+
+    def _finish(self, model: EmbeddingModel, done: _Pass, hidden: mx.array) -> None:
+        """Make the vectors of a pass, and end the requests that are complete. hidden: of the last layer."""
+        num_head = len(done.head)
+        made = [
+            model.finish(
+                hidden[row, : member.num_tokens - num_head],
+                max(0, member.input.first_pooled - num_head),
+                member.job.request.dimensions,
+            )
+            for row, member in enumerate(done.members)
+        ]
+        mx.eval(made)
+        for member, vector in zip(done.members, made, strict=True):
+            member.job.vectors[member.index] = np.array(vector).astype("<f4").tobytes()
+            self.num_embedded += 1
+            self.num_embedded_tokens += member.num_tokens
+        self._leave()
+        for job in dict.fromkeys(member.job for member in done.members):
+            if len(job.vectors) == len(job.request.inputs):
+                job.finish()
+        self.drop_ended()
+
+    def _find_head(self, request: EmbeddingRequest) -> TokenIds:
+        return self.prefixes.find_head(request) if self.prefixes else ()
+
+    def _fail(self, fault: Exception) -> None:
+        """End the request whose pass failed; of several, each is tried again by itself."""
+        suspects = [member.job for member in self._pass.members] if self._pass else self.jobs[:1]
+        suspects = list(dict.fromkeys(suspects))
+        self._put_back()
+        for job in suspects:
+            if len(suspects) == 1:
+                log.error("request %s failed", job.request.id, exc_info=fault)
+                job.end(Failed("request", f"{type(fault).__name__}: {fault}"))
+            job.is_alone = True
+        self.drop_ended()
+
+    def _put_back(self) -> None:
+        """Let go of the pass; its texts are computed later."""
+        for job, indices in by_job(self._pass.members if self._pass else ()).items():
+            job.put_back(indices)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Let go of the pass."""
+        self._pass = None
+        if self.memory:
+            self.memory.release()
+
+
+def _make_prefixes(model: EmbeddingModel, num_bytes: int) -> Prefixes | None:
+    """Return what keeps heads of texts, if the model's tokens do not depend on later ones."""
+    make, embedding = getattr(model.body, "make_caches", None), model.info.embedding
+    if not num_bytes or embedding is None or make is None or make() is None:
+        return None
+    return Prefixes(make, num_bytes, pools_last=embedding.recipe.pooling == "last")
 
 
 class EmbeddingEngine(ModelEngine):

@@ -1,7 +1,6 @@
 """Load a model that embeds texts or ranks documents, on the thread that owns MLX."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,14 @@ from reprise.engine.embedding.encoder import (
 from reprise.engine.embedding.passes import VectorMaker, load_dense, read_weights
 from reprise.engine.interface.embeddings import EmbeddingInfo, Recipe
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.interface.models import ModelInfo
-from reprise.engine.memory.footprint import wire_weights
+from reprise.engine.interface.models import ModelInfo, Progress
+from reprise.engine.model.device import wire_weights
 from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.files.recipe import ENCODERS, GEMMA, find_longest, find_purpose, read_recipe
 from reprise.engine.model.loading import LoadedModel, describe, load_model, load_tokenizer
+from reprise.engine.text.encoding import copy_backend
 from reprise.engine.text.tokenizer import Tokenizer
-from reprise.engine.text.tokens.encoding import copy_backend
-
-Progress = Callable[[float], None]
 
 _Loaded = tuple[Encoder | Decoder, Config, Tokenizer, ModelInfo]
 

@@ -25,13 +25,13 @@ from reprise.engine.generating.setup import (
 from reprise.engine.generating.worker import Worker
 from reprise.engine.interface.errors import ModelError, SharedTableError
 from reprise.engine.interface.events import Event, Failed, Sink
-from reprise.engine.interface.models import ModelInfo
+from reprise.engine.interface.models import ModelInfo, StartProgress
 from reprise.engine.interface.request import GenerationRequest, Grammar
 from reprise.engine.interface.spans import span
 from reprise.engine.interface.status import EngineCounts, sum_counts
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.capabilities import PutOffError
-from reprise.engine.model.loading import LoadedModel, StartProgress, make_draft_loader, make_loader
+from reprise.engine.model.loading import LoadedModel, make_draft_loader, make_loader
 from reprise.engine.pool.loads import Makers
 from reprise.engine.pool.model_engine import (
     STOPPING,

@@ -10,15 +10,17 @@ from reprise.config.settings import SETTINGS, Settings
 from reprise.engine.batch.batch import Batch, Device
 from reprise.engine.generating.worker import Worker
 from reprise.engine.interface.errors import ModelError
+<<<<<<< HEAD
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.kv_cache.exact_widths import Exactness, Tried, find_exact_shapes
+=======
+from reprise.engine.interface.models import ModelInfo, Progress, StartProgress
+>>>>>>> h3
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.probes import kv_bits_fault
 from reprise.engine.kv_cache.rows import Sharing
-from reprise.engine.memory.budget import MemoryBudget
-from reprise.engine.memory.measuring import find_footprint, make_memory_budget
-from reprise.engine.model.find import Progress
-from reprise.engine.model.loading import LoadedModel, StartProgress
+from reprise.engine.memory.budget import MemoryBudget, find_footprint, make_memory_budget
+from reprise.engine.model.loading import LoadedModel
 from reprise.engine.pool.loads import FindHead, Makers
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes

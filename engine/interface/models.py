@@ -7,6 +7,12 @@ from typing import Any, Literal
 from reprise.engine.interface.embeddings import EmbeddingInfo, Purpose
 from reprise.engine.interface.images import VisionInfo
 
+Progress = Callable[[float], None]
+"""Called with the share that is done, 0 to 1."""
+
+StartProgress = Callable[[str, float], None]
+"""Called with the name of a start-up stage and the share of it that is done, 0 to 1."""
+
 HeadKind = Literal["mtp", "dflash"]
 """The kind of a drafter of hidden states: an MTP head, or a DFlash drafter."""
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from reprise.engine.interface.models import Progress
 from reprise.engine.kv_cache.buffers import KVSlice, State, cut_slice, rebuild, take_state
 from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.rows import Rows, Sharing, evaluate, make_rows
-from reprise.engine.model.find import Progress
 
 LENGTHS = (21, 70, 200)
 """Tokens in the probed rows."""
@@ -207,7 +207,7 @@ class Tried:
     context_tokens: int
 
 
-def find_exact_shapes(loaded: Tried, shapes: Iterable[Shape], progress: Progress) -> Exactness:
+def find_exact_shapes(loaded: Tried, shapes: Iterable[Shape], progress: Tick) -> Exactness:
     """Try whether the logits of each shape (rows, width) equal those of width 1, byte for byte.
 
     progress: called after every few forward passes, with the share of all tokens that have been fed.

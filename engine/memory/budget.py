@@ -9,26 +9,48 @@ memory that is left for that: before each step its own limit is set one operatio
 Above the limit MLX waits for the device before it dispatches the next operation.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Protocol
 from weakref import ref
 
 import mlx.core as mx
 
+from reprise.config.settings import Settings
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.bounded_cache import BoundedCache
-from reprise.engine.interface.images import VisionInfo
+from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.models import MemoryLimit
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.columns import GROWTH_TOKENS
 from reprise.engine.kv_cache.per_row import Caches, leaves
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
-from reprise.engine.kv_cache.rows import Rows
+from reprise.engine.kv_cache.recurrent import MAX_LATER_STATES
+from reprise.engine.kv_cache.rows import Rows, Sharing
 from reprise.engine.kv_cache.sliding_window import BLOCK_TOKENS, WindowKVCache
-from reprise.engine.memory.estimate import STEADY_TOKENS, Demand, Estimate, Estimator, StepDemands
+from reprise.engine.memory.estimate import (
+    STEADY_TOKENS,
+    Demand,
+    Estimate,
+    Estimator,
+    Footprint,
+    ModelMemory,
+    guess,
+    measure,
+)
 from reprise.engine.memory.prefill import count_fitting, divide_tokens
+from reprise.engine.model.device import usable_bytes, wire_weights
+from reprise.engine.model.loading import LoadedModel
+from reprise.engine.speculative.draft_model.draft_prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
+from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
+from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
 from reprise.engine.vision.image_features import Sight
 from reprise.engine.vision.tower import Features
+
+log = logging.getLogger("reprise.engine")
 
 
 class Holder(Protocol):
@@ -90,9 +112,6 @@ COMPARED_TOKENS = 1024
 KEPT_SHARE = 64
 """Features of images that no prompt needs now take at most 1/KEPT_SHARE of the memory beside weights."""
 
-Droppable = PrefixCache | BoundedCache[Features]
-"""What is dropped when rows need its memory."""
-
 
 class MemoryBudget:
     """Compares the memory that rows need with the memory there is. Lengths are in tokens.
@@ -100,6 +119,8 @@ class MemoryBudget:
     weight_bytes: memory for weights. room_bytes: memory for everything else, if no other model is loaded.
     estimator: estimates how much rows need.
     largest_chunk_tokens: most prompt tokens fed at once. chunk_tokens: as many have their memory reserved.
+    sight: sees images, if the model does; their features may be kept. image_bytes: the most that an image
+        takes until it was fed.
     shared: the memory that other models share with this one; None if there are no others.
     used_bytes: estimate of the last step that make_room() was called for, without weights and prefixes.
     prefixes: what is kept for later prompts and gives up memory that rows need, the first one first.
@@ -111,6 +132,8 @@ class MemoryBudget:
         room_bytes: int,
         estimator: Estimator,
         largest_chunk_tokens: int,
+        sight: Sight | None = None,
+        image_bytes: int = 0,
     ) -> None:
         self.weight_bytes = weight_bytes
         self.shared: SharedMemory | None = None
@@ -118,13 +141,13 @@ class MemoryBudget:
         self._reserved_bytes = 0
         self._reserved_for: ref[Sequence] | None = None
         self._estimator = estimator
-        self._models = estimator.models
         self.chunk_tokens = estimator.chunk_tokens
         self._largest_chunk_tokens = largest_chunk_tokens
-        self._sight: Sight | None = None
-        # The most that an image takes until it was fed.
-        self._image_bytes = 0
-        self.prefixes: list[Droppable] = []
+        self._sight, self._image_bytes = sight, image_bytes
+        self.prefixes: list[PrefixCache | BoundedCache[Features]] = []
+        if sight:
+            sight.kept.limit_bytes = room_bytes // KEPT_SHARE
+            self.prefixes.append(sight.kept)
         self.used_bytes = 0
         # Of the last estimate, if only rows ran: its room, and the lengths of rows up to which it holds.
         self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
@@ -132,14 +155,6 @@ class MemoryBudget:
         # Weak, so that none is kept after its end.
         self._refused_tokens = 0
         self._refused_beside: tuple[list[ref[Sequence]], list[ref[Sequence]]] = ([], [])
-
-    def see(self, sight: Sight, vision: VisionInfo) -> None:
-        """Count the memory of images from now on: that of the tower, and that of kept features."""
-        most = min(vision.max_tokens, vision.part_tokens or vision.max_tokens)
-        largest = vision.merge_size, most * vision.merge_size
-        self._sight, self._image_bytes = sight, sight.tower.forecast_bytes(largest)
-        sight.kept.limit_bytes = self.room_bytes // KEPT_SHARE
-        self.prefixes.append(sight.kept)
 
     @property
     def left_bytes(self) -> int:
@@ -168,7 +183,7 @@ class MemoryBudget:
     def bytes_alone(self, num_tokens: int) -> int:
         """Return the bytes that a sequence of that length needs with no other sequence running."""
         alone = [Demand(num_tokens, vision_bytes=self._image_bytes)]
-        return max(self._estimator.full(alone, []).total, self._estimator.full([], alone).total)
+        return max(self._estimator.step(alone, []).total, self._estimator.step([], alone).total)
 
     def may_begin(
         self,
@@ -187,7 +202,7 @@ class MemoryBudget:
             return False
         rows = [self._demand(s, _length_to_admit(s)) for s in members]
         prompts = [self._demand(s, _length_to_admit(s)) for s in (*prefilling, sequence)]
-        if self._estimator.full(rows, prompts).total <= self.left_bytes:
+        if self._estimator.step(rows, prompts).total <= self.left_bytes:
             return True
         self._refused_beside, self._refused_tokens = running, length
         return False
@@ -204,124 +219,108 @@ class MemoryBudget:
         rows: of each model. Their buffers may grow ahead of need into the memory that is left over.
         draft_prefills: sequences whose draft prefill is under way, in caches that are not a row's yet.
         """
-        if self._is_steady(members, prefilling, draft_prefills):
-            return True
+        room_bytes, steady = self._steady
+        only_rows = not (prefilling or draft_prefills)
+        if only_rows and room_bytes == self.room_bytes and len(steady) == len(members):
+            # The last estimate had room for this step as well.
+            pairs = zip(members, steady, strict=True)
+            if all(one is s and len(s.tokens) <= limit for s, (one, limit) in pairs):
+                return True
         self._steady = 0, []
         if self.shared and not self._reserve([*members, *prefilling]):
             return False
         shared = rows[0] if isinstance(rows[0], BatchedRows) else None
-        has_windows = bool(self._models[0].footprint.windows)
-        own = {s: _windows_of(s.prefill.caches) for s in prefilling if has_windows}
-
-        def estimate_step(num_tokens: int) -> Estimate:
-            return self._estimate_step(members, prefilling, num_tokens, shared, own)
-
-        estimate = estimate_step(self.chunk_tokens)
-        prefilled = sum(self._draft_prefill_bytes(len(s.tokens)) for s in draft_prefills)
-        self._shrink_prefixes(self.left_bytes - estimate.total - prefilled)
-        spare = self.left_bytes - estimate.total - prefilled - self._prefix_bytes
+        has_windows = bool(self._estimator.models[0].footprint.windows)
+        own = [_windows_of(s.prefill.caches) if has_windows else [] for s in prefilling]
+        feed = partial(self._feed, members, prefilling, shared, own)
+        estimate = feed(self.chunk_tokens)
+        beside = sum(self._estimator.draft_prefill_bytes(len(s.tokens)) for s in draft_prefills)
+        self._shrink_prefixes(self.left_bytes - estimate.total - beside)
+        spare = self.left_bytes - estimate.total - beside - self._prefix_bytes
         if prefilling and spare > 0:
             # Of half at most: buffers may grow ahead of need into the rest.
-            larger = self._feed_more(estimate_step, estimate.total + spare // 2)
+            larger = self._feed_more(feed, estimate.total + spare // 2)
             spare -= larger.total - estimate.total
             estimate = larger
-        self._limit_mlx(estimate.operation)
+        # MLX waits for the device while there is no room for one more operation.
+        mx.set_memory_limit(max(0, self.weight_bytes + self.room_bytes - estimate.operation))
         if spare < 0:
             return False
-        self.used_bytes = estimate.total + prefilled
-        for model, model_rows in zip(self._models, rows, strict=True):
+        self.used_bytes = estimate.total + beside
+        # A row that joins takes as many columns as the others have by then.
+        num_joining = 1 + sum(s.prefill.max_chunk_tokens == s.num_to_prefill for s in prefilling)
+        for model, model_rows in zip(self._estimator.models, rows, strict=True):
             footprint = model.footprint
             if isinstance(model_rows, BatchedRows) and footprint.token_bytes:
                 # Prompts have buffers of their own until they join.
-                decoding = [self._demand(s, len(s.tokens)) for s in members]
-                num_cells = self._estimator.num_cells(model, decoding)
+                num_cells = self._estimator.num_cells(model, [len(s.tokens) for s in members])
                 # Larger buffers also need more memory when they grow.
                 cell_bytes = footprint.token_bytes + footprint.layer_bytes
-                # A row that joins takes as many columns as the others have by then.
-                num_joining = 1 + sum(s.prefill.max_chunk_tokens == s.num_to_prefill for s in prefilling)
-                ahead = spare // len(self._models) // num_joining // cell_bytes
-                model_rows.limit_growth(num_cells + ahead)
+                model_rows.limit_growth(num_cells + spare // len(rows) // num_joining // cell_bytes)
                 held = sum(slots * columns for slots, columns in model_rows.extents)
                 self.used_bytes += max(0, held - num_cells) * cell_bytes
         # Beside other models both what is left and MLX's limit change while they run.
-        if not (prefilling or draft_prefills or self.shared):
+        if only_rows and not self.shared:
             self._steady = self.room_bytes, [(s, len(s.tokens) + STEADY_TOKENS) for s in members]
         return True
-
-    def _is_steady(
-        self,
-        members: SequenceOf[Sequence],
-        prefilling: SequenceOf[Sequence],
-        draft_prefills: SequenceOf[Sequence],
-    ) -> bool:
-        """Whether the last estimate had room for this step as well."""
-        room_bytes, steady = self._steady
-        if prefilling or draft_prefills or room_bytes != self.room_bytes or len(members) != len(steady):
-            return False
-        return all(
-            one is s and len(s.tokens) <= limit for s, (one, limit) in zip(members, steady, strict=True)
-        )
 
     def _reserve(self, running: SequenceOf[Sequence]) -> bool:
         """Reserve, beside other models, what the oldest sequence takes at its end; return whether it fits."""
         if self.shared is None:
             return True
-        if not running:
-            self._reserved_bytes, self._reserved_for = 0, None
-            return True
-        oldest = min(running, key=lambda s: s.timing.submitted_at)
-        if self._reserved_for is not None and self._reserved_for() is oldest:
+        oldest = min(running, key=lambda s: s.timing.submitted_at, default=None)
+        if oldest and self._reserved_for is not None and self._reserved_for() is oldest:
             return True
         # What the one before has reserved is free again.
         self._reserved_bytes, self._reserved_for = 0, None
+        if oldest is None:
+            return True
         needed = self.bytes_alone(len(oldest.request.prompt) + oldest.request.max_tokens)
         if not self.shared.make_room(needed, self):
             return False
         self._reserved_bytes, self._reserved_for = needed, ref(oldest)
         return True
 
-    def _feed_more(self, estimate_step: Callable[[int], Estimate], max_bytes: int) -> Estimate:
+    def _feed_more(self, feed: Callable[[int], Estimate], max_bytes: int) -> Estimate:
         """Let the step feed as many tokens of prompts as fit into max_bytes; return its estimate."""
         num_steps = -(-(self._largest_chunk_tokens - self.chunk_tokens) // CHUNK_STEP)
 
-        def estimate(steps: int) -> Estimate:
-            return estimate_step(min(self.chunk_tokens + steps * CHUNK_STEP, self._largest_chunk_tokens))
+        def feed_steps(steps: int) -> Estimate:
+            return feed(min(self.chunk_tokens + steps * CHUNK_STEP, self._largest_chunk_tokens))
 
-        if (largest := estimate(num_steps)).total <= max_bytes:
+        if (largest := feed_steps(num_steps)).total <= max_bytes:
             return largest
-        return estimate(count_fitting(lambda steps: estimate(steps).total, num_steps, max_bytes))
+        return feed_steps(count_fitting(lambda steps: feed_steps(steps).total, num_steps, max_bytes))
 
-    def _estimate_step(
+    def _feed(
         self,
         members: SequenceOf[Sequence],
         prefilling: SequenceOf[Sequence],
-        num_tokens: int,
         rows: BatchedRows | None,
-        windows: Mapping[Sequence, SequenceOf[WindowKVCache]],
+        own: SequenceOf[SequenceOf[WindowKVCache]],
+        num_tokens: int,
     ) -> Estimate:
-        """Let the next step feed num_tokens of prompts, and estimate it.
+        """Let the next step feed num_tokens of prompts; return its estimate.
 
-        rows: of the target model, if they share buffers. windows: each prompt's own caches, one per window.
+        rows: of the target model, if they share buffers. own: each prompt's own caches, one per window.
         """
-        complete, others = [], []
-        chunks = divide_tokens([s.num_to_prefill for s in prefilling], num_tokens)
-        if self._sight:
-            chunks = [_until_image(s, chunk) for s, chunk in zip(prefilling, chunks, strict=True)]
-        for sequence, chunk in zip(prefilling, chunks, strict=True):
-            sequence.prefill.max_chunk_tokens = chunk
-            columns = {one.window: one.columns_after(chunk) for one in windows.get(sequence, ())}
+        complete, others, chunks = [], [], divide_tokens([s.num_to_prefill for s in prefilling], num_tokens)
+        widest = 0
+        for i, sequence in enumerate(prefilling):
+            prefill = sequence.prefill
+            if chunks[i] and prefill.looking:
+                # An image may have to be fed as a whole.
+                prefill.looking.look_at(start := prefill.num_computed)
+                chunks[i] = max(1, prefill.looking.end_of(start, start + chunks[i]) - start)
+            prefill.max_chunk_tokens = chunk = chunks[i]
+            widest = max(widest, chunk, prefill.widest_chunk)
+            windows = {one.window: one.columns_after(chunk) for one in own[i]}
             if chunk == sequence.num_to_prefill:
-                complete.append(self._demand(sequence, len(sequence.tokens), columns))
+                complete.append(self._demand(sequence, len(sequence.tokens), windows))
             else:
-                others.append(self._demand(sequence, sequence.prefill.num_computed + chunk, columns))
+                others.append(self._demand(sequence, prefill.num_computed + chunk, windows))
         decoding = [self._demand(s, len(s.tokens)) for s in members]
-        widest = max((s.prefill.widest_chunk for s in prefilling), default=0)
-        most = max(chunks, default=0)
-        return self._estimator.step(StepDemands(decoding, complete, others, most, max(most, widest), rows))
-
-    def _limit_mlx(self, operation: int) -> None:
-        """Make MLX wait for the device while there is no room for one more operation of that many bytes."""
-        mx.set_memory_limit(max(0, self.weight_bytes + self.room_bytes - operation))
+        return self._estimator.step(decoding, complete, others, max(chunks, default=0), widest, rows)
 
     def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1, num_held: int = 0) -> bool:
         """Drop cached prefixes until copies of a row's caches fit; return whether they do.
@@ -329,19 +328,16 @@ class MemoryBudget:
         model: 0 for the target model, -1 for the draft model.
         num_held: leading tokens whose keys and values are not copied.
         """
-        memory = self._models[model]
+        memory = self._estimator.models[model]
         copied = memory.footprint.row_bytes(memory.num_ids(num_tokens), self.chunk_tokens)
         copied -= memory.footprint.token_bytes * num_held
-        left = self.left_bytes - self.used_bytes - num_copies * copied
-        if left >= 0:
-            self._shrink_prefixes(left)
-        return left >= 0
+        return self._drop_for(num_copies * copied)
 
     def state_bytes(self, num_tokens: int) -> int:
         """Return the bytes of the target's state after num_tokens, as the prefix cache keeps it."""
-        footprint = self._models[0].footprint
+        footprint = self._estimator.models[0].footprint
         # Recurrent state is counted before and after a forward pass.
-        windows = footprint.window_bytes(lambda window: min(num_tokens, window + BLOCK_TOKENS))
+        windows = sum(each * min(num_tokens, window + BLOCK_TOKENS) for each, window in footprint.windows)
         return footprint.fixed_bytes // 2 + windows
 
     def reserve_draft_prefill(self, num_tokens: int) -> bool:
@@ -349,11 +345,16 @@ class MemoryBudget:
 
         num_tokens: the text's length in tokens of the target.
         """
-        needed = self._draft_prefill_bytes(num_tokens)
-        left = self.left_bytes - self.used_bytes - needed
+        needed = self._estimator.draft_prefill_bytes(num_tokens)
+        if fits := self._drop_for(needed):
+            self.used_bytes += needed
+        return fits
+
+    def _drop_for(self, num_bytes: int) -> bool:
+        """Drop cached prefixes until num_bytes fit beside the last step; return whether they do."""
+        left = self.left_bytes - self.used_bytes - num_bytes
         if left >= 0:
             self._shrink_prefixes(left)
-            self.used_bytes += needed
         return left >= 0
 
     def _shrink_prefixes(self, num_bytes: int) -> None:
@@ -364,22 +365,13 @@ class MemoryBudget:
             cache.shrink_to(max(0, num_bytes - others))
             kept = others + cache.num_bytes
 
-    def _draft_prefill_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of the caches of a text's draft prefill, until they are a row's."""
-        draft = self._models[-1]
-        if not draft.sharing:
-            # Rows that do not share buffers are counted as if they held the text already.
-            return 0
-        return draft.footprint.row_bytes(self._estimator.prompt_columns(draft, num_tokens), self.chunk_tokens)
-
     def draft_model_share(self, num_bytes: int) -> int:
         """Return the draft model's part of num_bytes, for as many tokens as the target's part holds."""
-        target, *draft = [m.footprint.row_bytes(COMPARED_TOKENS, self.chunk_tokens) for m in self._models]
+        models = self._estimator.models
+        target, *draft = [m.footprint.row_bytes(COMPARED_TOKENS, self.chunk_tokens) for m in models]
         return num_bytes * sum(draft) // (target + sum(draft))
 
-    def _demand(
-        self, sequence: Sequence, num_tokens: int, windows: Mapping[int, int] | None = None
-    ) -> Demand:
+    def _demand(self, sequence: Sequence, num_tokens: int, windows: dict[int, int] | None = None) -> Demand:
         request, vision_bytes = sequence.request, 0
         if request.images and self._sight:
             vision_bytes = self._sight.working_bytes(request.images, sequence.prefill.num_computed)
@@ -392,16 +384,147 @@ def _windows_of(caches: Caches) -> list[WindowKVCache]:
     return list(by_window.values())
 
 
-def _until_image(sequence: Sequence, chunk: int) -> int:
-    """Return how many of a chunk's tokens may be fed, or have to be, because of the prompt's images."""
-    prefill = sequence.prefill
-    if not (chunk and (looking := prefill.looking)):
-        return chunk
-    looking.look_at(start := prefill.num_computed)
-    return max(1, looking.end_of(start, start + chunk) - start)
-
-
 def _length_to_admit(sequence: Sequence) -> int:
     """Return a sequence's length with the part of its answer for which admission needs room."""
     left = sequence.request.max_tokens - sequence.num_answered
     return len(sequence.tokens) + min(left, ANSWER_TOKENS)
+
+
+RESERVED_CHUNK_TOKENS = 256
+"""Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""
+
+HELD_COPIES = 3
+"""Copies of what a layer of a head holds while it drafts: of the last token, of the next, and one in use."""
+
+
+def make_memory_budget(
+    loaded: LoadedModel,
+    settings: Settings,
+    sharing: Sharing,
+    draft_model: RowDrafter | None,
+    may_draft: bool = True,
+) -> MemoryBudget:
+    """Make the memory budget of measured models, and lower the target's context to what fits into memory.
+
+    may_draft: whether there are verification steps with drafts.
+    Raises ModelError if the weights and one row do not fit, or a row of the context that settings ask for, or
+    if weights cannot be wired as settings ask.
+    """
+    given = settings.memory_bytes or usable_bytes()
+    # MLX's own buffer cache counts too, and is freed first.
+    mx.set_memory_limit(given)
+    if settings.wire_weights:
+        wire_weights()
+    weight_bytes = loaded.info.weight_bytes
+    if loaded.room_bytes is not None:
+        given = min(given, weight_bytes + loaded.room_bytes)
+    footprint = find_footprint(loaded, settings.kv_bits, bool(sharing))
+    width = 1 + settings.num_draft_tokens * may_draft
+    if loaded.info.can_decode_windows:
+        # A step may settle the whole window, and the next one feeds that and a new window.
+        width = max(width, 2 * settings.wedlm_window_size)
+    models = [ModelMemory(footprint, sharing, width)]
+    if isinstance(draft_model, HeadDrafter):
+        weight_bytes += draft_model.num_bytes
+        models = _with_head(models[0], draft_model)
+    elif draft_model:
+        weight_bytes += draft_model.loaded.info.weight_bytes
+        models.append(_of_draft_model(draft_model))
+    room_bytes, whole_tokens, image_bytes = given - weight_bytes, 0, 0
+    sight, vision = loaded.sight, loaded.info.vision
+    if sight and vision:
+        whole_tokens = vision.max_tokens if sight.tower.sees_whole_image else 0
+        most = min(vision.max_tokens, vision.part_tokens or vision.max_tokens)
+        image_bytes = sight.tower.forecast_bytes((vision.merge_size, most * vision.merge_size))
+    chunk_tokens = max(whole_tokens, min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens))
+    estimator = Estimator(models, loaded.info.vocab_size, chunk_tokens, width + STEADY_TOKENS, whole_tokens)
+    largest = max(chunk_tokens, settings.prefill_chunk_tokens)
+    seeing = sight if vision else None
+    budget = MemoryBudget(weight_bytes, room_bytes, estimator, largest, seeing, image_bytes)
+    _limit_context(loaded, settings, budget)
+    return budget
+
+
+def find_footprint(loaded: LoadedModel, kv_bits: int | None, batched: bool) -> Footprint:
+    """Return the memory that a model needs besides its weights; measured unless it is known."""
+    return loaded.findings.find(
+        f"footprint, {kv_bits} bits, {'' if batched else 'not '}batched",
+        lambda: measure(loaded.model, kv_bits, batched, loaded.findings.note_pass),
+        lambda _: True,
+        asdict,
+        Footprint.of,
+        meanwhile=lambda: guess(loaded.model, kv_bits, loaded.info.vocab_size),
+    )
+
+
+def _with_head(target: ModelMemory, head: HeadDrafter) -> list[ModelMemory]:
+    """Return the memory of the target, with the states that it keeps for a head, and of the head.
+
+    Both prompts and rows keep states, and so does a forward pass: apart, and joined. The head's own forward
+    pass takes no more than one of the whole target.
+    """
+    footprint, state_bytes = target.footprint, head.state_bytes
+    kept = replace(
+        footprint,
+        token_bytes=footprint.token_bytes + state_bytes,
+        fed_bytes=footprint.fed_bytes + 2 * state_bytes,
+        logits_bytes=footprint.logits_bytes + 2 * state_bytes,
+    )
+    token_bytes, windows, layer_bytes = head.measure_caches()
+    own = Footprint(
+        0,
+        token_bytes,
+        tuple((each, window) for window, each in windows.items()),
+        layer_bytes,
+        kept.fed_bytes,
+        # A draft puts its own keys and values behind all that a layer holds, in a copy for each token.
+        footprint.seen_bytes + HELD_COPIES * layer_bytes / MAX_BACKLOG_TOKENS,
+        footprint.logits_bytes,
+    )
+    return [replace(target, footprint=kept), ModelMemory(own, Sharing.BUFFERS, MAX_BACKLOG_TOKENS)]
+
+
+def _of_draft_model(draft_model: DraftModel) -> ModelMemory:
+    """Return the memory of a draft model, with the states that it keeps after drafted tokens."""
+    loaded, sharing = draft_model.loaded, draft_model.sharing
+    footprint = find_footprint(loaded, None, bool(sharing))
+    if sharing:
+        later_bytes = MAX_LATER_STATES * (footprint.fixed_bytes // 2)
+        footprint = replace(footprint, trace_bytes=footprint.trace_bytes + later_bytes)
+    memory = ModelMemory(footprint, sharing, MAX_BACKLOG_TOKENS, max_ids=loaded.info.context_tokens)
+    if draft_model.translation.pair is None:
+        return memory
+    width = MAX_BACKLOG_TOKENS + MAX_UNSETTLED
+    return replace(memory, width=width, ids_per_token=MAX_IDS_PER_TOKEN, spare_ids=SPARE_IDS)
+
+
+def _limit_context(loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget) -> None:
+    info, weight_bytes = loaded.info, memory_budget.weight_bytes
+    given = weight_bytes + memory_budget.room_bytes
+    max_tokens = memory_budget.max_tokens(info.context_tokens)
+    have = f"{_in_mib(given)} of memory (--memory-bytes), {_in_mib(weight_bytes)} of it for weights,"
+    if max_tokens < 2:
+        raise ModelError(
+            f"{have} leave no room for a row of {info.name}: even a short one takes "
+            f"{_in_mib(memory_budget.bytes_alone(2))}"
+        )
+    if max_tokens == info.context_tokens:
+        return
+    if settings.max_context_tokens:
+        raise ModelError(
+            f"--max-context-tokens {info.context_tokens} takes "
+            f"{_in_mib(memory_budget.bytes_alone(info.context_tokens))}; "
+            f"{have} hold {max_tokens} tokens: lower it"
+        )
+    log.warning(
+        "%s hold a context of %d tokens; the model's own limit is %d, which take %s",
+        have, max_tokens, info.context_tokens, _in_mib(memory_budget.bytes_alone(info.context_tokens)),
+    )  # fmt: skip
+    first = memory_budget.bytes_alone(max_tokens)
+    second = memory_budget.bytes_alone(max_tokens + GROWTH_TOKENS)
+    limit = MemoryLimit(memory_budget.room_bytes, max_tokens, first, (second - first) / GROWTH_TOKENS)
+    loaded.info = replace(info, context_tokens=max_tokens, memory_limit=limit)
+
+
+def _in_mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"

@@ -1,25 +1,278 @@
-"""Estimate the bytes that a step needs.
+"""Estimate the bytes that rows and prompts need, from what a model's caches and forward passes take.
 
-estimate = what is kept + the growth of one layer + working memory
+A Footprint has the bytes per token and per row, and those of a forward pass. It is measured once at load, or
+guessed until there is time to measure. An Estimator sums the footprints of a step:
+
+    estimate = what is kept + the growth of one layer + working memory
+
+MLX dispatches operations ahead of the device, and keeps what they used until they have run. How far it gets
+is a matter of timing. So forward passes are measured under a memory limit of 0, where MLX waits after nearly
+every operation and takes no more than they need. budget.py limits how far MLX may run ahead.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.columns import GROWTH_TOKENS, max_slots, round_columns
 from reprise.engine.kv_cache.groups import count_cells
-from reprise.engine.kv_cache.rows import Sharing
+from reprise.engine.kv_cache.per_row import Caches, arrays_of, is_recurrent, leaves, make_caches
+from reprise.engine.kv_cache.rows import Sharing, evaluate, make_batched_rows
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
-from reprise.engine.memory.footprint import Cells, Footprint
 from reprise.engine.sampling.logits import ALL_NEEDS, LIKELIHOOD_ARRAYS, sampling_bytes
+
+PROBE_TOKENS = 16
+"""More than 8: up to there Metal has an attention kernel of its own, which never writes scores to memory."""
+
+SEEN_TOKENS = 1024
+"""Tokens that the caches hold when the growth of a forward pass with them is measured. They are zeros."""
+
+RECURRENT_TOKENS = 256
+"""Recurrent layers compute several tokens at once in blocks of up to this many, whose memory is quadratic."""
+
+MASK_BYTES = 2
+"""Of a mask, per token fed and token in the caches. The probes need none, rows of different lengths do."""
+
+FLOAT_BYTES, HELD_COPIES = 4, 3
+"""Bytes of a number, and copies of what a layer computes that are held at a time, where that is guessed."""
+
+HELD_EXPERTS, HELD_HEADS = 16, 128
+"""Experts that compute a token, and heads of a layer, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of a row's caches, and of a forward pass while it runs.
+
+    fixed_bytes: per row, whatever its length: recurrent state before and after a forward pass.
+    token_bytes: per token in the caches that keep all tokens.
+    windows: (bytes per token, tokens) of each kind of sliding window.
+    layer_bytes: per token, in the layer whose cache takes the most bytes.
+    fed_bytes: of a forward pass, per token fed.
+    seen_bytes: of a forward pass, per token fed and token in the caches: masks, and the scores of attention
+        where they are written to memory.
+    logits_bytes: per position whose logits are computed.
+    trace_bytes: per row, of the traces that a verification step keeps to roll recurrent state back.
+    trace_token_bytes: of these traces, per token that the verification step feeds.
+    """
+
+    fixed_bytes: int
+    token_bytes: int
+    windows: tuple[tuple[int, int], ...] = ()
+    layer_bytes: int = 0
+    fed_bytes: int = 0
+    seen_bytes: float = 0.0
+    logits_bytes: int = 0
+    trace_bytes: int = 0
+    trace_token_bytes: int = 0
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> "Footprint":
+        """Make a footprint from its fields, as JSON has them. Raises TypeError or ValueError."""
+        windows = tuple((int(each), int(window)) for each, window in facts["windows"])
+        return cls(**(facts | {"windows": windows}))
+
+    def row_bytes(self, num_tokens: int, chunk_tokens: int) -> int:
+        """Return the bytes of a row's caches for num_tokens, when fed up to chunk_tokens at a time."""
+        return self.bytes_of(num_tokens, self.window_cells(num_tokens, chunk_tokens)) + self.fixed_bytes
+
+    def bytes_of(self, num_cells: int, window_cells: Mapping[int, int]) -> int:
+        """Return the bytes of keys and values, by slots times columns of buffers.
+
+        num_cells: of those that keep all tokens. window_cells: of those of each window.
+        """
+        windows = sum(each * window_cells[window] for each, window in self.windows)
+        return self.token_bytes * num_cells + windows
+
+    def window_cells(self, num_tokens: int, chunk_tokens: int, num_slots: int = 1) -> dict[int, int]:
+        """Return the cells of the buffers of each window that num_slots rows share, see row_bytes()."""
+        windows = [window for _, window in self.windows]
+        return {each: num_slots * window_columns(num_tokens, each, chunk_tokens) for each in windows}
+
+    def growth_bytes(self, num_cells: int, window_cells: Mapping[int, int]) -> int:
+        """Return the bytes that growing buffers take beside the grown ones, while both exist.
+
+        Layers grow one after the other, and each has its old and its new buffer for a moment.
+        Arguments: see bytes_of().
+        """
+        cells = [*window_cells.values(), num_cells if self.token_bytes else 0]
+        return self.layer_bytes * max(cells)
+
+    def forward_bytes(self, num_fed: int, num_seen: int) -> int:
+        """Return the bytes that a forward pass over num_fed tokens needs.
+
+        num_seen: the sum, over these tokens, of the columns that each attends to.
+        """
+        return ceil(num_fed * self.fed_bytes + num_seen * self.seen_bytes)
+
+
+def measure(
+    model: Any,
+    kv_bits: int | None = None,
+    batched: bool = False,
+    note: Callable[[int], None] = lambda _: None,
+) -> Footprint:
+    """Measure a model's footprint: feed a few tokens, and look at the caches and at MLX's peak memory.
+
+    batched: whether rows share a forward pass. note: called after most forward passes with the tokens fed;
+        may raise.
+    """
+    caches = make_caches(model, kv_bits)
+    trace_bytes = trace_token_bytes = 0
+    usual = mx.set_memory_limit(0)
+    try:
+        short, short_logits = _probe(model, caches, note)
+        kept = _count_kept(caches)
+        for cache in leaves(caches):
+            _lengthen(cache, SEEN_TOKENS)
+        long, long_logits = _probe(model, caches, note)
+        fed = short / PROBE_TOKENS
+        if any(is_recurrent(cache) for cache in leaves(caches)):
+            whole = _forward_bytes(model, make_caches(model, kv_bits), RECURRENT_TOKENS)
+            fed = max(fed, whole / RECURRENT_TOKENS)
+            # Rows apart keep a snapshot.
+            trace_bytes = kept.fixed_bytes // 2
+            if batched:
+                trace_bytes, trace_token_bytes = _trace_bytes(model, kv_bits)
+    finally:
+        mx.set_memory_limit(usual)
+    # The logits may hide the growth. Without them the last layer's attention is not computed.
+    growth = max(0, long - short, long_logits - short_logits)
+    return replace(
+        kept,
+        fed_bytes=ceil(fed),
+        seen_bytes=growth / (PROBE_TOKENS * SEEN_TOKENS) + MASK_BYTES,
+        logits_bytes=ceil(short_logits / PROBE_TOKENS),
+        trace_bytes=trace_bytes,
+        trace_token_bytes=trace_token_bytes,
+    )
+
+
+def guess(model: Any, kv_bits: int | None, vocab_size: int) -> Footprint:
+    """Guess a model's footprint without computing anything: rather too much than too little.
+
+    What the caches keep is exact. A forward pass is taken to hold, of each layer, all that its matrices give.
+    """
+    caches = make_caches(model, kv_bits)
+    # Only shapes are read.
+    model(mx.ones((1, PROBE_TOKENS), mx.int32), cache=caches)
+    kept = _count_kept(caches)
+    flat: Any = tree_flatten(model.parameters())
+    matrices = [array for _, array in flat if array.ndim > 1]
+    outputs = sum(array.shape[-2] * (HELD_EXPERTS if array.ndim > 2 else 1) for array in matrices)
+    heads = getattr(getattr(model, "args", None), "num_attention_heads", None) or HELD_HEADS
+    held = HELD_COPIES * FLOAT_BYTES
+    return replace(
+        kept,
+        fed_bytes=held * outputs // max(1, len(caches)) + kept.fixed_bytes,
+        seen_bytes=held * heads + MASK_BYTES,
+        logits_bytes=held * vocab_size,
+        trace_bytes=kept.fixed_bytes // 2,
+    )
+
+
+def _count_kept(caches: Caches) -> Footprint:
+    """Return the bytes that caches keep, by the shapes of their arrays."""
+    fixed_bytes, token_bytes, layer_bytes = 0, 0, 0
+    windows: dict[int, int] = {}
+    for cache in leaves(caches):
+        num_bytes = sum(array.nbytes for array in arrays_of(cache))
+        keys = getattr(cache, "keys", None)
+        if keys is None:
+            fixed_bytes += 2 * num_bytes
+            continue
+        each = ceil(num_bytes / (keys[0] if isinstance(keys, tuple | list) else keys).shape[-2])
+        layer_bytes = max(layer_bytes, each)
+        if window := getattr(cache, "window", None) or getattr(cache, "max_size", None):
+            windows[window] = windows.get(window, 0) + each
+        else:
+            token_bytes += each
+    of_windows = tuple((each, window) for window, each in windows.items())
+    return Footprint(fixed_bytes, token_bytes, of_windows, layer_bytes)
+
+
+def _trace_bytes(model: Any, kv_bits: int | None) -> tuple[int, int]:
+    """Return the bytes that a verification step leaves, per row and per token fed.
+
+    The state after the step is part of them, the state before it is not.
+    """
+    rows = make_batched_rows(model)
+    for _ in range(2):
+        rows.add(make_caches(model, kv_bits), 0)
+    left = []
+    for width in (PROBE_TOKENS // 2, PROBE_TOKENS):
+        logits = rows.forward(mx.ones((2, 1), mx.int32))
+        mx.eval(logits, [array for row in range(2) for array in rows.state(row) if array is not None])
+        del logits
+        before = mx.get_active_memory()
+        # With a mask, as it has for rows of different widths.
+        mx.eval(rows.forward_ragged([[1] * width, [1] * (width - 1)]))
+        left.append(max(0, mx.get_active_memory() - before))
+        for row, length in enumerate(rows.lengths):
+            rows.roll_back(row, length)
+    token_bytes = max(0, left[1] - left[0]) / PROBE_TOKENS
+    return ceil(max(0, left[0] / 2 - token_bytes * PROBE_TOKENS / 2)), ceil(token_bytes)
+
+
+def _probe(model: Any, caches: Caches, note: Callable[[int], None]) -> tuple[int, int]:
+    """Return the peak bytes of a forward pass over PROBE_TOKENS, without the logits and with them."""
+    found = []
+    # The first forward pass may have to grow the caches.
+    for num_tokens in (1, PROBE_TOKENS):
+        for with_logits in (False, True):
+            found.append(_forward_bytes(model, caches, num_tokens, with_logits))
+            note(num_tokens)
+    return found[2], found[3]
+
+
+def _forward_bytes(model: Any, caches: Caches, num_tokens: int, with_logits: bool = False) -> int:
+    """Return the peak bytes of a forward pass, besides what the caches keep.
+
+    with_logits: whether the logits of every position are computed, as in a verification step.
+    """
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    logits = model(mx.ones((1, num_tokens), mx.int32), cache=caches)
+    if with_logits:
+        mx.eval(logits)
+    evaluate(caches)
+    del logits
+    return max(0, mx.get_peak_memory() - max(before, mx.get_active_memory()))
+
+
+def _lengthen(cache: Any, num_tokens: int) -> None:
+    """Add num_tokens zeros to a cache of keys and values, if it is one."""
+    if getattr(cache, "keys", None) is None or not hasattr(cache, "update_and_fetch"):
+        return
+    like = []
+    for held in (cache.keys, cache.values):
+        if isinstance(held, tuple | list):
+            packed, scales, _ = held
+            like.append(((*packed.shape[:2], num_tokens, packed.shape[-1] * 32 // cache.bits), scales.dtype))
+        else:
+            like.append(((*held.shape[:2], num_tokens, held.shape[-1]), held.dtype))
+    mx.eval(cache.update_and_fetch(*(mx.zeros(shape, dtype) for shape, dtype in like)))
+
 
 PENALTY_BYTES = 16
 BIAS_BYTES = 8
 """Bytes of a row's penalties and of its biases per token of the vocabulary. Penalties have two arrays, both
 twice while they change; a row may have another bias for its first tokens. Every row counts as having both,
 and as sampled in the way that takes most: beside caches this is little."""
+
+PROMPT_LOGPROBS_CHUNK = 128
+"""Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own.
+
+An image that is fed as a whole may be longer."""
+
+STEADY_TOKENS = 32
+"""Tokens by which rows may lengthen, while none joins or leaves, before a step is estimated again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +297,6 @@ class ModelMemory:
         num_ids = num_tokens * self.ids_per_token + self.spare_ids
         return num_ids if self.max_ids is None else min(num_ids, self.max_ids)
 
-    def logits_bytes(self, num_rows: int, num_positions: int) -> int:
-        """Return the bytes of a step's logits, if each row computes logits at num_positions positions."""
-        # Rows that have a forward each have their logits padded, and then joined.
-        num_copies = 1 if self.sharing or num_rows == 1 else 3
-        return num_copies * num_rows * num_positions * self.footprint.logits_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -62,69 +309,16 @@ class Demand:
 
     num_tokens: int
     prompt_logprobs: bool = True
-    windows: Mapping[int, int] = field(default_factory=dict)
+    windows: dict[int, int] = field(default_factory=dict)
     vision_bytes: int = 0
-
-    def window_columns(self, num_columns: int, widest_chunk: int) -> Cells:
-        """Return a function from a window to the columns of the sequence's own buffers of that window.
-
-        num_columns, widest_chunk: tokens, and the most fed at once, to estimate columns that are not known.
-        """
-        return lambda window: self.windows.get(window) or window_columns(num_columns, window, widest_chunk)
-
-
-@dataclass
-class StepDemands:
-    """A step's demand for memory.
-
-    rows: the rows that decode. complete: prompts that the step completes, so that they join the rows.
-    others: all other prompts, with as many tokens as their own caches hold after the step.
-    chunk_tokens: maximum tokens of a chunk in this step. widest_chunk: maximum tokens of all chunks so far;
-        buffers of sliding windows have room for it.
-    members: the target model's rows as they are now, if this is its next step.
-    joined, prompts: rows and complete, which share buffers after the step; complete and others.
-    longest: the length of the longest row after the step.
-    """
-
-    rows: SequenceOf[Demand]
-    complete: SequenceOf[Demand]
-    others: SequenceOf[Demand]
-    chunk_tokens: int
-    widest_chunk: int
-    members: BatchedRows | None = None
-
-    def __post_init__(self) -> None:
-        self.joined = [*self.rows, *self.complete]
-        self.prompts = [*self.complete, *self.others]
-        self.longest = max((one.num_tokens for one in self.joined), default=0)
-
-
-PROMPT_LOGPROBS_CHUNK = 128
-"""Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own.
-
-An image that is fed as a whole may be longer."""
-
-STEADY_TOKENS = 32
-"""Tokens by which rows may lengthen, while none joins or leaves, before a step is estimated again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes that a step needs.
+    """Bytes that a step needs. operation: the most that one operation of the step takes."""
 
-    kept: bytes that stay from step to step. growth: bytes for the growth of one layer's buffers.
-    working: bytes while the step runs. operation: the most bytes that one operation of the step takes.
-    """
-
-    kept: int = 0
-    growth: int = 0
-    working: int = 0
+    total: int = 0
     operation: int = 0
-
-    @property
-    def total(self) -> int:
-        """All bytes that the step needs: kept, growth and working."""
-        return self.kept + self.growth + self.working
 
 
 class Estimator:
@@ -145,126 +339,136 @@ class Estimator:
         whole_tokens: int = 0,
     ) -> None:
         self.models = models
-        self.vocab_size = vocab_size
         self.chunk_tokens = chunk_tokens
-        self._ahead_tokens = ahead_tokens
+        self._vocab_size, self._ahead_tokens = vocab_size, ahead_tokens
         self._logprobs_tokens = max(PROMPT_LOGPROBS_CHUNK, whole_tokens)
 
-    def step(self, step: StepDemands) -> Estimate:
-        """Estimate the memory of a step while it runs, and while prompts join the rows."""
-        if not (num_all := len(step.rows) + len(step.prompts)):
+    def step(
+        self,
+        rows: SequenceOf[Demand],
+        complete: SequenceOf[Demand],
+        others: SequenceOf[Demand] = (),
+        chunk_tokens: int | None = None,
+        widest_chunk: int | None = None,
+        members: BatchedRows | None = None,
+    ) -> Estimate:
+        """Estimate the memory of a step while it runs, and while prompts join the rows.
+
+        rows: those that decode. complete: prompts that the step completes, so that they join the rows.
+        others: all other prompts, with as many tokens as their own caches hold after the step.
+        chunk_tokens: maximum tokens of a chunk in this step. widest_chunk: maximum tokens of all chunks so
+            far; buffers of sliding windows have room for it. Both are self.chunk_tokens unless given.
+        members: the target's rows as they are now, if they share buffers and this is their next step.
+        """
+        if not (rows or complete or others):
             return Estimate()
-        kept = num_all * self.vocab_size * (PENALTY_BYTES + BIAS_BYTES)
-        kept += sum(one.vision_bytes for one in step.prompts)
-        num_draws = len(step.rows) * self.models[0].width
-        logprobs_tokens = self._logprobs_tokens if any(one.prompt_logprobs for one in step.prompts) else 0
+        prompts = [*complete, *others]
+        kept = (len(rows) + len(prompts)) * self._vocab_size * (PENALTY_BYTES + BIAS_BYTES)
+        kept += sum(one.vision_bytes for one in prompts)
+        logprobs_tokens = self._logprobs_tokens if any(one.prompt_logprobs for one in prompts) else 0
+        widest = self.chunk_tokens if widest_chunk is None else widest_chunk
         growth = forward = logits = 0
         for model in self.models:
-            kept += self._kept_bytes(model, step)
-            growth = max(growth, self._growth_bytes(model, step))
-            forward = max(forward, self._forward_bytes(model, step))
-            logits = max(logits, model.logits_bytes(len(step.rows), model.width))
-            logits = max(logits, model.logits_bytes(1, logprobs_tokens))
-        num_arrays = max(ALL_NEEDS.num_arrays if step.rows else 0.0, LIKELIHOOD_ARRAYS)
-        for_sampling = sampling_bytes(max(num_draws, logprobs_tokens), num_arrays, self.vocab_size)
-        working = max(forward, logits + for_sampling)
+            if model is self.models[0]:
+                held, growing = self._caches(model, rows, complete, others, widest, members)
+                fed, chunk = prompts, self.chunk_tokens if chunk_tokens is None else chunk_tokens
+            else:
+                # The others' draft prefill has not begun; what it takes is counted by draft_prefill_bytes().
+                held, growing = self._caches(model, rows, complete, (), widest, None)
+                # Draft prefill takes the text of rows.
+                fed, chunk = [*rows, *complete], self.chunk_tokens
+            kept, growth = kept + held, max(growth, growing)
+            forward = max(forward, self._forward_bytes(model, rows, fed, chunk))
+            # Rows that have a forward each have their logits padded, and then joined.
+            num_copies = 1 if model.sharing or len(rows) == 1 else 3
+            num_positions = max(num_copies * len(rows) * model.width, logprobs_tokens)
+            logits = max(logits, num_positions * model.footprint.logits_bytes)
+        num_arrays = max(ALL_NEEDS.num_arrays if rows else 0.0, LIKELIHOOD_ARRAYS)
+        num_draws = max(len(rows) * self.models[0].width, logprobs_tokens)
+        for_sampling = sampling_bytes(num_draws, num_arrays, self._vocab_size)
+        looking = max((one.vision_bytes for one in prompts), default=0)
         # No operation of sampling takes more than half of what a portion does; half of a growth is its keys.
-        looking = max((one.vision_bytes for one in step.prompts), default=0)
-        return Estimate(kept, growth, working, max(forward, for_sampling // 2, growth // 2, looking))
+        operation = max(forward, for_sampling // 2, growth // 2, looking)
+        return Estimate(kept + growth + max(forward, logits + for_sampling), operation)
 
-    def full(self, rows: SequenceOf[Demand], prompts: SequenceOf[Demand]) -> Estimate:
-        """Estimate the memory of these rows and prompts once all prompts are computed to their end."""
-        return self.step(StepDemands(rows, prompts, (), self.chunk_tokens, self.chunk_tokens))
+    def _caches(
+        self,
+        model: ModelMemory,
+        rows: SequenceOf[Demand],
+        complete: SequenceOf[Demand],
+        others: SequenceOf[Demand],
+        widest_chunk: int,
+        members: BatchedRows | None,
+    ) -> tuple[int, int]:
+        """Return the bytes of a model's caches, and what a growing layer takes for a moment.
 
-    def _kept_bytes(self, model: ModelMemory, step: StepDemands) -> int:
-        """Return the bytes of a model's caches."""
-        footprint, rows, joined = model.footprint, step.rows, step.joined
+        Prompts grow one after another. Arguments: see step().
+        """
+        footprint, joined = model.footprint, [*rows, *complete]
         kept = len(rows) * (footprint.trace_bytes + model.width * footprint.trace_token_bytes)
-        for num_columns, window_cells in self._apart(model, step):
-            kept += footprint.token_bytes * num_columns + footprint.fixed_bytes
-            kept += footprint.window_bytes(window_cells)
-        if not model.sharing or not joined:
-            return kept
-        kept += footprint.token_bytes * self._most_cells(model, step) + len(joined) * footprint.fixed_bytes
-        most = self._most_columns(model, step)
-        # Until a prompt joins, it has windows for its chunks.
-        own = [footprint.window_bytes(one.window_columns(most, step.widest_chunk)) for one in step.complete]
-        return kept + max(
-            footprint.window_bytes(self._window_cells(model, step, step.complete)),
-            footprint.window_bytes(self._window_cells(model, step, ())) + sum(own),
-        )
-
-    def _growth_bytes(self, model: ModelMemory, step: StepDemands) -> int:
-        """Return the bytes that one growing layer takes. Prompts grow one after another, and so do models."""
-        apart = [model.footprint.growth_bytes(*each) for each in self._apart(model, step)]
+        growing = [0]
+        for one in others if model.sharing else [*joined, *others]:
+            columns = self.prompt_columns(model, one.num_tokens)
+            windows = footprint.window_cells(columns, widest_chunk) | one.windows
+            kept += footprint.bytes_of(columns, windows) + footprint.fixed_bytes
+            growing.append(footprint.growth_bytes(columns, windows))
         if not model.sharing:
-            return sum(apart)
-        window_cells = self._window_cells(model, step, step.complete)
-        return max([model.footprint.growth_bytes(self._most_cells(model, step), window_cells), *apart])
+            return kept, sum(growing)
+        if not joined:
+            return kept, max(growing)
+        longest = model.num_ids(max(_lengths(joined))) + self._ahead_tokens + SLACK_TOKENS
 
-    def _window_cells(self, model: ModelMemory, step: StepDemands, joining: SequenceOf[Demand]) -> Cells:
-        """Return the slots times columns of the windows that rows share, once these prompts joined them."""
-        if model is self.models[0] and (rows := step.members):
-            lengths = [one.num_tokens for one in joining]
-            return lambda window: rows.window_cells(window, lengths, model.width + STEADY_TOKENS)
-        num_slots, most = max_slots(len(step.rows) + len(joining)), self._most_columns(model, step)
-        return lambda window: num_slots * window_columns(most, window, model.width)
+        def shared_windows(joining: SequenceOf[Demand]) -> dict[int, int]:
+            """Return the cells of the windows that rows share, once these prompts joined them."""
+            if members is None:
+                return footprint.window_cells(longest, model.width, max_slots(len(rows) + len(joining)))
+            joins, width = _lengths(joining), model.width + STEADY_TOKENS
+            return {each: members.window_cells(each, joins, width) for _, each in footprint.windows}
 
-    def _forward_bytes(self, model: ModelMemory, step: StepDemands) -> int:
-        """Return the bytes of a step's largest forward pass, of its rows or of a chunk."""
-        num_rows, width = len(step.rows), model.width
-        seen = width * self.num_cells(model, step.rows)
-        if model is self.models[0]:
-            longest, chunk = max((one.num_tokens for one in step.prompts), default=0), step.chunk_tokens
-        else:
-            # Draft prefill takes the text of rows.
-            longest, chunk = model.num_ids(step.longest), self.chunk_tokens
-        num_fed = min(chunk, longest)
+        # Prompts join one by one, and until then each has buffers of its own. Of those that have not yet, the
+        # rows' buffers later take at least what each has now, but for what is to spare in its own.
+        own = sum(self.prompt_columns(model, one.num_tokens) for one in complete)
+        later = GROWTH_TOKENS * max(0, len(complete) - 1)
+        cells = max(
+            self.num_cells(model, _lengths(rows)) + own, self.num_cells(model, _lengths(joined)) + later
+        )
+        windows, own_windows = shared_windows(complete), footprint.window_cells(longest, widest_chunk)
+        apart = sum(footprint.bytes_of(0, own_windows | one.windows) for one in complete)
+        kept += footprint.token_bytes * cells + footprint.fixed_bytes * len(joined)
+        kept += max(footprint.bytes_of(0, windows), footprint.bytes_of(0, shared_windows(())) + apart)
+        return kept, max(*growing, footprint.growth_bytes(cells, windows))
+
+    def _forward_bytes(
+        self, model: ModelMemory, rows: SequenceOf[Demand], prompts: SequenceOf[Demand], chunk_tokens: int
+    ) -> int:
+        """Return the bytes of a step's largest forward pass, of its rows or of a chunk of a prompt."""
+        longest = model.num_ids(max(_lengths(prompts), default=0))
+        num_fed, num_seen = min(chunk_tokens, longest), model.width * self.num_cells(model, _lengths(rows))
         return max(
-            model.footprint.forward_bytes(num_rows * width, seen),
+            model.footprint.forward_bytes(len(rows) * model.width, num_seen),
             model.footprint.forward_bytes(num_fed, num_fed * (longest + self._ahead_tokens)),
         )
 
-    def _most_columns(self, model: ModelMemory, step: StepDemands) -> int:
-        return model.num_ids(step.longest) + self._ahead_tokens + SLACK_TOKENS
-
-    def _apart(self, model: ModelMemory, step: StepDemands) -> list[tuple[int, Cells]]:
-        """Return the columns of the caches that share no buffers, of full attention and of windows."""
-        prompts = [] if model.sharing else list(step.complete)
-        if model is self.models[0]:
-            # Their draft prefill has not begun; what it takes is counted by _draft_prefill_bytes().
-            prompts += step.others
-        apart = [(one, self.prompt_columns(model, one.num_tokens)) for one in prompts]
-        if not model.sharing:
-            apart += [(one, self._row_columns(model, one.num_tokens)) for one in step.rows]
-        return [(columns, one.window_columns(columns, step.widest_chunk)) for one, columns in apart]
-
-    def _most_cells(self, model: ModelMemory, step: StepDemands) -> int:
-        """Return the most cells that rows take that share buffers, and prompts while they join them."""
-        if not step.complete:
-            return self.num_cells(model, step.rows)
-        own = [self.prompt_columns(model, one.num_tokens) for one in step.complete]
-        # They join one by one. Of those that have not yet, the rows' buffers later take at least what each
-        # has now, but for what is to spare in its own.
-        later = GROWTH_TOKENS * (len(own) - 1)
-        return max(self.num_cells(model, step.rows) + sum(own), self.num_cells(model, step.joined) + later)
-
-    def num_cells(self, model: ModelMemory, rows: SequenceOf[Demand]) -> int:
-        """Return the most cells, slots times columns, that rows take in the buffers that they share."""
-        lengths = [one.num_tokens for one in rows]
-        columns = [self._row_columns(model, length) for length in lengths]
+    def num_cells(self, model: ModelMemory, rows: SequenceOf[int]) -> int:
+        """Return the most cells, slots times columns, that rows of these lengths take in shared buffers."""
+        longest = [model.num_ids(length) + self._ahead_tokens for length in rows]
+        columns = [round_columns(most) if model.sharing else most + GROWTH_TOKENS for most in longest]
         # How many ids a text has less than it may have is not known if it is translated.
-        is_known = model.ids_per_token == 1
-        spans = [
-            (length - 1 if is_known else 0, model.num_ids(length) + self._ahead_tokens) for length in lengths
-        ]
-        return count_cells(spans, columns, model.sharing.first_limit)
-
-    def _row_columns(self, model: ModelMemory, length: int) -> int:
-        columns = model.num_ids(length) + self._ahead_tokens
-        return round_columns(columns) if model.sharing else columns + GROWTH_TOKENS
+        shortest = [length - 1 if model.ids_per_token == 1 else 0 for length in rows]
+        return count_cells(list(zip(shortest, longest, strict=True)), columns, model.sharing.first_limit)
 
     def prompt_columns(self, model: ModelMemory, length: int) -> int:
-        """Return the most columns of the own buffers of a prompt of this length, before it joins the rows."""
+        """Return the most columns of buffers that belong to one sequence of this length."""
         # A buffer fed in odd chunks may end up to one growth step beyond what it has to hold.
         return model.num_ids(length) + self._ahead_tokens + GROWTH_TOKENS
+
+    def draft_prefill_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of the caches of a text's draft prefill, until they are a row's."""
+        draft = self.models[-1]
+        # Rows that do not share buffers are counted as if they held the text already.
+        columns = self.prompt_columns(draft, num_tokens)
+        return draft.footprint.row_bytes(columns, self.chunk_tokens) if draft.sharing else 0
+
+
+def _lengths(demands: SequenceOf[Demand]) -> list[int]:
+    return [one.num_tokens for one in demands]

@@ -1,15 +1,12 @@
 """Find the folder of a model by what the user calls it: a path, or a name on the hub."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.models import Progress
 
 log = logging.getLogger("reprise.engine")
-
-Progress = Callable[[float], None]
-"""Called with the share that is done, 0 to 1."""
 
 
 def find_folder(source: str, progress: Progress | None = None) -> Path:

@@ -6,10 +6,7 @@ drops them when it loads some models, and refuses others for them.
 
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import mlx.core as mx
 import mlx_lm.utils
@@ -59,13 +56,8 @@ def name_in_first_layer(name: str) -> str:
     return "" if name.startswith("layers.") and not name.startswith("layers.0.") else name
 
 
-def leave_heads_out() -> AbstractContextManager[Any]:
-    """Have mlx-lm load models without their MTP heads, inside the block. For the thread that loads."""
-    load = partial(mlx_lm.utils.load_model, get_model_classes=_classes_without_heads)
-    return patch.object(mlx_lm.utils, "load_model", load)
-
-
-def _classes_without_heads(config: dict[str, Any]) -> tuple[Any, Any]:
+def classes_without_heads(config: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the classes of a model and of its arguments, for mlx-lm: the model has no MTP head."""
     model, args = mlx_lm.utils._get_classes(config)
     if not isinstance(model, type):
         return model, args

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,30 +12,31 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx_lm
 import numpy as np
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
-from mlx_lm.utils import get_total_parameters, load_config
+from mlx_lm.utils import get_total_parameters, load_adapters, load_config
+from mlx_lm.utils import load_model as load_model_of
 from mlx_lm.utils import load_tokenizer as load_wrapped
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.interface.models import ModelInfo
+from reprise.engine.interface.models import ModelInfo, Progress
 from reprise.engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from reprise.engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.model import lfm2_vl, wedlm
 from reprise.engine.model.capabilities import Findings
+from reprise.engine.model.device import device_memory_bytes, device_name, quantised_steps_gain
 from reprise.engine.model.files.folder_reader import check_files
 from reprise.engine.model.files.image_processor import read_processor, read_vision
 from reprise.engine.model.files.model_folder import check_loadable, read_answer_limits, read_sampling_defaults
 from reprise.engine.model.files.recipe import find_context_tokens
-from reprise.engine.model.find import Progress, find_folder
-from reprise.engine.model.head_names import leave_heads_out
+from reprise.engine.model.find import find_folder
+from reprise.engine.model.head_names import classes_without_heads
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
-from reprise.engine.text.tokens.tokenizer_reading import read_once
+from reprise.engine.text.tokenizer_reading import read_once
 from reprise.engine.vision.image_features import Sight, find_tower
 
 
@@ -75,11 +75,6 @@ DEQUANTISED_FROM = "dequantised_from"
 _COST = "with quantised weights MLX's CPU build takes as long for a step of n tokens as for n steps"
 _SLOW = "; with scales of {} each step takes many times as long as with float32"
 _WAY_OUT = "; in bfloat16 they can: `reprise convert MODEL DIR --dequantize --dtype bfloat16`"
-
-
-def quantised_steps_gain() -> bool:
-    """Whether a step of several tokens with quantised weights takes less time than as many steps of one."""
-    return mx.default_device().type != mx.DeviceType.cpu
 
 
 def describe_weights(config: Mapping[str, Any], scales: str) -> str:
@@ -160,9 +155,6 @@ class LoadedModel:
         return self.findings.find_fault(f"prefix, {kv_bits} bits", try_it)
 
 
-StartProgress = Callable[[str, float], None]
-"""Called with the name of a start-up stage and the share of it that is done, 0 to 1."""
-
 Split = Callable[[Any], None]
 """Leaves of a model, whose weights are not read yet, only the part that this process is to have."""
 
@@ -237,22 +229,21 @@ def load_model(
         progress(0.0)
     try:
         check_loadable(folder)
-        load = partial(
-            mlx_lm.load,
-            str(folder),
-            adapter_path=options.adapter,
+        loaded: Any = load_model_of(
+            folder,
             lazy=True,
-            return_config=True,
-            # Without this setting, transformers asks at the terminal.
-            tokenizer_config={"trust_remote_code": options.trusts_code}
-            | ({} if options.chat_template is None else {"chat_template": options.chat_template}),
             model_config=None if options.mask_token_id is None else {"mask_token_id": options.mask_token_id},
+            get_model_classes=classes_without_heads,
             trust_remote_code=options.trusts_code,
         )
-        loaded: Any
-        with leave_heads_out():
-            loaded, digest = read_once(load)
-        model, wrapped, config = loaded
+        model, config = loaded
+        if options.adapter is not None:
+            model = load_adapters(model, options.adapter)
+        # Without this setting, transformers asks at the terminal.
+        extra: dict[str, Any] = {"trust_remote_code": options.trusts_code}
+        if options.chat_template is not None:
+            extra["chat_template"] = options.chat_template
+        wrapped, digest = _load_tokenizer(folder, extra, config)
     # Model code and weights may raise anything.
     except Exception as fault:
         if not options.trusts_code and "trust_remote_code" in str(fault):
@@ -396,22 +387,6 @@ def _default_context_tokens(model: Any, name: str) -> int:
     return num_tokens
 
 
-def device_name() -> str:
-    """Return the name of the device that computes, such as "Apple M4 Pro (Metal)" or "CPU"."""
-    if mx.metal.is_available():
-        return f"{mx.device_info()['device_name']} (Metal)"
-    if mx.default_device().type == mx.DeviceType.gpu:
-        return "CUDA GPU"
-    return "CPU"
-
-
-def device_memory_bytes() -> int:
-    """Return the bytes of memory that models and caches can use, as the system reports them."""
-    if mx.metal.is_available():
-        return int(mx.device_info()["memory_size"])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def load_tokenizer(folder: Path, chat_template: str | None = None) -> Tokenizer:
     """Load the tokenizer of a model folder, without the weights.
 
@@ -419,6 +394,11 @@ def load_tokenizer(folder: Path, chat_template: str | None = None) -> Tokenizer:
     """
     config = load_config(folder)
     extra = {} if chat_template is None else {"chat_template": chat_template}
-    wrapped, _ = read_once(partial(load_wrapped, folder, extra, eos_token_ids=config.get("eos_token_id")))
+    wrapped, _ = _load_tokenizer(folder, extra, config)
     text = config.get("text_config") or config
     return Tokenizer(wrapped, int(text.get("vocab_size") or len(wrapped.get_vocab())))
+
+
+def _load_tokenizer(folder: Path, extra: dict[str, Any], config: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return mlx-lm's tokenizer and a digest; see read_once(). extra: settings in place of its own."""
+    return read_once(partial(load_wrapped, folder, extra, eos_token_ids=config.get("eos_token_id")))

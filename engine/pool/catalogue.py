@@ -193,7 +193,3 @@ def _in_hub(hub: HubCache, name: str) -> ModelFolder | None:
     # No name of the hub looks like this.
     except HubError:
         return None
-
-
-WHOLE_SHARE = 0.5
-"""Share of the memory for models and caches that weights may take that are dequantised for drafts."""

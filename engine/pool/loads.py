@@ -21,10 +21,10 @@ from reprise.config.process_memory import collect_all, return_freed
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import ModelError, ModelLoadError
 from reprise.engine.interface.events import Failed
+from reprise.engine.interface.models import Progress, StartProgress
 from reprise.engine.memory.budget import Holder, SharedMemory
-from reprise.engine.memory.footprint import usable_bytes
-from reprise.engine.model.find import Progress
-from reprise.engine.model.loading import Load, LoadedModel, StartProgress, make_loader
+from reprise.engine.model.device import usable_bytes
+from reprise.engine.model.loading import Load, LoadedModel, make_loader
 from reprise.engine.pool.model_engine import Inbox, ModelEngine
 from reprise.engine.pool.served_models import KnownModels, ServedModel
 from reprise.engine.pool.watchdog import SLICE_S, Interruptible, Interruption

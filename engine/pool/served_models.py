@@ -64,7 +64,7 @@ class ServedModel:
     @property
     def is_answering(self) -> bool:
         """Whether any of the model's requests has not ended."""
-        return self.engine is not None and self.engine.lifecycle.queue.num_live > 0
+        return self.engine is not None and self.engine.lifecycle.num_live > 0
 
     @property
     def is_wanted(self) -> bool:

@@ -4,7 +4,6 @@ A matcher stands at the end of the committed answer. For a draft, it advances th
 compute the mask of every drafted position, and then rolls back, so rejected drafts leave no trace.
 """
 
-import json
 import logging
 import re
 import threading
@@ -12,7 +11,6 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,7 +29,7 @@ log = logging.getLogger("reprise.engine")
 
 TRIAL_LIMITS = Limits(cpu_s=0.5, wall_s=10.0, memory_bytes=512 * 2**20)
 """Limits for compiling a grammar. The largest of usual kinds takes a tenth of that time."""
-TRIALS = ChildProcess("grammars", Path(), TRIAL_LIMITS)
+TRIALS = ChildProcess("grammars", TRIAL_LIMITS)
 """Compiles each grammar first, as it can be killed: multiples of a large number or many patterns at once take
 minutes, and a call cannot be interrupted.
 """
@@ -153,7 +151,7 @@ class Grammars:
     def _compile(self, grammar: Grammar) -> LLMatcher:
         text, limits = _to_llguidance(grammar), _limits(grammar)
         try:
-            TRIALS.call(json.dumps({"text": text, "limits": limits}).encode())
+            TRIALS.call(text=text, limits=limits)
         except ChildError as refused:
             raise GrammarError(f"{refused} to compile; simplify it") from None
         matcher = LLMatcher(self.vocabulary, text, log_level=0, limits=LLParserLimits(**limits))

@@ -6,20 +6,19 @@ child_script.py.
 
 import atexit
 import contextlib
-import json
 import os
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
+
+from reprise.engine.sandbox.child_script import encode_message, read_message
 
 START_LIMIT_S = 60.0
 MAX_REPLY_BYTES = 64 * 2**20
-Job = Literal["templates", "schemas", "grammars", "images"]
 _SCRIPT = Path(__file__).with_name("child_script.py")
 _PASSED_VARIABLES = ("PATH", "TZ", "LANG", "LC_ALL")
 """Environment variables that the process inherits. All others stay out, since they may hold keys."""
@@ -42,13 +41,10 @@ class ChildProcess:
     """A process for one job of child_script.py. Safe on any thread; makes one call at a time.
 
     The process starts at the first call, and again after a call that it did not survive.
-    library: the folder of the library that does the job.
     """
 
-    def __init__(self, job: Job, library: Path, limits: Limits) -> None:
-        self._job = job
-        self._library = library
-        self._limits = limits
+    def __init__(self, job: Literal["templates", "schemas", "grammars", "images"], limits: Limits) -> None:
+        self._job, self._limits = job, limits
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._is_ready = False
@@ -59,19 +55,19 @@ class ChildProcess:
         with self._lock:
             self._start()
 
-    def call(self, body: bytes, attached: bytes = b"") -> dict[str, Any]:
-        """Send a call, as JSON, and return the reply and its attachment. Raises ChildError.
+    def call(self, **call: Any) -> dict[str, Any]:
+        """Send a call, and return the reply. Raises ChildError.
 
-        attached: bytes that the job gets in the call under the name "attached".
+        Both are JSON, but for bytes under the name "attached".
         """
+        message = encode_message(call)
         with self._lock:
             try:
                 child = self._start()
                 if not self._is_ready:
-                    self._exchange(child, (), START_LIMIT_S)
+                    self._exchange(child, b"", START_LIMIT_S)
                     self._is_ready = True
-                lengths = len(body).to_bytes(4, "little") + len(attached).to_bytes(4, "little")
-                return self._exchange(child, (lengths + body, attached), self._limits.wall_s)
+                return self._exchange(child, message, self._limits.wall_s)
             except (OSError, EOFError, ValueError):
                 self._end()
                 with contextlib.suppress(OSError):
@@ -91,7 +87,7 @@ class ChildProcess:
             self._end()
             limits = (str(self._limits.memory_bytes), str(self._limits.cpu_s))
             self._child = subprocess.Popen(
-                [sys.executable, "-I", str(_SCRIPT), self._job, str(self._library), *limits],
+                [sys.executable, "-I", str(_SCRIPT), self._job, *limits],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -102,10 +98,8 @@ class ChildProcess:
             )
         return self._child
 
-    def _exchange(
-        self, child: "subprocess.Popen[bytes]", sent: Sequence[bytes], limit_s: float
-    ) -> dict[str, Any]:
-        """Send the parts of a call, if there is one, and wait for the reply.
+    def _exchange(self, child: subprocess.Popen[bytes], message: bytes, limit_s: float) -> dict[str, Any]:
+        """Send a message, empty before the first call, and wait for the reply.
 
         Raises OSError, EOFError or ValueError if no whole reply arrives within limit_s.
         """
@@ -114,33 +108,18 @@ class ChildProcess:
         timer = threading.Timer(limit_s, child.kill)
         timer.start()
         try:
-            for part in sent:
-                child.stdin.write(part)
+            child.stdin.write(message)
             child.stdin.flush()
-            lengths = _read(child.stdout, 8)
-            length, num_bytes = (int.from_bytes(half, "little") for half in (lengths[:4], lengths[4:]))
-            if max(length, num_bytes) > MAX_REPLY_BYTES:
-                raise EOFError
-            reply: dict[str, Any] = json.loads(_read(child.stdout, length))
-            if num_bytes:
-                reply["attached"] = _read(child.stdout, num_bytes)
+            return read_message(child.stdout, MAX_REPLY_BYTES)
         finally:
             timer.cancel()
             timer.join()
-        return reply
 
     def _end(self) -> None:
         child, self._child, self._is_ready = self._child, None, False
         if child is not None:
             child.kill()
             child.communicate()
-
-
-def _read(source: IO[bytes], num_bytes: int) -> bytes:
-    read = source.read(num_bytes)
-    if len(read) < num_bytes:
-        raise EOFError
-    return read
 
 
 _STARTED: "weakref.WeakSet[ChildProcess]" = weakref.WeakSet()
@@ -150,3 +129,76 @@ _STARTED: "weakref.WeakSet[ChildProcess]" = weakref.WeakSet()
 def _stop_all() -> None:
     for process in list(_STARTED):
         process.stop()
+
+
+CHECK_LIMITS = Limits(cpu_s=0.5, wall_s=5.0, memory_bytes=512 * 2**20)
+
+
+class SchemaChecker:
+    """Checks JSON against its whole schema; a grammar made of a schema that is not strict may enforce less.
+
+    A schema comes from a client: its patterns and references may take forever. Safe on any thread.
+    """
+
+    def __init__(self, limits: Limits = CHECK_LIMITS) -> None:
+        self._process = ChildProcess("schemas", limits)
+
+    def is_valid(self, text: str, schema: str) -> bool | None:
+        """Return whether a text is JSON that satisfies a schema; None if the check failed. Blocks."""
+        try:
+            valid: bool | None = self._process.call(text=text, schema=schema)["valid"]
+        except ChildError:
+            return None
+        return valid
+
+
+CHECKER = SchemaChecker()
+
+TIME_LIMIT_S = 5.0
+MEMORY_LIMIT_BYTES = 2 * 2**30
+
+
+class RenderError(ValueError):
+    """A template could not be rendered; the message is the template's own, or names the limit exceeded."""
+
+
+class RenderLimitError(RenderError):
+    """A template took too much time or memory."""
+
+
+class TemplateProcess:
+    """Renders chat templates in a process, in place of transformers' render_jinja_template().
+
+    A template is a program that comes with the model. transformers runs it in Jinja's sandbox, which keeps it
+    from code and files but not from looping forever or filling memory. A separate process can be killed, and
+    the sandbox is then not the only protection. Safe on any thread.
+    """
+
+    def __init__(self, time_limit_s: float = TIME_LIMIT_S) -> None:
+        self._process = ChildProcess("templates", Limits(time_limit_s, time_limit_s, MEMORY_LIMIT_BYTES))
+
+    def render(self, **call: Any) -> tuple[list[str], list[Any]]:
+        """Render conversations. call: the arguments of render_jinja_template(). Raises RenderError."""
+        try:
+            reply = self._process.call(**call)
+        except ChildError as fault:
+            raise RenderLimitError(str(fault)) from None
+        if "complaint" in reply:
+            raise RenderError(reply["complaint"])
+        return reply["rendered"], reply["indices"]
+
+    def stop(self) -> None:
+        """Kill the process."""
+        self._process.stop()
+
+    def isolate(self) -> None:
+        """Render the templates of every tokenizer here from now on, in calls from transformers too."""
+        # It takes seconds to import, and not everyone who checks schemas has a tokenizer.
+        from transformers import tokenization_utils_base
+
+        library: Any = tokenization_utils_base
+        library.render_jinja_template = self.render
+        self._process.start()
+
+
+PROCESS = TemplateProcess()

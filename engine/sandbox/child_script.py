@@ -1,13 +1,13 @@
 """Run foreign code that may loop or fill memory: the script of the processes of child_process.py.
 
-It imports nothing of Reprise but image_job.py. It reads calls from stdin and writes replies to stdout. Each
-is two lengths of four bytes, then JSON, then bytes that a handler gets, or returns, as "attached". Arguments:
-the job (a key of JOBS), the folder of the library that does it, the maximum number of bytes of memory, and
-the maximum number of seconds of CPU time for each call.
+It imports nothing of Reprise but image_job.py and interface/images.py. It reads calls from stdin and writes
+replies to stdout. Arguments: the job (a key of JOBS), the maximum number of bytes of memory, and the maximum
+number of seconds of CPU time for each call.
 """
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 Render = Callable[..., tuple[list[str], list[Any]]]
 Reply = dict[str, Any]
@@ -31,9 +31,36 @@ _NAMED_TOKEN = re.compile(r"<\[\^?[0-9][0-9, -]*\]>")
 _LATER_IMPORTS = "{{ strftime_now('%d %B %Y') }}{{ messages | tojson(indent=2) }}{{ raise_exception('a') }}"
 
 
-def handle_templates(transformers: Path) -> Handle:
+def encode_message(message: dict[str, Any]) -> bytes:
+    """Encode a call or a reply: two lengths of four bytes, JSON, and then what it has as "attached", bytes.
+
+    What JSON cannot represent becomes the text that transformers puts in a prompt for it.
+    """
+    attached: bytes = message.get("attached", b"")
+    fields = {name: value for name, value in message.items() if name != "attached"}
+    body = json.dumps(fields, default=lambda value: f"<{type(value).__name__}>").encode()
+    return len(body).to_bytes(4, "little") + len(attached).to_bytes(4, "little") + body + attached
+
+
+def read_message(source: IO[bytes], max_bytes: int = 2**32) -> dict[str, Any]:
+    """Read what encode_message() made. Raises EOFError if it ends early or is too long, or ValueError."""
+
+    def read(num_bytes: int) -> bytes:
+        found = source.read(num_bytes) if num_bytes <= max_bytes else b""
+        if len(found) < num_bytes:
+            raise EOFError
+        return found
+
+    lengths = read(8)
+    message: dict[str, Any] = json.loads(read(int.from_bytes(lengths[:4], "little")))
+    if num_attached := int.from_bytes(lengths[4:], "little"):
+        message["attached"] = read(num_attached)
+    return message
+
+
+def handle_templates() -> Handle:
     """Return a function that renders conversations. A call has the arguments of render_jinja_template()."""
-    render = _load_render(transformers)
+    render = _load_render()
 
     def handle(call: dict[str, Any]) -> Reply:
         try:
@@ -50,7 +77,7 @@ def handle_templates(transformers: Path) -> Handle:
     return handle
 
 
-def handle_schemas(_: Path) -> Handle:
+def handle_schemas() -> Handle:
     """Return a function that checks JSON by a schema. A call has text and schema, both as JSON."""
     os.nice(NICENESS)
     validators: Any = importlib.import_module("jsonschema.validators")
@@ -62,9 +89,11 @@ def handle_schemas(_: Path) -> Handle:
             kind = validators.validator_for(schema, validators.Draft202012Validator)
             # With an empty registry nothing is fetched.
             validator = kind(schema, registry=registry, format_checker=kind.FORMAT_CHECKER)
-            return {"valid": bool(validator.is_valid(_load(call["text"])))}
-        except _NotJsonError:
-            return {"valid": False}
+            try:
+                value = json.loads(call["text"])
+            except ValueError:
+                return {"valid": False}
+            return {"valid": bool(validator.is_valid(value))}
         # A schema comes from a client, and may be wrong in any way.
         except Exception:
             return {"valid": None}
@@ -74,7 +103,7 @@ def handle_schemas(_: Path) -> Handle:
     return handle
 
 
-def handle_grammars(_: Path) -> Handle:
+def handle_grammars() -> Handle:
     """Return a function that compiles grammars. A call has text, in llguidance's format, and limits."""
     os.nice(NICENESS)
     library: Any = importlib.import_module("llguidance")
@@ -89,28 +118,19 @@ def handle_grammars(_: Path) -> Handle:
     return handle
 
 
-def handle_images(folder: Path) -> Handle:
-    """Return a function that decodes images; for its calls see image_job.decode(). folder: image_job.py's."""
+def handle_images() -> Handle:
+    """Return a function that decodes images; for its calls see image_job.decode()."""
     os.nice(NICENESS)
+    folder = Path(__file__).parent
     _pretend("reprise", folder.parents[1])
     _pretend("reprise.engine", folder.parent)
-    _pretend("reprise.engine.sandbox", folder)
+    for name in ("interface", "sandbox"):
+        _pretend(f"reprise.engine.{name}", folder.parent / name)
     handler: Handle = importlib.import_module("reprise.engine.sandbox.image_job").make_handler()
     return handler
 
 
-class _NotJsonError(Exception):
-    """A text is not JSON."""
-
-
-def _load(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise _NotJsonError from None
-
-
-JOBS: dict[str, Callable[[Path], Handle]] = {
+JOBS: dict[str, Callable[[], Handle]] = {
     "templates": handle_templates,
     "schemas": handle_schemas,
     "grammars": handle_grammars,
@@ -118,38 +138,35 @@ JOBS: dict[str, Callable[[Path], Handle]] = {
 }
 
 
-def serve(handle: Handle, cpu_limit_s: float, calls: BinaryIO, replies: BinaryIO) -> None:
-    """Reply to calls until the input ends. A call that takes more than cpu_limit_s ends the process."""
-    while lengths := calls.read(8):
-        call = json.loads(calls.read(int.from_bytes(lengths[:4], "little")))
-        if num_bytes := int.from_bytes(lengths[4:], "little"):
-            call["attached"] = calls.read(num_bytes)
-        # Without a handler the signal ends the process, even within a regular expression.
-        signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
-        write_reply(replies, handle(call))
-        signal.setitimer(signal.ITIMER_PROF, 0)
+def main(job: str, memory_bytes: str, cpu_limit_s: str) -> None:
+    """Report readiness by an empty reply, then reply to calls until the input ends.
 
-
-def write_reply(replies: BinaryIO, reply: Reply) -> None:
-    """Write one reply."""
-    attached = reply.pop("attached", b"")
-    body = json.dumps(reply).encode()
-    replies.write(len(body).to_bytes(4, "little") + len(attached).to_bytes(4, "little") + body)
-    replies.write(attached)
-    replies.flush()
-
-
-def main(job: str, library: str, memory_bytes: str, cpu_limit_s: str) -> None:
-    """Report readiness by an empty reply, then serve."""
-    handle = JOBS[job](Path(library))
+    A call that takes more than cpu_limit_s ends the process.
+    """
+    handle = JOBS[job]()
     _limit_resources(int(memory_bytes))
-    write_reply(sys.stdout.buffer, {})
-    serve(handle, float(cpu_limit_s), sys.stdin.buffer, sys.stdout.buffer)
+    _reply({})
+    with contextlib.suppress(EOFError):
+        while True:
+            call = read_message(sys.stdin.buffer)
+            # Without a handler the signal ends the process, even within a regular expression.
+            signal.setitimer(signal.ITIMER_PROF, float(cpu_limit_s))
+            _reply(handle(call))
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _load_render(transformers: Path) -> Render:
+def _reply(reply: Reply) -> None:
+    sys.stdout.buffer.write(encode_message(reply))
+    sys.stdout.buffer.flush()
+
+
+def _load_render() -> Render:
     """Import transformers' render function, if possible without the rest, which takes seconds to import."""
     name = "transformers.utils.chat_template_utils"
+    found = importlib.util.find_spec("transformers")
+    assert found is not None
+    assert found.origin is not None
+    transformers = Path(found.origin).parent
     _pretend("transformers", transformers)
     _pretend("transformers.utils", transformers / "utils")
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from reprise.engine.sandbox.image_sizes import find_size, find_tiles, grid_of
+from reprise.engine.interface.images import find_size, find_tiles, grid_of
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS, MAX_CONVERTED_PIXELS = 50_000_000, 20_000_000

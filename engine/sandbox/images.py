@@ -4,11 +4,9 @@ There are two: one for most images, and one for those that take long, so that a 
 long, delays no other client's.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import prod
-from pathlib import Path
 from typing import Any, Literal
 
 from reprise.engine.interface.images import ImageProcessor, image_key
@@ -53,7 +51,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An image as a client sent it. data: base64. detail, budget: see image_sizes.find_size()."""
+    """An image as a client sent it. data: base64. detail, budget: see find_size()."""
 
     data: str
     detail: Detail = "auto"
@@ -64,9 +62,7 @@ class ImageDecoder:
     """Decodes images. Safe on any thread; each of its processes decodes one at a time."""
 
     def __init__(self, small: Limits = SMALL_LIMITS, large: Limits = LARGE_LIMITS) -> None:
-        folder = Path(__file__).parent
-        self._small = ChildProcess("images", folder, small)
-        self._large = ChildProcess("images", folder, large)
+        self._small, self._large = ChildProcess("images", small), ChildProcess("images", large)
 
     def start(self) -> None:
         """Start the process for most images; return without waiting for it."""
@@ -91,10 +87,14 @@ class ImageDecoder:
     def _decode(
         process: ChildProcess, processor: ImageProcessor, file: ImageFile, max_pixels: int
     ) -> Picture | None:
-        fields = asdict(processor)
-        call = {"processor": fields, "detail": file.detail, "budget": file.budget, "max_pixels": max_pixels}
         try:
-            reply = process.call(json.dumps(call).encode(), file.data.encode("ascii", "replace"))
+            reply = process.call(
+                processor=asdict(processor),
+                detail=file.detail,
+                budget=file.budget,
+                max_pixels=max_pixels,
+                attached=file.data.encode("ascii", "replace"),
+            )
         except ChildError as fault:
             raise ImageError(f"cannot be decoded: {fault}") from fault
         if "complaint" in reply:

@@ -8,8 +8,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from reprise.engine.text.tokenizer import Tokenizer
-from reprise.engine.text.tokens.encoding import (
+from reprise.engine.text.encoding import (
     find_complete_end,
     find_shared_boundaries,
     find_word_boundaries,
@@ -18,6 +17,7 @@ from reprise.engine.text.tokens.encoding import (
     tokens_after,
     valid_utf8_prefix,
 )
+from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.text.vocabulary import Vocabulary
 
 UNMATCHED = -1

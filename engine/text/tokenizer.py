@@ -12,8 +12,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from reprise.engine.interface.images import ImageProcessor
 from reprise.engine.interface.request import PromptEnd
-from reprise.engine.sandbox.chat_templates import isolate_templates
+from reprise.engine.sandbox.child_process import PROCESS
 from reprise.engine.text.call_formats import find_end_tokens, inner_tokens, recognize
+from reprise.engine.text.encoding import TextEncoder
 from reprise.engine.text.markers import HARMONY, FimTokens, Marker, Markers, ends_with, find_fim
 from reprise.engine.text.templates.chat_template import (
     HEAD_CHARACTERS,
@@ -24,8 +25,7 @@ from reprise.engine.text.templates.chat_template import (
     find_openings,
 )
 from reprise.engine.text.templates.fit import CALL_END, CALL_GAP, CALL_START
-from reprise.engine.text.tokens.encoding import TextEncoder
-from reprise.engine.text.tokens.token_table import TokenTable, decode_partial, read_table
+from reprise.engine.text.token_table import TokenTable, decode_partial, read_table
 
 MAX_OPENING_TOKENS = 16
 """Maximum tokens at the end of a prompt that open the reasoning: the marker and whitespace after it."""
@@ -55,7 +55,7 @@ class Tokenizer:
     ) -> None:
         self.wrapped = wrapped
         if self.has_chat_template:
-            isolate_templates()
+            PROCESS.isolate()
         self._encoder = TextEncoder(wrapped._tokenizer)
         self._template = ChatTemplate(wrapped, self._encoder)
         self.vocab_size = vocab_size

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 
+from reprise.engine.text.encoding import NO_BOUNDARIES, copy_backend, make_word_boundary_pattern
+from reprise.engine.text.token_table import VocabularyError as VocabularyError
 from reprise.engine.text.tokenizer import Tokenizer
-from reprise.engine.text.tokens.encoding import NO_BOUNDARIES, copy_backend, make_word_boundary_pattern
-from reprise.engine.text.tokens.token_table import VocabularyError as VocabularyError
 
 ANCHORS = ("\n", ".", "a", "0", "中")
 """Strings put in front of text to encode it as a continuation. At least one does not merge with the text."""

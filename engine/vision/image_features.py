@@ -10,13 +10,17 @@ import mlx.core as mx
 from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.kv_cache.per_row import Caches
-from reprise.engine.vision.gemma import Gemma3Tower, Gemma4Tower
+from reprise.engine.vision.families import (
+    Gemma3Tower,
+    Gemma4Tower,
+    Lfm2Tower,
+    PixtralTower,
+    Qwen3Tower,
+    Qwen25Tower,
+)
 from reprise.engine.vision.keys import chunk_end
 from reprise.engine.vision.language import Language
 from reprise.engine.vision.layers import Portion
-from reprise.engine.vision.lfm2 import Lfm2Tower
-from reprise.engine.vision.pixtral import PixtralTower
-from reprise.engine.vision.qwen import Qwen3Tower, Qwen25Tower
 from reprise.engine.vision.tower import Config, Features, Slices, Tower
 from reprise.engine.vision.weights import read_weights
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from reprise.engine.interface.events import Delta, Finished
-from reprise.engine.sandbox.schema_checks import CHECKER
+from reprise.engine.sandbox.child_process import CHECKER
 from reprise.server.http.executor import SCHEMA_CHECKS
 from reprise.server.output.parts import ChoiceOutput, EndPart, MakeParser, OutputParser, Part
 

@@ -18,21 +18,19 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from reprise.bench.figures.run_all import is_lacking
 from reprise.cli.main import main
+from reprise.cli.models.choice import with_converted
 from reprise.cli.models.convert import progress_bar
 from reprise.cli.units import format_bytes
 from reprise.config.settings import Settings
 from reprise.engine.interface.models import SamplingDefaults
-from reprise.engine.memory import footprint
-from reprise.engine.model import loading
+from reprise.engine.model import device, loading
 from reprise.engine.model.convert import cache as converted_cache
 from reprise.engine.model.convert import conversion
 from reprise.engine.model.convert.conversion import convert
-from reprise.engine.model.convert.options import ConvertError, Options
-from reprise.engine.model.convert.sources import PACKAGED, Packaged
+from reprise.engine.model.convert.sources import PACKAGED, ConvertError, Options, Packaged
 from reprise.engine.model.files.model_folder import read_sampling_defaults
 from reprise.engine.model.hub import RESERVED_BYTES
 from reprise.engine.model.loading import load_model
-from reprise.engine.pool.converted import with_converted
 from tests.engine.model.convert.gguf_files import write_gguf
 from tests.engine.model.fake_hub import MODEL, serve, use
 from tests.engine.model_folders import write_adapter, write_model
@@ -294,7 +292,7 @@ def test_weights_are_dequantised_where_drafts_gain_only_so_and_memory_and_disk_h
     """The model takes 4,460,000 bytes in bfloat16."""
     monkeypatch.setattr(conversion, "quantised_steps_gain", lambda: gains)
     monkeypatch.setattr(loading, "quantised_steps_gain", lambda: False)
-    monkeypatch.setattr(footprint, "usable_bytes", lambda: memory_bytes)
+    monkeypatch.setattr(device, "usable_bytes", lambda: memory_bytes)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, free_bytes))
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}

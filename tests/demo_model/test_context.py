@@ -8,7 +8,7 @@ import pytest
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
 from reprise.engine.kv_cache.rows import Sharing
-from reprise.engine.memory.measuring import make_memory_budget
+from reprise.engine.memory.budget import make_memory_budget
 from reprise.engine.model.loading import make_loader
 
 AGENT_TOKENS = 36_305

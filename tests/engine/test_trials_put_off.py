@@ -12,7 +12,7 @@ from reprise.config.settings import Settings
 from reprise.engine.engine import Engine
 from reprise.engine.generating import generating_engine as generating
 from reprise.engine.generating.setup import try_the_rest
-from reprise.engine.memory.footprint import estimate, measure
+from reprise.engine.memory.estimate import guess, measure
 from reprise.engine.model.capabilities import NOT_TRIED, Findings, PutOffError
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.pool.loads import Makers
@@ -138,7 +138,7 @@ def test_benchmarks_and_what_depends_on_trials_wait_for_them(may_try: threading.
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "qwen3_next", "lfm2", "mixtral"])
 def test_an_estimate_is_never_less_than_what_is_measured(name: str) -> None:
     model = make_model(name)
-    measured, estimated = measure(model), estimate(model, None, 4096)
+    measured, estimated = measure(model), guess(model, None, 4096)
     for field in ("token_bytes", "windows", "layer_bytes", "fixed_bytes"):
         assert getattr(estimated, field) == getattr(measured, field)
     for field in ("fed_bytes", "seen_bytes", "logits_bytes", "trace_bytes"):

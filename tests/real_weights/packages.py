@@ -80,7 +80,7 @@ def make(model: Packaged, folder: Path) -> None:
     """Write a model's folder in bfloat16, whole or not at all."""
     # Every run imports this module, and only the first on a machine converts.
     from reprise.engine.model.convert.conversion import convert
-    from reprise.engine.model.convert.options import Options
+    from reprise.engine.model.convert.sources import Options
 
     options = Options(dtype="bfloat16", dequantize=True)
     convert(str(gguf_of(model)), folder, options, lambda _done, _total: None)

@@ -19,7 +19,7 @@ from mlx_lm.utils import load_tokenizer
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.gguf_file import read_gguf
 from reprise.engine.model.convert.gguf_folder import SPLITS, make_tokenizer
-from reprise.engine.model.convert.options import Options
+from reprise.engine.model.convert.sources import Options
 from tests.end_to_end.conftest import serving
 from tests.engine.model.convert.gguf_files import rewrite_gguf, write_gguf
 from tests.real_weights.packages import FETCHED_WITHIN_S, GEMMA3, SMOLLM2, Packaged, gguf_of

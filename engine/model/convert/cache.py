@@ -17,8 +17,14 @@ import mlx.core as mx
 
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.gguf_file import check_digest
-from reprise.engine.model.convert.options import ConvertError, Options
-from reprise.engine.model.convert.sources import PACKAGED, Packaged, Show, find_packaged
+from reprise.engine.model.convert.sources import (
+    PACKAGED,
+    ConvertError,
+    Options,
+    Packaged,
+    Show,
+    find_packaged,
+)
 from reprise.engine.model.files.model_folder import ModelFolder, describe_folder
 from reprise.engine.model.hub import RESERVED_BYTES
 

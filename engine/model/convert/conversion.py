@@ -20,11 +20,10 @@ from mlx_lm.utils import dequantize_model, quantize_model, save
 from reprise.engine.model.convert import gguf_folder
 from reprise.engine.model.convert.gguf_file import GgufFile, first_line, read_gguf
 from reprise.engine.model.convert.gguf_folder import write_shards
-from reprise.engine.model.convert.options import ConvertError, Options, Report, Sizes
-from reprise.engine.model.convert.sources import is_path
+from reprise.engine.model.convert.sources import ConvertError, Options, Report, Sizes, is_path
+from reprise.engine.model.device import quantised_steps_gain
 from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.hub import RESERVED_BYTES, HubError, pull
-from reprise.engine.model.loading import quantised_steps_gain
 
 
 def write_folder(source: Path, folder: Path, options: Options, report: Report) -> None:

@@ -14,8 +14,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGUFValueType
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import Q4_K, dequantize
 
-from reprise.engine.model.convert.options import ConvertError, DType, Options
-from reprise.engine.model.convert.sources import is_gguf
+from reprise.engine.model.convert.sources import ConvertError, DType, Options, is_gguf
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 MAX_ELEMENTS = 2**22

@@ -22,7 +22,7 @@ from reprise.engine.model.convert.gguf_file import (
     plan_weights,
     quantization_of,
 )
-from reprise.engine.model.convert.options import ConvertError, DType, Options, Report
+from reprise.engine.model.convert.sources import ConvertError, DType, Options, Report
 from reprise.engine.model.loading import DEQUANTISED_FROM
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"

@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.interface.images import Cut, ImageProcessor, Tiles, VisionInfo
-from reprise.engine.model.files.folder_reader import read_json
-from reprise.engine.sandbox.image_sizes import (
+from reprise.engine.interface.images import (
     GEMMA4_TOKENS,
     MAX_ASPECT,
+    Cut,
+    ImageProcessor,
+    Tiles,
+    VisionInfo,
     find_size,
     find_tiles,
     grid_of,
     num_tile_tokens,
     num_tokens,
 )
+from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.vision.image_features import tower_type
 
 CUTS: dict[str, Cut] = {

@@ -16,7 +16,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from reprise.engine.interface.errors import UnbrokenTextError
 from reprise.engine.interface.images import MARK, OPEN, ImageProcessor, numbers_in
 from reprise.engine.interface.request import PromptEnd
-from reprise.engine.sandbox.chat_templates import RenderLimitError, for_python_template
+from reprise.engine.sandbox.child_process import RenderLimitError
+from reprise.engine.text.encoding import TextEncoder
 from reprise.engine.text.markers import PREAMBLE
 from reprise.engine.text.templates.fit import (
     NUM_ID_CHARACTERS,
@@ -29,7 +30,6 @@ from reprise.engine.text.templates.fit import (
     plain_tools,
     user,
 )
-from reprise.engine.text.tokens.encoding import TextEncoder
 
 TOKEN_OPEN, TOKEN_CLOSE = "\ufdd0", "\ufdd1"
 """Stand around such text while a template is rendered. Unicode keeps both from ever being characters."""
@@ -456,7 +456,7 @@ class ChatTemplate:
                 for one in messages
             ]
         if self._wrapped._chat_template is not None:
-            messages, arguments = for_python_template(messages, given.tools, arguments)
+            messages, arguments = _for_python_template(messages, given.tools, arguments)
         else:
             arguments = {**self._variables(given.tools), **arguments, "return_dict": False}
         shown = {"tools": given.tools, "add_generation_prompt": end == "answer", "tokenize": False}
@@ -502,3 +502,27 @@ class _Given:
 
     def with_(self, fitted: Fitted) -> "_Given":
         return replace(self, messages=fitted.messages, tools=fitted.tools)
+
+
+def _for_python_template(
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, arguments: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return messages and arguments as mlx-lm's templates in Python take them, such as DeepSeek V3.2's.
+
+    These templates want the arguments of tool calls as text, want a system message if there are tools, and
+    fail on arguments that they do not know.
+    """
+    shown = [{**message} for message in messages]
+    for message in shown:
+        calls = message.get("tool_calls", ())
+        if calls:
+            message["tool_calls"] = [{**call, "function": _with_text(call["function"])} for call in calls]
+    if tools and shown[0]["role"] != "system":
+        shown.insert(0, {"role": "system", "content": ""})
+    return shown, {key: value for key, value in arguments.items() if key == "enable_thinking"}
+
+
+def _with_text(function: dict[str, Any]) -> dict[str, Any]:
+    arguments = function["arguments"]
+    is_text = isinstance(arguments, str)
+    return {**function, "arguments": arguments if is_text else json.dumps(arguments, ensure_ascii=False)}

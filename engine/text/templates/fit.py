@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any
 
-from reprise.engine.sandbox.chat_templates import RenderLimitError
+from reprise.engine.sandbox.child_process import RenderLimitError
 
 Json = dict[str, Any]
 Render = Callable[[Sequence[Json], list[Json] | None], str]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reprise.config.settings import Settings
-from reprise.engine.embedding import worker
+from reprise.engine.embedding import embedding_engine
 from reprise.engine.embedding.loading import load_embedding_model
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model.files.recipe import find_purpose
@@ -231,7 +231,7 @@ def test_a_layer_that_is_cut_makes_the_same_vectors_to_the_last_bit(tmp_path, mo
     given = texts()
     whole = vectors(model, given)
     num_calls = sum(len(one) // 5 for one in given)
-    monkeypatch.setattr(worker, "MIN_TOKENS", 5)
+    monkeypatch.setattr(embedding_engine, "MIN_TOKENS", 5)
     cut = Driven(model, max_stall_ms=1e-6)
     cut.submit("all", given)
     assert cut.run(num_decoding=1) > num_calls

@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 from reprise.config.settings import Settings
-from reprise.engine.embedding import worker
+from reprise.engine.embedding import embedding_engine
 from reprise.engine.embedding.loading import load_embedding_model
 from reprise.engine.embedding.passes import MIN_TOKENS, bytes_of
 from reprise.engine.interface.embeddings import (
@@ -209,7 +209,7 @@ def test_a_pass_after_a_head_takes_no_more_memory_than_was_foreseen(model):
 
 def test_heads_and_what_follows_them_are_the_same_if_layers_are_cut(model, monkeypatch):
     expected = without(model, QUERIES)
-    monkeypatch.setattr(worker, "MIN_TOKENS", 5)
+    monkeypatch.setattr(embedding_engine, "MIN_TOKENS", 5)
     driven = Driven(model, max_stall_ms=1e-6)
     for name in ("first", "again"):
         driven.submit(name, QUERIES)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from reprise.config.settings import Settings
+from reprise.engine.embedding.embedding_engine import EmbeddingWorker
 from reprise.engine.embedding.loading import load_embedding_model
 from reprise.engine.embedding.passes import Job, bytes_of, choose_members
-from reprise.engine.embedding.worker import EmbeddingWorker
 from reprise.engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest, count_alike
 from reprise.engine.interface.events import Failed
 from reprise.engine.memory.budget import SharedMemory

@@ -14,10 +14,10 @@ from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.per_row import leaves
 from reprise.engine.kv_cache.probes import find_sharing
 from reprise.engine.kv_cache.rows import Sharing
-from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
+from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS
 from reprise.engine.memory import budget as memory_budget
-from reprise.engine.memory import estimate, footprint, measuring, prefill
-from reprise.engine.memory.footprint import Footprint
+from reprise.engine.memory import estimate, prefill
+from reprise.engine.memory.estimate import Footprint
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Liar, scored
@@ -45,10 +45,10 @@ def free_forwards(monkeypatch: pytest.MonkeyPatch, free_sampling: None) -> None:
     """Only caches count, so that tests know to the byte what fits; and answers need little room to begin."""
 
     def measure(model: Any, kv_bits: int | None = None, batched: bool = False, *_: Any) -> Footprint:
-        measured = footprint.measure(model, kv_bits, batched)
+        measured = estimate.measure(model, kv_bits, batched)
         return replace(measured, layer_bytes=0, fed_bytes=0, seen_bytes=0.0, logits_bytes=0)
 
-    monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(memory_budget, "measure", measure)
     monkeypatch.setattr(memory_budget, "ANSWER_TOKENS", 16)
 
 
@@ -65,16 +65,16 @@ def memory_for(loaded: LoadedModel, num_tokens: int) -> int:
     """Return just enough memory for one sequence of that length."""
     settings = Settings(memory_bytes=ROOMY)
     batched = find_sharing(loaded.model)
-    budget = measuring.make_memory_budget(loaded, settings, batched, None, may_draft=False)
+    budget = memory_budget.make_memory_budget(loaded, settings, batched, None, may_draft=False)
     return loaded.info.weight_bytes + budget.bytes_alone(num_tokens)
 
 
 def memory_for_three(loaded: LoadedModel) -> int:
     """Return memory in which three rows of 180 tokens can start, but not all can grow to 260."""
-    own = footprint.measure(loaded.model)
+    own = estimate.measure(loaded.model)
     if find_sharing(loaded.model):
         # Enough for two rows of 256 columns and the buffers of a third prompt; not for three of 512.
-        windows = own.window_bytes(lambda window: window_columns(180 + SLACK_TOKENS, window, 256))
+        windows = own.bytes_of(0, own.window_cells(180 + SLACK_TOKENS, 256))
         beside = 3 * own.fixed_bytes + 3 * windows
         return loaded.info.weight_bytes + 1400 * own.token_bytes + beside
     return loaded.info.weight_bytes + 3 * own.row_bytes(200 + 304, 256)
@@ -248,7 +248,7 @@ def test_with_memory_enough_the_context_is_the_model_s_own() -> None:
 def test_memory_that_holds_no_row_is_reported_before_the_first_request() -> None:
     loaded = make_loaded("llama")
     with pytest.raises(ModelError, match=r"no room for a row of llama.*takes [\d.]+ MiB"):
-        measuring.make_memory_budget(
+        memory_budget.make_memory_budget(
             loaded, Settings(memory_bytes=loaded.info.weight_bytes), Sharing.GROUPS, None
         )
 
@@ -258,7 +258,7 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_refused() -> None:
     loaded = loaded_wide()
     needed = memory_for(loaded, 512)
     with pytest.raises(ModelError, match=r"--max-context-tokens 1024 takes .* MiB.*hold \d+ tokens"):
-        measuring.make_memory_budget(
+        memory_budget.make_memory_budget(
             loaded, Settings(memory_bytes=needed, max_context_tokens=1024), Sharing.GROUPS, None
         )
 

@@ -22,8 +22,8 @@ from reprise.engine.interface.events import Finished
 from reprise.engine.interface.models import HeadKind
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
 from reprise.engine.kv_cache.probes import find_sharing
-from reprise.engine.memory.footprint import measure
-from reprise.engine.memory.measuring import make_memory_budget
+from reprise.engine.memory.budget import make_memory_budget
+from reprise.engine.memory.estimate import measure
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.speculative.draft_model.forecast import DraftForecast
 from reprise.engine.speculative.heads.formats import FAMILIES

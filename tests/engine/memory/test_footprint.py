@@ -5,7 +5,7 @@ import pytest
 
 from reprise.engine.kv_cache.per_row import arrays_of, leaves, make_caches
 from reprise.engine.kv_cache.rows import evaluate
-from reprise.engine.memory.footprint import Footprint, measure
+from reprise.engine.memory.estimate import Footprint, measure
 from tests.engine.support import CONFIGS, make_model
 
 CHUNK = 64

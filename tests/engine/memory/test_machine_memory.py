@@ -11,7 +11,7 @@ from reprise.config.settings import Settings
 from reprise.engine.embedding.loading import load_embedding_model
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.kv_cache.rows import Sharing
-from reprise.engine.memory.measuring import make_memory_budget
+from reprise.engine.memory.budget import make_memory_budget
 from tests.engine.driven import loaded_once
 from tests.engine.embedding.encoder_folders import write_encoder
 

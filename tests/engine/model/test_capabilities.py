@@ -11,7 +11,7 @@ import pytest
 from reprise.config.settings import Settings
 from reprise.engine.generating.setup import TRIALS, flat_costs, make_worker
 from reprise.engine.kv_cache import exact_widths
-from reprise.engine.memory import measuring
+from reprise.engine.memory import budget
 from reprise.engine.model import loading
 from reprise.engine.model.capabilities import Findings
 from reprise.engine.model.loading import LoadedModel
@@ -22,7 +22,7 @@ TRIED = (
     (loading, "find_sharing"),
     (loading, "rollback_fault"),
     (loading, "prefix_fault"),
-    (measuring, "measure"),
+    (budget, "measure"),
 )
 UNUSABLE = b'{"sharing, None bits": "all", "footprint, None bits, batched": 1}'
 
@@ -60,7 +60,7 @@ def test_the_next_start_tries_nothing_and_finds_the_same(tmp_path: Path, tried: 
     second = start(tmp_path)
     assert tried == []
     assert second.info == first.info
-    footprints = [measuring.find_footprint(one, None, True) for one in (first, second)]
+    footprints = [budget.find_footprint(one, None, True) for one in (first, second)]
     assert footprints[0] == footprints[1]
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from reprise.engine.interface.errors import EngineError
-from reprise.engine.pool import lifecycle
-from reprise.engine.pool.lifecycle import MAX_WAIT_S, MIN_WAIT_S, AnswerTimes
+from reprise.engine.pool import model_engine
+from reprise.engine.pool.model_engine import MAX_WAIT_S, MIN_WAIT_S, AnswerTimes
 from tests.engine.conftest import StartEngine
 from tests.engine.support import Answer, ask, prompt_of, request
 
@@ -13,7 +13,7 @@ from tests.engine.support import Answer, ask, prompt_of, request
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, which only the test moves."""
     now = [100.0]
-    monkeypatch.setattr(lifecycle, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(model_engine, "perf_counter", lambda: now[0])
     return now
 
 

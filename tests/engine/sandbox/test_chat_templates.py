@@ -4,7 +4,7 @@ import psutil
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from reprise.engine.sandbox.chat_templates import RenderError, TemplateProcess
+from reprise.engine.sandbox.child_process import RenderError, TemplateProcess
 
 CHAT = [[{"role": "user", "content": "héllo ☃ \ud800"}, {"role": "assistant", "content": None}]]
 

@@ -15,9 +15,8 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from reprise.engine.interface.images import ImageProcessor, Tiles
+from reprise.engine.interface.images import MAX_ASPECT, ImageProcessor, Tiles, find_size, find_tiles
 from reprise.engine.sandbox.child_process import Limits
-from reprise.engine.sandbox.image_sizes import MAX_ASPECT, find_size, find_tiles
 from reprise.engine.sandbox.images import ImageDecoder, ImageError, ImageFile
 from tests.engine.sandbox.hostile_images import FILES, SHOWN
 from tests.engine.vision.tiny_towers import LFM2_SIZES, LFM2_TINY, REFERENCES

@@ -16,7 +16,7 @@ from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.prefix_cache import trie
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.kv_cache.probes import find_sharing
-from reprise.engine.memory.measuring import make_memory_budget
+from reprise.engine.memory.budget import make_memory_budget
 from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.scheduler import request_queue
 from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes

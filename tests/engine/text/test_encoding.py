@@ -14,8 +14,8 @@ from transformers import CodeLlamaTokenizer
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.cancellation import UnwantedError, run_while
 from reprise.engine.interface.errors import UnbrokenTextError
-from reprise.engine.text.tokens import encoding
-from reprise.engine.text.tokens.encoding import TextEncoder
+from reprise.engine.text import encoding
+from reprise.engine.text.encoding import TextEncoder
 from tests.engine.text import tokenizers_zoo as zoo
 
 PIECES = st.sampled_from(

@@ -23,8 +23,8 @@ from reprise.engine.sampling import grammar
 from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.speculative.proposers import DraftSources
 from reprise.engine.speculative.translation import Translation
-from reprise.engine.text.tokens import token_table, tokenizer_reading
-from reprise.engine.text.tokens.token_table import make_table
+from reprise.engine.text import token_table, tokenizer_reading
+from reprise.engine.text.token_table import make_table
 from reprise.engine.text.vocabulary import Vocabulary
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven

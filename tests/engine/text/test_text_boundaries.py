@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.engine.text.tokens.encoding import (
+from reprise.engine.text.encoding import (
     NO_BOUNDARIES,
     find_complete_end,
     find_shared_boundaries,

@@ -7,8 +7,8 @@ import llguidance.hf
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from reprise.engine.text.tokens import token_table
-from reprise.engine.text.tokens.token_table import TokenTable, decode_partial, make_table, read_table
+from reprise.engine.text import token_table
+from reprise.engine.text.token_table import TokenTable, decode_partial, make_table, read_table
 from reprise.engine.text.vocabulary import copy_backend
 from tests.engine.support import make_tokenizer
 from tests.engine.text import tokenizers_zoo as zoo

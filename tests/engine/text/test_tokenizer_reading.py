@@ -11,8 +11,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, normalizers
 from transformers import GemmaTokenizer
 
-from reprise.engine.text.tokens import tokenizer_reading
-from reprise.engine.text.tokens.tokenizer_reading import describe_backend, read_once
+from reprise.engine.text import tokenizer_reading
+from reprise.engine.text.tokenizer_reading import describe_backend, read_once
 from reprise.engine.text.vocabulary import copy_backend
 from tests.engine.text import tokenizers_zoo as zoo
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from reprise.config.settings import Settings
-from reprise.engine.sandbox.chat_templates import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
+from reprise.engine.sandbox.child_process import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
 from reprise.server.http.body import MAX_HEADERS
 from reprise.server.http.connection import (
     MAX_HEAD_BYTES,

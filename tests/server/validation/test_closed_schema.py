@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.engine.sandbox.schema_checks import CHECKER
+from reprise.engine.sandbox.child_process import CHECKER
 from reprise.server.validation.json_schema import closed, modern
 from tests.server.fake_engine import says
 from tests.server.validation.tool_schemas import of_tools

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from reprise.engine.interface.errors import GrammarError
 from reprise.engine.sampling.grammar import Grammars
-from reprise.engine.sandbox.schema_checks import CHECK_LIMITS, CHECKER, SchemaChecker
+from reprise.engine.sandbox.child_process import CHECK_LIMITS, CHECKER, SchemaChecker
 from reprise.server.generation.grammars import json_grammar
 from reprise.server.validation.json_schema import (
     check_schema,

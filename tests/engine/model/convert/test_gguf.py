@@ -21,7 +21,7 @@ from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.model.convert import gguf_folder
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.gguf_file import unpack
-from reprise.engine.model.convert.options import ConvertError, Options
+from reprise.engine.model.convert.sources import ConvertError, Options
 from tests.combinations import spread
 from tests.engine.model.convert.gguf_files import (
     MODEL_TYPES,

@@ -14,7 +14,7 @@ from reprise.engine.speculative.translation import (
     TokenMap,
     VocabularyPair,
 )
-from reprise.engine.text.tokens.encoding import find_complete_end
+from reprise.engine.text.encoding import find_complete_end
 from reprise.engine.text.vocabulary import Vocabulary
 from tests.engine.text import tokenizers_zoo as zoo
 

@@ -15,7 +15,7 @@ from mlx_lm.utils import load_tokenizer
 from transformers import tokenization_utils_base
 
 from reprise.config.model_settings import BUNDLED_MODEL
-from reprise.engine.sandbox.chat_templates import PROCESS, TemplateProcess
+from reprise.engine.sandbox.child_process import PROCESS, TemplateProcess
 from reprise.engine.text.templates.chat_template import ChatTemplate, ControlTokens, TemplateError
 from reprise.engine.text.templates.fit import Traits, fit, plain_tools
 from reprise.engine.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from reprise.config.model_settings import BUNDLED_MODEL
-from reprise.engine.sandbox.chat_templates import isolate_templates
+from reprise.engine.sandbox.child_process import PROCESS
 from reprise.engine.text.templates.chat_template import ChatTemplate
 from reprise.server.prompt.encoder import to_harmony_messages, to_harmony_tools
 from tests.engine.text.templates.shapes import SHAPES, lost
@@ -52,7 +52,7 @@ def folder() -> Path:
 
 @cache
 def load(file: Path) -> ChatTemplate:
-    isolate_templates()
+    PROCESS.isolate()
     changed = {"chat_template": file.read_text(encoding="utf-8"), "bos_token": "<|im_start|>"}
     return ChatTemplate(load_tokenizer(Path(BUNDLED_MODEL), changed))
 

@@ -23,7 +23,7 @@ from safetensors.numpy import save
 from tokenizers import Tokenizer as Backend
 
 from reprise.config.atomic_files import remove_oldest, write_in_folder
-from reprise.engine.text.tokens.tokenizer_reading import describe_backend
+from reprise.engine.text.tokenizer_reading import describe_backend
 
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, TypeVar
-from unittest.mock import patch
 
 from mlx_lm import tokenizer_utils
 from tokenizers import Tokenizer as Backend
@@ -81,7 +80,7 @@ def _reading_once(reader: "Reader") -> Iterator[None]:
     kind: Any = base.TokenizersBackend
     original = kind.convert_to_native_format.__func__
     with ExitStack() as stack:
-        replace = lambda *target: stack.enter_context(patch.object(*target))  # noqa: E731
+        replace = partial(_replace, stack)
         # Without a decoder mlx-lm chooses its plain detokenizer. The engine has one of its own.
         replace(tokenizer_utils, "json", SimpleNamespace(load=lambda _: {}))
         replace(tokenization_utils_base, "json", FileJson(reader))
@@ -90,6 +89,13 @@ def _reading_once(reader: "Reader") -> Iterator[None]:
         replace(kind, "convert_to_native_format", classmethod(partial(_convert, reader, replace, original)))
         replace(kind, "get_vocab", lambda tokenizer: Tokens(tokenizer.backend_tokenizer))
         yield
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Set an attribute of a module or a class until the stack is closed."""
+    own = vars(owner)
+    stack.callback(setattr, owner, name, own[name]) if name in own else stack.callback(delattr, owner, name)
+    setattr(owner, name, value)
 
 
 class Reader:
