@@ -164,7 +164,7 @@ _REAL_PEERS = f"serve {_SMOLLM2} --draft-model models/smollm2-10-layers --rounds
 _STREAMS = "serve --concurrency 8 --server mlx_lm.server --server reprise --rounds 3"
 
 RUNS = [
-    Run(1000, f"decode {_SMOLLM2} --cases 20 --repeats 1",
+    Run(3300, f"decode {_SMOLLM2} --cases 20 --repeats 3",
         {"real": _REAL,
          "real-positions": Figure("decode.rows", [
              Column("workload", "chats"),
