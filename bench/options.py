@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reprise.bench.errors import ArgumentsError
+from reprise.bench.experiment import ArgumentsError
 from reprise.bench.workloads import WORKLOADS
 from reprise.config.settings import KEY, SETTINGS
 from reprise.engine.model.convert.sources import is_converted_first, is_path
@@ -49,7 +49,6 @@ def listed(parse: Parser) -> Parser:
 
 
 count = _parser(int, lambda value: value > 0, "{} is not a whole number above 0")
-count_or_none = _parser(int, lambda value: value >= 0, "{} is not a whole number")
 levels, names = listed(count), listed(str)
 numbers = listed(_parser(float, lambda value: value >= 0, "{} is not a number of at least 0"))
 # No server accepts longer drafts.
@@ -152,11 +151,6 @@ def settings(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return the parsed values of these settings, as keyword arguments of Settings."""
     given = {name: getattr(arguments, name) for name in names}
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-
-
-def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings for --draft-model and --draft-translation, as keyword arguments of Settings."""
-    return settings(arguments, "draft_model", "draft_translation")
 
 
 def flags(arguments: argparse.Namespace, *names: str) -> list[str]:

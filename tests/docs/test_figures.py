@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from reprise.bench.errors import BenchError
+from reprise.bench.experiment import BenchError
 from reprise.bench.figures import run_all
 from reprise.bench.figures.catalog import FIGURES, RUNS
 from reprise.bench.figures.run_all import (
