@@ -138,7 +138,8 @@ def run(arguments: argparse.Namespace) -> int:
                 result = made if not result or not result["cost_curve"] else result
     result["decode"] |= {"rows": rows, "energy": meter.source or meter.reason}
     notes = [*NOTES, *result["decode"]["skipped"], *divergences(rows)]
-    console = document.make_console(120 if len(rows[0]) < 40 else 150)
+    has_more = arguments.draft_model or arguments.windows or arguments.warm or arguments.costs != ("own",)
+    console = document.make_console(160 if has_more else 120)
     title = f"Decoding {result['model']['name']} with drafts, compared with plain decoding"
     document.print_rows(console, rows, COLUMNS, title)
     document.report(arguments, result, rows, notes, console)

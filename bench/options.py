@@ -96,10 +96,10 @@ OUTPUTS: dict[str, Any] = {"json": None, "csv": None, "html": None}
 
 
 class Flag(NamedTuple):
-    """An argument of a command. name: without dashes for a positional one.
+    """A flag of a command.
 
-    parse: None makes a flag without a value. default: `...` makes the flag required; another default is added
-    to the help, unless the help names it. is_repeated: whether the flag may be given several times.
+    parse: None makes a flag without a value. default: is added to the help, unless the help names it.
+    is_repeated: whether the flag may be given several times.
     """
 
     name: str
@@ -113,18 +113,14 @@ class Flag(NamedTuple):
 def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag]) -> None:
     """Add a command's arguments to the parser."""
     for name, parse, placeholder, default, text, is_repeated in flags:
-        more: dict[str, Any] = {"type": parse, "metavar": placeholder}
-        if parse is None:
-            more = {"action": "store_true"}
-        elif name.startswith("-"):
+        more: dict[str, Any] = {"action": "store_true"}
+        if parse is not None:
             action = "append" if is_repeated else "store"
-            more |= {"default": default, "required": default is ..., "action": action}
-        elif is_repeated:
-            more["nargs"] = "+"
-        if default not in (None, ..., (), []) and "Default:" not in text:
+            more = {"type": parse, "metavar": placeholder, "default": default, "action": action}
+        if default not in (None, (), []) and "Default:" not in text:
             shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
             text = f"{text} Default: {shown}."
-        parser.add_argument(*name.split(), help=text, **more)
+        parser.add_argument(name, help=text, **more)
 
 
 def shared(**defaults: Any) -> Iterator[Flag]:

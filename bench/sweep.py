@@ -20,6 +20,7 @@ import numpy as np
 from reprise.bench import document, options
 from reprise.bench.answering import PLAIN, Answering, Arm, Case
 from reprise.bench.cost_curves import built_in, find_curve
+from reprise.bench.decode import row_of
 from reprise.bench.document import Column
 from reprise.bench.energy import EnergyMeter
 from reprise.bench.experiment import BenchError, Progress, Row, grouped
@@ -253,24 +254,14 @@ def measure_break_even(local: Answering, chats: Sequence[Chat]) -> dict[str, lis
 
 
 def points_of(runs: Sequence[Row]) -> list[Row]:
-    """Return a point for each drafted run: its speedup over the chat's plain run, and its energy."""
+    """Return a point for each drafted run: the figures of `bench decode`, beside the chat's plain run."""
     plain = {run["case"]: run for run in runs if run["arm"] == "plain"}
-    points = []
-    for run in runs:
-        one = plain[run["case"]]
-        if run is one or min(run["num_tokens"], one["num_tokens"]) < MIN_TOKENS:
-            continue
-        tps, plain_tps = (row["num_tokens"] / row["decode_s"] for row in (run, one))
-        points.append({
-            "chat": int(run["case"]), **{name: run[name] for name in ("workload", "num_draft_tokens")},
-            "tokens": run["num_tokens"], "forwards": run["num_forwards"], "drafted": run["num_drafted"],
-            "decode_tps": tps, "plain_tps": plain_tps, "speedup": tps / plain_tps,
-            "acceptance": ratio(run["num_accepted"], run["num_drafted"]),
-            "energy_j_per_token": ratio(run["energy_j"], run["num_tokens"]),
-            "plain_energy_j_per_token": ratio(one["energy_j"], one["num_tokens"]),
-            "parity": "PASS" if run["tokens"] == one["tokens"] else "FAIL",
-        })  # fmt: skip
-    return points
+    return [
+        row_of([run], [one], [])
+        | {"chat": int(run["case"]), "parity": "PASS" if run["tokens"] == one["tokens"] else "FAIL"}
+        for run in runs
+        if run is not (one := plain[run["case"]]) and min(run["num_tokens"], one["num_tokens"]) >= MIN_TOKENS
+    ]
 
 
 def fit(points: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -314,7 +305,7 @@ def model_needs(points: Sequence[Row]) -> list[Row]:
     return [
         {"num_draft_tokens": length}
         | mean_of(
-            (one["tokens"] / one["speedup"] / one["forwards"] - 1) / length for one in alike
+            (one["tokens_per_forward"] / one["speedup"] - 1) / length for one in alike
         ).fields("break_even")
         for (length,), alike in grouped(points, "num_draft_tokens").items()
     ]  # fmt: skip

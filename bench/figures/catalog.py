@@ -279,7 +279,7 @@ RUNS = [
 """The commands that make the figures, in this order."""
 
 QUICK = {
-    "decode": "--cases 1 --repeats 1 --max-tokens 16",
+    "decode": "--workloads edits --cases 1 --repeats 1 --max-tokens 16",
     "--together": "--workloads edits,free --windows 8 --thresholds 0.3",
     "serve": "--concurrency 1 --chats 1 --rounds 1 --max-tokens 16",
     "sweep": "--workloads edits --chats 1 --max-tokens 24 --num-draft-tokens 2",

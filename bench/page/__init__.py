@@ -43,7 +43,7 @@ MEASURES = {
 
 ABOUT = (
     "workload", "num_draft_tokens", "low", "high", "n", "ms", "plain_tps", "rule", "requests", "failed",
-    "error", "parity", "margin",
+    "error", "parity",
 )  # fmt: skip
 """More fields that tooltips show."""
 
@@ -57,14 +57,6 @@ TITLES = MEASURES | {
 SHARES = [name for name, title in TITLES.items() if title.startswith("share ")]
 """Fields that are shown as percentages."""
 
-_SPEEDS = {"domainMid": 1, "range": ["#e8833a", "#f3f1ea", "#4aa3ea"]}
-_EQUAL = {"domain": ["PASS", "FAIL"], "range": ["#bfdcf3", "#f2914f"]}
-TINTS: dict[str, Spec] = {
-    "speedup": {"type": "quantitative", "legend": None, "scale": _SPEEDS},
-    "parity": {"type": "nominal", "legend": None, "scale": _EQUAL},
-}
-"""How cells are tinted, by field."""
-
 MARKS: dict[str, list[tuple[Spec, dict[str, str]]]] = {
     "dots": [
         ({"type": "rule", "strokeWidth": 3, "aria": False}, {"x": "low", "x2": "high"}),
@@ -76,10 +68,6 @@ MARKS: dict[str, list[tuple[Spec, dict[str, str]]]] = {
         ({"type": "point", "filled": True}, {}),
     ],
     "lines": [({"type": "line", "point": {"size": 45}, "strokeWidth": 1.6}, {})],
-    "cells": [
-        ({"type": "rect", "cornerRadius": 3}, {}),
-        ({"type": "text", "color": "#111", "aria": False}, {"text": "text"}),
-    ],
 }
 """The marks of charts from bottom to top, with the fields that they show instead of x and y.
 
@@ -103,20 +91,13 @@ class Axes:
 
 
 def chart(
-    title: str,
-    mark: str,
-    rows: Iterable[Row],
-    axes: Axes,
-    *,
-    layers: Sequence[Spec] = (),
-    note: str = "",
+    title: str, mark: str, rows: Iterable[Row], axes: Axes, layers: Sequence[Spec] = (), note: str = ""
 ) -> Spec | None:
     """Return a chart of rows; None if no row can be shown.
 
     mark: "dots", with a band for each value of y, the best first, and a lane in it for each series; "lines";
-    "points"; or "cells", tinted by the series, with the text of the field "text". Bars and ticks are drawn
-    where a row has NAME_low, NAME_high and NAME_best of a measure, or low and high. layers: drawn below the
-    marks.
+    or "points". Bars and ticks are drawn where a row has NAME_low, NAME_high and NAME_best of a measure, or
+    low and high. layers: drawn below the marks.
     """
     x, y, series, panel, menus = axes.x, axes.y, axes.series, axes.panel, axes.menus
     rows = _flat(rows)
@@ -129,7 +110,7 @@ def chart(
     ends = {"value": "", "low": "_low", "high": "_high", "best": "_best"} if known else {}
     transform: list[Spec] = [{"filter": f"datum['{field}'] == by_{field}"} for field in menus]
     transform += [{"calculate": f"datum[measure + '{end}']", "as": name} for name, end in ends.items()]
-    drawn = {name: _axis(field, mark, rows) for name, field in (("x", x), ("y", y))}
+    drawn = {name: _axis(field, rows) for name, field in (("x", x), ("y", y))}
     if mark == "dots":
         rows.sort(key=lambda row: row.get(known[0]) or 0, reverse=True)
         drawn["y"]["sort"] = None
@@ -138,7 +119,7 @@ def chart(
     fields = dict.fromkeys([panel, y, series, x, *menus, *MEASURES, *ABOUT])
     tooltip = [_tip(name) for name in fields if all(name in row for row in rows)]
     bands, lanes = (len({row.get(field) for row in rows}) for field in (y, series))
-    height = {"dots": 15 * bands * (1 + lanes), "cells": 26 * bands}.get(mark, 220)
+    height = 15 * bands * (1 + lanes) if mark == "dots" else 220
     view: Spec = {"height": height, "layer": [*layers, *_marks(mark, drawn, series, tooltip)]}
     if panel:
         view = {"facet": {"field": panel, "type": "nominal", "sort": None}, "spec": view}
@@ -156,12 +137,12 @@ def _menu(name: str, label: str, options: Iterable[Any]) -> Spec:
     return {"name": name, "value": options[0], "bind": bind}
 
 
-def _axis(field: str, mark: str, rows: Sequence[Row]) -> Spec:
+def _axis(field: str, rows: Sequence[Row]) -> Spec:
     """Return an axis, without a title if its texts or a menu say what it shows."""
     is_text = any(isinstance(row.get(field), str) for row in rows)
     title = None if is_text or field == "value" else TITLES.get(field, field.replace("_", " "))
     axis = {"field": field, "title": title}
-    if is_text or mark == "cells" or field == "turn":
+    if is_text or field == "turn":
         return axis | {"type": "ordinal", "axis": {"labelAngle": 0}}
     scale = {"type": "log", "base": 2} if field == "entries" else {"zero": False}
     form = {"format": ".0%"} if field in SHARES else {}
@@ -177,19 +158,18 @@ def _tip(name: str) -> Spec:
 
 def _marks(mark: str, axes: Spec, series: str, tooltip: Sequence[Spec]) -> list[Spec]:
     """Return the layers of a chart's marks. Names in a legend can be pressed, and the others fade."""
-    color = {"field": series} | TINTS.get(series, {"type": "nominal"})
+    color = {"field": series, "type": "nominal"}
     layers: list[Spec] = []
     for drawn, fields in MARKS[mark]:
         own = {channel: axes.get(channel, {}) | {"field": name} for channel, name in fields.items()}
         shade = {} if "color" in drawn else {"color": color, "tooltip": tooltip}
-        if mark != "cells" and shade:
+        if shade:
             shade["opacity"] = {"condition": {"param": "shown", "value": 1}, "value": 0.08}
         layers.append({"mark": drawn, "encoding": axes | own | shade})
-    if mark != "cells":
-        # A chart takes its legend from its first layer, which must be the one that listens to it.
-        select = {"type": "point", "fields": [series]}
-        layers[0]["params"] = [{"name": "shown", "select": select, "bind": "legend"}]
-        layers[-1]["encoding"]["shape"] = color | {"legend": None}
+    # A chart takes its legend from its first layer, which must be the one that listens to it.
+    select = {"type": "point", "fields": [series]}
+    layers[0]["params"] = [{"name": "shown", "select": select, "bind": "legend"}]
+    layers[-1]["encoding"]["shape"] = color | {"legend": None}
     return layers
 
 
@@ -274,18 +254,6 @@ def speedup(document: Document) -> Parts:
         note="At 1: plain decoding. Bars: repeated runs. Ticks: the best fixed draft length, in hindsight.",
     )
     yield from tables(all_figures=rows_of(document, "decode"))
-
-
-def parity(document: Document) -> Parts:
-    """Yield the parts about whether drafting changed any token."""
-    rows = [row for row in _decode_rows(document) if row.get("parity")]
-    for row in rows:
-        first = row.get("first_divergence") or {}
-        row["text"] = "✓ same" if row["parity"] == "PASS" else f"✗ token {first.get('token', '?')}"
-        row["margin"] = first.get("margin")
-    yield chart(
-        "Each drafted run compared with each plain run", "cells", rows, Axes("series", "case", "parity")
-    )
 
 
 def answers(document: Document) -> Parts:
@@ -443,7 +411,7 @@ def costs(*documents: Document) -> Parts:
 
 
 SECTIONS: dict[str, Callable[..., Parts]] = {
-    "Speedup": speedup, "Parity": parity, "The source of each token": answers,
+    "Speedup": speedup, "The source of each token": answers,
     "Acceptance": acceptance, "Cost curve": costs, "Settings": sweep, "When drafting pays": pays,
     "Servers under load": serve, "Replayed without a model": replay,
 }  # fmt: skip

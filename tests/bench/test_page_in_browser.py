@@ -9,7 +9,7 @@ from reprise.bench.page import write_page
 from tests.bench.documents.made_up import made_up
 
 SECTIONS = [
-    "speedup", "parity", "answers", "acceptance", "costs", "sweep", "pays", "serve", "replay",
+    "speedup", "answers", "acceptance", "costs", "sweep", "pays", "serve", "replay",
 ]  # fmt: skip
 """The sections with figures; the last section of a page has the sources."""
 
@@ -260,7 +260,7 @@ def test_documents_of_two_machines_share_a_page(opened, files):
 
 def test_only_sections_with_data_appear(opened, files):
     for name, expected in (
-        ("decoding", ["speedup", "parity", "acceptance", "sources"]),
+        ("decoding", ["speedup", "acceptance", "sources"]),
         ("empty", ["sources"]),
     ):
         opened.open(files[name])

@@ -71,7 +71,7 @@ def planted(chat: int, length: int, acceptance: float, cost: float) -> Row:
     accepted = round(steps * length * acceptance)
     tokens = steps + accepted
     return {
-        "chat": chat, "num_draft_tokens": length, "tokens": tokens, "forwards": steps,
+        "chat": chat, "num_draft_tokens": length, "tokens_per_forward": tokens / steps,
         "acceptance": accepted / (steps * length), "speedup": tokens / (steps * cost),
         "plain_tps": PLAIN_TPS,
     }  # fmt: skip
@@ -149,10 +149,7 @@ def test_the_command_measures_every_acceptance_and_a_page_shows_it(
     section = found["sweep"]
     points = [one for one in section["points"] if one["drafts"] == "controlled"]
     assert len(points) == 2 * 2 * len(LEVELS)
-    for one in points:
-        # Every step verified a draft, except the last, which has no room for one.
-        assert one["drafted"] >= one["forwards"] - 1
-        assert one["parity"] == "PASS"
+    assert {one["parity"] for one in points} == {"PASS"}
     for length in (1, 4):
         shares = [one["acceptance"] for one in points if one["num_draft_tokens"] == length]
         assert (min(shares), max(shares)) == (0.0, 1.0)
