@@ -118,9 +118,10 @@ def replay(pairs: Sequence[TokenPair], rules: Sequence[Rule], setups: Sequence[S
         return [about | row | {"straight": alike.get(row["workload"])} for row in found]
 
     arms = {rule.name: partial(play, rule=rule) for rule in rules}
-    cases = {setup.curve.name: setup for setup in setups}
+    cases = {str(at): setup for at, setup in enumerate(setups)}
     with Progress() as progress:
-        rows = Experiment(arms, cases).run(progress)
+        label = f"replaying {len(pairs)} answers"
+        rows = Experiment(arms, cases, label=lambda *_: label).run(progress)
     order = {name: at for at, name in enumerate(arms)}
     return [
         {name: value for name, value in row.items() if name not in ("arm", "case", "round")}
