@@ -12,7 +12,7 @@ an hour on two cores, with --workloads or --cases less.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -215,9 +215,9 @@ def _arms(local: Answering, cases: Cases, prices: str) -> dict[str, Arm]:
     if token is None and (given.windows or "wedlm" in given.draft_types):
         raise ArgumentsError(f"{given.model or 'the bundled model'} is not a WeDLM model")
     arms = {"plain": PLAIN}
-    memories = {"": PLAIN.prepare} if not given.warm else {"cold": PLAIN.prepare} | {
-        folder.resolve().name: partial(_fill, known=_answers(local, folder, cases)) for folder in given.warm
-    }  # fmt: skip
+    memories: dict[str, Callable[[LocalEngine, Case], object]] = {"cold" if given.warm else "": PLAIN.prepare}
+    for folder in given.warm:
+        memories[folder.resolve().name] = partial(_fill, known=_answers(local, folder, cases))
     for length, kind, (memory, prepare) in product(
         given.num_draft_tokens, given.draft_types, memories.items()
     ):
