@@ -1,4 +1,4 @@
-"""An experiment: arms x cases x rounds, alternating, with a warm-up, and resumed where it was interrupted.
+"""An experiment: arms x cases x rounds, rotating, with a warm-up, resumed where it was interrupted.
 
 Every run returns rows: plain dictionaries that JSON has. The experiment adds the arm, the case and the
 round, 0 for a warm-up. All statistics are computed from such rows. parity() compares their token ids.
@@ -6,19 +6,164 @@ round, 0 for a warm-up. All statistics are computed from such rows. parity() com
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import product, zip_longest
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from time import monotonic
+from typing import Any, Generic, TypeVar
 
-from reprise.bench.errors import ArgumentsError
+from rich.console import Console
 
 Tokens = Sequence[int]
 CaseT = TypeVar("CaseT")
 Row = dict[str, Any]
 Arm = Callable[[CaseT], list[Row]]
 """Runs a case once and returns its rows."""
+
+LINE_EVERY_S = 60.0
+"""Seconds after which another line says how far the work is."""
+
+
+class BenchError(Exception):
+    """The benchmark has to stop; the message is one line with the reason and the way out."""
+
+
+class ArgumentsError(BenchError):
+    """A command's arguments are invalid, or cannot be combined."""
+
+
+class Progress(AbstractContextManager["Progress"]):
+    """Prints what runs, the share that is done, and the time that is left, to stderr.
+
+    A line for each new label, and for each minute; a terminal shows one line that changes.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._status = self._console.status("") if self._console.is_terminal else None
+        self._label, self._total, self._done = "", 0.0, 0.0
+        self._began_at = self._shown_at = monotonic()
+
+    def plan(self, units: float) -> None:
+        """Begin work of so many units; the time that is left is estimated by those that are done."""
+        self._total, self._done, self._began_at = units, 0.0, monotonic()
+
+    def advance(self, units: float = 1.0) -> None:
+        """Count units as done."""
+        self._done += units
+
+    def show(self, label: str, share: float | None = None) -> None:
+        """Show what runs. share: what is done of work that plan() does not count. Any thread may call it."""
+        is_new = label != self._label
+        if not is_new and not self._status and monotonic() - self._shown_at < LINE_EVERY_S:
+            return
+        self._label, self._shown_at = label, monotonic()
+        done = share if share is not None else self._done / self._total if self._total else 0.0
+        left = f", {format_left(self.left_s)}" if share is None and self.left_s is not None else ""
+        line = f"{label} ({100 * done:.0f} % done{left})"
+        if self._status:
+            self._status.update(line)
+        else:
+            self._console.print(line, highlight=False, markup=False)
+
+    @property
+    def left_s(self) -> float | None:
+        """The estimated seconds that are left; None before anything is done."""
+        taken_s = monotonic() - self._began_at
+        return taken_s / self._done * (self._total - self._done) if self._done else None
+
+    def __enter__(self) -> "Progress":
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status:
+            self._status.stop()
+
+
+def format_left(seconds: float) -> str:
+    """Write the time that is left in seconds, minutes or hours, rounded as an estimate should be."""
+    if seconds < 90:
+        return f"about {seconds:.0f} s left"
+    return f"about {seconds / 60:.0f} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"
+
+
+@dataclass(frozen=True)
+class Experiment(Generic[CaseT]):
+    """The arms, cases and rounds to run.
+
+    arms, cases: by name, in order. Each round of a case begins with the next arm, so that a machine that
+    slows down favors none of them. has_warm_up: returns whether the named case first runs unmeasured.
+    resume: a file to which every run is written, and from which the runs of an interrupted experiment are
+    read. key: text that identifies the experiment; a file of another one is refused.
+    label: what the progress shows of a run, from the names of arm and case.
+    """
+
+    arms: Mapping[str, Arm[CaseT]]
+    cases: Mapping[str, CaseT]
+    rounds: int = 1
+    has_warm_up: Callable[[str], bool] = lambda _: False
+    resume: Path | None = None
+    key: str = ""
+    label: Callable[[str, str], str] = lambda arm, case: f"{case}: {arm}"
+
+    def run(self, progress: Progress) -> list[Row]:
+        """Run all that the file to resume from lacks; return the rows of all runs, warm-ups included.
+
+        Raises ArgumentsError if the file to resume from belongs to another experiment.
+        """
+        kept = self._kept()
+        rows: list[Row] = []
+        schedule = [*self._schedule()]
+        progress.plan(len(schedule))
+        for number, case, arm in schedule:
+            run = {"key": self.key, "arm": arm, "case": case, "round": number}
+            if (found := kept.get((arm, case, number))) is None:
+                progress.show(self.label(arm, case))
+                found = self.arms[arm](self.cases[case])
+                if self.resume:
+                    # The line break comes first, so that a line that was cut off spoils no other.
+                    with self.resume.open("a", encoding="utf-8") as file:
+                        file.write("\n" + json.dumps({**run, "rows": found}))
+            rows += [{"arm": arm, "case": case, "round": number, **row} for row in found]
+            progress.advance()
+        return rows
+
+    def _schedule(self) -> Iterator[tuple[int, str, str]]:
+        """Yield (round, case, arm) of every run, in order."""
+        names = list(self.arms)
+        for at, case in enumerate(self.cases):
+            for number in range(0 if self.has_warm_up(case) else 1, self.rounds + 1):
+                first = (at + number - 1) % len(names)
+                yield from ((number, case, arm) for arm in names[first:] + names[:first])
+
+    def _kept(self) -> dict[tuple[str, str, int], list[Row]]:
+        """Return the rows of the runs in the file."""
+        text = self.resume.read_text(encoding="utf-8") if self.resume and self.resume.exists() else ""
+        known = {}
+        for line in text.split("\n"):
+            # What is not JSON is the line that was being written when the experiment was interrupted.
+            with suppress(ValueError):
+                run = json.loads(line)
+                if (key := run.get("key")) != self.key:
+                    raise ArgumentsError(f"--resume: {self.resume} has the runs of another experiment: {key}")
+                known[run["arm"], run["case"], run["round"]] = run["rows"]
+        return known
+
+
+def measured(rows: Iterable[Row]) -> list[Row]:
+    """Return the measured rows: no warm-ups, and no rows whose is_measured is false."""
+    return [row for row in rows if row["round"] and row.get("is_measured", True)]
+
+
+def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Group rows by their values of these fields, in order of appearance."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
 
 
 def parity(
@@ -51,77 +196,3 @@ def first_difference(one: Tokens, other: Tokens) -> int | None:
     """
     pairs = enumerate(zip_longest(one, other))
     return next((at for at, (mine, theirs) in pairs if mine != theirs), None)
-
-
-@dataclass(frozen=True)
-class Experiment(Generic[CaseT]):
-    """The arms, cases and rounds to run.
-
-    arms, cases: by name, in order. has_warm_up: returns whether the named case first runs unmeasured.
-    order: "reverse" turns the order of the arms around in every other round, so that a machine that slows
-    down favors none of them; "rotate" begins each run of a case with the next arm.
-    resume: a file to which every run is written, and from which the runs of an interrupted experiment are
-    read. key: text that identifies the experiment; a file of another one is refused.
-    """
-
-    arms: Mapping[str, Arm[CaseT]]
-    cases: Mapping[str, CaseT]
-    rounds: int
-    has_warm_up: Callable[[str], bool] = lambda _: True
-    order: Literal["reverse", "rotate"] = "reverse"
-    resume: Path | None = None
-    key: str = ""
-
-    def run(self) -> list[Row]:
-        """Run all that the file to resume from lacks; return the rows of all runs, warm-ups included.
-
-        Raises ArgumentsError if the file to resume from belongs to another experiment.
-        """
-        kept = self._kept()
-        rows: list[Row] = []
-        for number, case, arm in self._schedule():
-            run = {"key": self.key, "arm": arm, "case": case, "round": number}
-            if (found := kept.get((arm, case, number))) is None:
-                found = self.arms[arm](self.cases[case])
-                if self.resume:
-                    # The line break comes first, so that a line that was cut off spoils no other.
-                    with self.resume.open("a", encoding="utf-8") as file:
-                        file.write("\n" + json.dumps({**run, "rows": found}))
-            rows += [{"arm": arm, "case": case, "round": number, **row} for row in found]
-        return rows
-
-    def _schedule(self) -> Iterator[tuple[int, str, str]]:
-        """Yield (round, case, arm) of every run, in order."""
-        names = list(self.arms)
-        rounds = [(at, case) for case in self.cases for at in range(self.rounds + 1)]
-        runs = [(at, case) for at, case in rounds if at or self.has_warm_up(case)]
-        for place, (number, case) in enumerate(runs):
-            first = place % len(names) if self.order == "rotate" else 0
-            step = -1 if self.order == "reverse" and number % 2 else 1
-            yield from ((number, case, arm) for arm in (names[first:] + names[:first])[::step])
-
-    def _kept(self) -> dict[tuple[str, str, int], list[Row]]:
-        """Return the rows of the runs in the file."""
-        text = self.resume.read_text(encoding="utf-8") if self.resume and self.resume.exists() else ""
-        known = {}
-        for line in text.split("\n"):
-            # What is not JSON is the line that was being written when the experiment was interrupted.
-            with suppress(ValueError):
-                run = json.loads(line)
-                if (key := run.get("key")) != self.key:
-                    raise ArgumentsError(f"--resume: {self.resume} has the runs of another experiment: {key}")
-                known[run["arm"], run["case"], run["round"]] = run["rows"]
-        return known
-
-
-def measured(rows: Iterable[Row]) -> list[Row]:
-    """Return the measured rows: no warm-ups, and no rows whose is_measured is false."""
-    return [row for row in rows if row["round"] and row.get("is_measured", True)]
-
-
-def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Group rows by their values of these fields, in order of appearance."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    return groups

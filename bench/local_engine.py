@@ -1,13 +1,15 @@
-"""An engine in this process, without HTTP, that answers the turns of chats synchronously."""
+"""An engine in this process, without HTTP, that answers the turns of chats; and what its steps cost here."""
 
 import logging
 import queue
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from time import perf_counter
 from typing import Any, Self
 
-from reprise.bench.errors import ArgumentsError
-from reprise.bench.step_times import time_steps
+import mlx.core as mx
+
+from reprise.bench.experiment import ArgumentsError
 from reprise.bench.workloads import Turn
 from reprise.bench.workloads.chats import render, render_turn, views_of
 from reprise.config.settings import Settings
@@ -22,7 +24,10 @@ from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.events import Event, Failed, Finished
 from reprise.engine.interface.models import StartProgress
 from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
+from reprise.engine.kv_cache.per_row import cache_arrays, make_caches
+from reprise.engine.kv_cache.rows import Rows, make_rows
 from reprise.engine.pool.loads import Makers
+from reprise.engine.speculative.costs.cost_table import WIDTHS, grid_up_to
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.proposers import DraftSources
 from reprise.server.prompt.views import ViewMaker
@@ -33,10 +38,30 @@ FORBID = -1e9
 FORCE, EVEN_OUT = 1e6, 1e4
 """The bias of the only allowed tokens, and a temperature that makes the model's own logits negligible."""
 
+CONTEXT_TOKENS = 16
+
+ROUNDS, LONG_ROUNDS, LONG_S = 5, 2, 0.1
+"""Times that each width is measured, and one whose steps take this many seconds; the fastest counts."""
+
+PLAIN_STEPS = 4
+"""Plain steps in a measurement of width 1: each is dispatched before the one before it is fetched."""
+
+TOKEN_STRIDE = 7919
+"""Distance of consecutive tokens in the vocabulary: a mixture of experts computes more for different ones."""
+
 
 def equal_costs(*widths: int) -> StepCosts:
     """Return costs under which steps of these widths cost as much as plain steps, so every draft pays."""
     return StepCosts({(1, width): 1.0 for width in (1, *widths)}, is_learned=False)
+
+
+def forced_costs(max_drafted: int) -> StepCosts:
+    """Return costs under which the longest draft is always the best choice.
+
+    A step of width w seems to cost 1/w of a plain step. Then even rejected drafts pay, the slowdown budget is
+    never exceeded, and a draft model's own steps cost next to nothing.
+    """
+    return StepCosts({(1, width): 1000.0 / width for width in range(1, max_drafted + 2)}, is_learned=False)
 
 
 class LocalEngine:
@@ -151,3 +176,56 @@ def _join(place: Place, settings: Settings) -> Ranks:
     if place.rank:
         follow.run(place, settings)
     return Ranks(place, settings)
+
+
+def time_steps(engine: Engine) -> StepCosts:
+    """Time steps of one row, of each width that the engine's drafts may have. The engine must be idle."""
+    of_model, settings = engine.first_engine, engine.settings
+
+    def measure() -> StepCosts:
+        loaded = of_model.loaded
+        sharing = loaded.find_sharing(settings.kv_bits)
+        may_draft = loaded.rollback_fault(settings.kv_bits, sharing) is None
+        widths = grid_up_to(WIDTHS, settings.num_draft_tokens + 1) if may_draft else [1]
+        rows, caches = make_rows(loaded.model, sharing), make_caches(loaded.model, settings.kv_bits)
+        size = loaded.info.vocab_size
+        loaded.model(mx.array([_tokens(CONTEXT_TOKENS, size)]), cache=caches)
+        mx.eval(cache_arrays(caches))
+        rows.add(caches, CONTEXT_TOKENS)
+        found: dict[tuple[int, int], float] = {}
+        for number in range(ROUNDS):
+            for width in widths:
+                if number < LONG_ROUNDS or found[1, width] < LONG_S:
+                    taken_s = _plain_step_s(rows, size) if width == 1 else _wide_step_s(rows, width, size)
+                    found[1, width] = min(taken_s, found.get((1, width), taken_s))
+        return StepCosts(found, is_learned=False)
+
+    costs: StepCosts = of_model.between_steps(measure)
+    return costs
+
+
+def _tokens(count: int, vocab_size: int) -> list[int]:
+    return [(TOKEN_STRIDE * at + 3) % vocab_size for at in range(count)]
+
+
+def _plain_step_s(rows: Rows, vocab_size: int) -> float:
+    fed = mx.array(_tokens(PLAIN_STEPS, vocab_size), mx.int32)
+    newest = mx.zeros(1, mx.int32)
+    mx.eval(fed, newest)
+    start = perf_counter()
+    for at in range(PLAIN_STEPS):
+        previous = newest
+        # A step waits for the token of the one before, but is fed another.
+        tokens = mx.where(previous < 0, previous, fed[at])
+        newest = mx.argmax(rows.forward(tokens[:, None])[:, -1], axis=-1).astype(mx.int32)
+        mx.async_eval(newest)
+        previous.tolist()
+    newest.tolist()
+    return (perf_counter() - start) / PLAIN_STEPS
+
+
+def _wide_step_s(rows: Rows, width: int, vocab_size: int) -> float:
+    held, start = rows.lengths[0], perf_counter()
+    mx.argmax(rows.forward_ragged([_tokens(width, vocab_size)]), axis=-1).tolist()
+    rows.roll_back(0, held + 1)
+    return perf_counter() - start

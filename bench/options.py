@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reprise.bench.errors import ArgumentsError
+from reprise.bench.experiment import ArgumentsError
 from reprise.bench.workloads import WORKLOADS
 from reprise.config.settings import KEY, SETTINGS
 from reprise.engine.model.convert.sources import is_converted_first, is_path
@@ -49,7 +49,6 @@ def listed(parse: Parser) -> Parser:
 
 
 count = _parser(int, lambda value: value > 0, "{} is not a whole number above 0")
-count_or_none = _parser(int, lambda value: value >= 0, "{} is not a whole number")
 levels, names = listed(count), listed(str)
 numbers = listed(_parser(float, lambda value: value >= 0, "{} is not a number of at least 0"))
 # No server accepts longer drafts.
@@ -97,10 +96,10 @@ OUTPUTS: dict[str, Any] = {"json": None, "csv": None, "html": None}
 
 
 class Flag(NamedTuple):
-    """An argument of a command. name: without dashes for a positional one.
+    """A flag of a command.
 
-    parse: None makes a flag without a value. default: `...` makes the flag required; another default is added
-    to the help, unless the help names it. is_repeated: whether the flag may be given several times.
+    parse: None makes a flag without a value. default: is added to the help, unless the help names it.
+    is_repeated: whether the flag may be given several times.
     """
 
     name: str
@@ -114,18 +113,14 @@ class Flag(NamedTuple):
 def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag]) -> None:
     """Add a command's arguments to the parser."""
     for name, parse, placeholder, default, text, is_repeated in flags:
-        more: dict[str, Any] = {"type": parse, "metavar": placeholder}
-        if parse is None:
-            more = {"action": "store_true"}
-        elif name.startswith("-"):
+        more: dict[str, Any] = {"action": "store_true"}
+        if parse is not None:
             action = "append" if is_repeated else "store"
-            more |= {"default": default, "required": default is ..., "action": action}
-        elif is_repeated:
-            more["nargs"] = "+"
-        if default not in (None, ..., (), []) and "Default:" not in text:
+            more = {"type": parse, "metavar": placeholder, "default": default, "action": action}
+        if default not in (None, (), []) and "Default:" not in text:
             shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
             text = f"{text} Default: {shown}."
-        parser.add_argument(*name.split(), help=text, **more)
+        parser.add_argument(name, help=text, **more)
 
 
 def shared(**defaults: Any) -> Iterator[Flag]:
@@ -152,11 +147,6 @@ def settings(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return the parsed values of these settings, as keyword arguments of Settings."""
     given = {name: getattr(arguments, name) for name in names}
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-
-
-def draft_model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings for --draft-model and --draft-translation, as keyword arguments of Settings."""
-    return settings(arguments, "draft_model", "draft_translation")
 
 
 def flags(arguments: argparse.Namespace, *names: str) -> list[str]:

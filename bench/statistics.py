@@ -26,11 +26,6 @@ def percentile(weighted: Sequence[tuple[float, float]], share: float) -> float:
     return float(np.quantile(values, share, weights=weights, method="inverted_cdf"))
 
 
-def percentiles(weighted: Sequence[tuple[float, float]]) -> dict[str, float] | None:
-    """Return p50, p95 and p99 of (value, weight) pairs, in the unit of the values; None if there are none."""
-    return {f"p{at}": percentile(weighted, at / 100) for at in (50, 95, 99)} if weighted else None
-
-
 def compare(ours: Sequence[float | None], theirs: Sequence[float | None]) -> dict[str, float] | None:
     """Return the ratio of the medians of ours and theirs, and the extreme ratios of single rounds.
 
@@ -47,18 +42,6 @@ def compare(ours: Sequence[float | None], theirs: Sequence[float | None]) -> dic
 def ratio(value: float | None, of: float | None) -> float | None:
     """Return value / of; None if either is missing or of is 0."""
     return value / of if value is not None and of else None
-
-
-def divide_tokens(total: int, texts: Sequence[str], counted: Sequence[int]) -> list[float]:
-    """Estimate the tokens of each chunk, adding up to total, where only the total is known.
-
-    counted: tokens of each chunk's text encoded alone, at least 1 each. The total is divided in proportion to
-        them, unless there are as many chunks as tokens: then each chunk has one.
-    """
-    if len(texts) == total:
-        return [1.0] * total
-    scale = total / sum(counted) if counted else 0.0
-    return [count * scale for count in counted]
 
 
 def fit_line(x: Floats, y: Floats) -> tuple[float, float]:
@@ -79,8 +62,12 @@ class Estimate(NamedTuple):
     low: float | None = None
     high: float | None = None
 
+    def fields(self, name: str) -> dict[str, float | None]:
+        """Return the value, None if it is not finite, and the ends of the interval as fields of a row."""
+        return {name: self.value if np.isfinite(self.value) else None, "low": self.low, "high": self.high}
 
-def jackknife(groups: Iterable[int], estimate: Callable[[Mask], Sequence[float]]) -> list[Estimate]:
+
+def jackknife(groups: Iterable[object], estimate: Callable[[Mask], Sequence[float]]) -> list[Estimate]:
     """Estimate values and their intervals by leaving out one group at a time.
 
     groups: (n,) the chat of each run. estimate: computes the values from the runs where its mask is true.

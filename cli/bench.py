@@ -18,24 +18,14 @@ HELP = "Run a benchmark, such as a server under load, or decoding with and witho
 COMMANDS = {
     "all": "reprise.bench.figures.run_all",
     "serve": "reprise.bench.serving.run_serve",
-    "decode": "reprise.bench.decode.run_decode",
-    "turns": "reprise.bench.serving.turns",
-    "economics": "reprise.bench.economics.run_economics",
-    "translation": "reprise.bench.decode.run_translation",
-    "embed": "reprise.bench.serving.run_embed",
-    "sweep": "reprise.bench.sweep.run_sweep",
+    "decode": "reprise.bench.decode",
+    "sweep": "reprise.bench.sweep",
     "replay": "reprise.bench.replay.run_replay",
-    "commits": "reprise.bench.replay.pairs",
-    "report": "reprise.bench.page.run_page",
-    "sampling": "reprise.bench.sampling",
-    "wedlm": "reprise.bench.decode.run_wedlm",
-    "workloads": "reprise.bench.workloads.run_workloads",
 }
 """The module of each benchmark: it has FLAGS, run(), perhaps an EPILOG, and its docstring is the help."""
 
 PAGE_NEEDS = ("jinja2", "vl_convert")
-NEEDED = {"economics": ("polars",), "sweep": ("polars",), "report": PAGE_NEEDS}
-"""Modules of the extra bench that benchmarks need. Pages (--html) need PAGE_NEEDS."""
+"""Modules of the extra bench, which pages (--html) need."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(name: str, run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    from reprise.bench.outputs import run_command
+    from reprise.bench.document import run_command
 
     # Before anything is measured, which may take an hour.
-    needed = NEEDED.get(name, ()) + (PAGE_NEEDS if getattr(arguments, "html", None) else ())
-    if missing := [module for module in dict.fromkeys(needed) if find_spec(module) is None]:
+    needed = PAGE_NEEDS if arguments.html else ()
+    if missing := [module for module in needed if find_spec(module) is None]:
         raise UsageError(f"{' and '.join(missing)} must be installed for this: run {install_command()}")
     take_folders(arguments)
     return run_command(f"reprise bench {name}", run, arguments)

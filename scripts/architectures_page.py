@@ -19,7 +19,7 @@ import mlx.core as mx
 from jinja2 import Template
 from mlx_lm.utils import MODEL_REMAPPING
 
-from reprise.bench.architectures.tiny_models import architectures, make_model, tiny_config
+from reprise.bench.tiny_models import architectures, make_model, tiny_config
 from reprise.engine.kv_cache import probes
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.rows import Sharing

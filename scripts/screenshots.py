@@ -38,7 +38,7 @@ def main() -> None:
     kinds = parser.add_subparsers(dest="kind", required=True)
     report = kinds.add_parser("report")
     report.add_argument("documents", nargs="+", type=Path, metavar="FILE.json")
-    report.add_argument("--section", help="start at this section instead of the top: answers, economics, ...")
+    report.add_argument("--section", help="start at this section instead of the top: answers, pays, ...")
     options = parser.parse_args()
     height = options.height or 1250
     with browser() as started:

@@ -5,13 +5,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from reprise.bench import sampling
 from reprise.bench.cost_curves import M4_PRO
-from reprise.bench.decode import run_wedlm
+from reprise.bench.document import Column, Row, format_value, interval
 from reprise.bench.experiment import grouped
-from reprise.bench.serving.servers import DRAFTING, LOOP, MLX_LM, OWN, PLAIN
+from reprise.bench.serving.servers import DRAFTING, LOOP, MLX_LM, OWN, PLAIN, UNCACHED
 from reprise.bench.serving.traffic import COLUMNS, ratio_text
-from reprise.bench.tables import Column, Row, format_value, interval
 from reprise.bench.workloads import WORKLOADS
 
 
@@ -55,8 +53,20 @@ def _each(name: str, form: str, **fields: object) -> Callable[[Row], str]:
     )
 
 
-def _by_rows(vocab_size: int, row: Row) -> str:
-    return " / ".join(_each(f"rows_{number}", "0", vocab_size=vocab_size)(row) for number in (1, 8, 32))
+def _of_own(name: str) -> Callable[[Row], Any]:
+    """Return a column: a value of the row of Reprise's own server."""
+    return lambda row: next((one[name] for one in row["rows"] if one["name"] == OWN), None)
+
+
+def _at_costs(row: Row) -> float | None:
+    """Return the speedup that is measured, or follows from a curve; None if width costs nothing."""
+    return (
+        None
+        if row["costs"] == "equal"
+        else row["speedup"]
+        if row["costs"] == "own"
+        else row["priced_speedup"]
+    )
 
 
 EVERYDAY = {
@@ -117,12 +127,13 @@ _FITS = [
 
 _SPEED = Figure("decode.rows", [_CHATS, *_SPEEDS, _EQUAL])
 _BY_DRAFTS = Figure("decode.rows", [_CHATS, _TYPE, *_SPEEDS, _EQUAL])
+_PEER_COLUMNS = [one for one in COLUMNS if one.heading != "turn"]
 _REPLAYED = Figure(
     "decode.rows",
     [_CHATS, *(Column(partial(_replayed, cost), f"draft cost {cost}") for cost in (0.05, 0.1, 0.2, 0.4))],
     where={"draft_type": ("mtp", "dflash")},
 )
-_PEERS = Figure("serve.levels", COLUMNS)
+_PEERS = Figure("serve.levels", _PEER_COLUMNS)
 _CACHES = Figure("serve.levels", [
     Column("model", "architecture"), Column("streams", "streams"), Column(ratio_text("speedup"), "tokens/s"),
     Column(ratio_text("ttft_ratio"), "first token, median"),
@@ -149,18 +160,34 @@ _AGENTS = Figure("replay.rows", [
     Column("slowest", "slowest answer", "2"),
 ])  # fmt: skip
 
-_VERIFIED = "--num-draft-tokens 7 --verify-all --cases 2 --repeats 2"
-_HEADS = f"{_VERIFIED} --workloads edits,quotes,records,arithmetic,remap,free"
+_HEADS = (
+    "--num-draft-tokens 7 --costs equal --cases 2 --repeats 2 "
+    "--workloads edits,quotes,records,arithmetic,remap,free"
+)
 _SERVERS = "--server mlx_lm.server --server reprise --concurrency 1,8"
 _RANDOM = "serve --random-models gemma3_text,gpt_oss,qwen3_next,lfm2"
 _HISTORY = "replay --history . --numbers plain,arrow --drafters auto --cost-curve apple-m4-pro-4bit"
 _EVERYDAY = "bench/workloads/everyday.jsonl"
 _SMOLLM2 = f"--model smollm2 --prompts {_EVERYDAY} --max-tokens 80"
 _AT_PRICES = f"replay --pairs {_EVERYDAY} --tokenizer smollm2 --cost-curve apple-m4-pro-4bit"
-_PAIR = "translation --model models/gemma3 --draft-model smollm2"
+_PAIR = "decode --model models/gemma3 --draft-model smollm2 --draft-types draft-model --costs forced"
 _REAL_PEERS = f"serve {_SMOLLM2} --draft-model models/smollm2-10-layers --rounds 1 " + " ".join(
     f"--server {name}" for name in (MLX_LM, DRAFTING, PLAIN, OWN)
 )
+_PAYS = (
+    "--draft-model demo_model/draft --workloads edits,passage,free --num-draft-tokens 2,4,8 --max-tokens 96"
+)
+_WEDLM = (
+    "--model demo_model/wedlm --draft-types suffix,wedlm,auto --costs equal,own,apple-m4-pro-4bit "
+    "--windows 8,16 --thresholds 0.3,0.6 --penalties 0.01 --cases 2 --repeats 1 --together "
+    "--workloads edits,records,quotes,passages,free"
+)
+_OF_WEDLM = [
+    Column("workload", "chats"), Column("arm", "drafts, or window"), Column("costs", "costs of steps"),
+    Column("tokens_per_forward", "tokens per forward", "2"),
+    Column("fed_per_forward", "fed per forward", "1"), Column("generated_per_fed", "generated / fed", "2"),
+    Column("right", "right", "%"), Column("same", "same", "%"), Column(_at_costs, "speed of plain", "2"),
+]  # fmt: skip
 _STREAMS = "serve --concurrency 8 --server mlx_lm.server --server reprise --rounds 3"
 
 RUNS = [
@@ -176,8 +203,8 @@ RUNS = [
     Run(900, f"{_REAL_PEERS} --chats 4 --concurrency 4 --mixed", {"real-peers-streams": _PEERS}),
     Run(20, f"{_AT_PRICES} --drafters auto,earliest-2,longest-5,hindsight", {"real-replayed": _BY_CURVE}),
     Run(1500, f"{_PAIR} --prompts bench/workloads/continuations.jsonl --strategies context,shared "
-        "--num-draft-tokens 4 --cases 8 --max-tokens 24 --no-adaptive",
-        {"pair": Figure("translation.rows", [
+        "--num-draft-tokens 4 --cases 8 --max-tokens 24 --repeats 1",
+        {"pair": Figure("decode.rows", [
             Column("strategy", "strategy"), Column("workload", "text"),
             _ACCEPTED, _PER_FORWARD, Column("translated", "translated"), Column("absorbed", "absorbed"),
             Column("skipped", "skipped"), _EQUAL])}),
@@ -207,61 +234,59 @@ RUNS = [
     Run(200, f"{_RANDOM} {_SERVERS} --prompt-tokens 64 --max-tokens 64 --rounds 2 --draft-type auto",
         {"caches-looking": _CACHES}),
     Run(70, "serve --concurrency 64 --rounds 1 --prompt-tokens 64 --max-tokens 32",
-        {"clients": Figure("serve.levels", [one for one in COLUMNS if "ratio" not in one.heading])}),
-    Run(280, "economics --draft-model demo_model/draft --chats 3 --num-draft-tokens 2,4,8",
-        {"break-even": Figure("economics.fits", _FITS),
-         "draft-model": Figure("economics.draft_model", [_FITS[0], *_FITS[2:]]),
-         "choices": Figure("economics.choices", [
+        {"clients": Figure("serve.levels", [one for one in _PEER_COLUMNS if "ratio" not in one.heading])}),
+    Run(190, f"sweep --parts break-even {_PAYS} --chats 3",
+        {"break-even": Figure("sweep.fits", _FITS),
+         "draft-model": Figure("sweep.draft_model", [_FITS[0], *_FITS[2:]])}),
+    Run(280, f"decode {_PAYS} --draft-types suffix,ngram-mod,ngram-simple,draft-model --costs forced "
+        "--cases 3 --repeats 1",
+        {"choices": Figure("decode.rows", [
              Column("workload", "chats"), _TYPE, Column("num_draft_tokens", "maximum draft length"),
-             _ACCEPTED, _SPEEDUP, _INTERVAL])}),
-    Run(150, "translation",
-        {"translation": Figure("translation.rows", [
+             _ACCEPTED, Column("mean_speedup", "speedup", "2"), _INTERVAL])}),
+    Run(200, "decode --draft-model demo_model/draft_polish --draft-model demo_model/draft "
+        "--strategies context,shared --draft-types draft-model --costs own,forced --num-draft-tokens 2,4,6 "
+        "--workloads edits_polish,passages_polish,records_polish,edits --cases 2 --repeats 1 --max-tokens 64",
+        {"translation": Figure("decode.rows", [
             Column("draft_model", "draft model"), Column("strategy", "strategy"), Column("workload", "chats"),
-            Column(_each("acceptance", "%", is_adaptive=False), "accepted, k = 2, 4, 6"),
-            Column(_each("tokens_per_forward", "1", is_adaptive=False), "tokens per forward pass"),
-            Column(_each("speedup", "2", is_adaptive=False), "speedup"),
-            Column(_each("speedup", "2", is_adaptive=True), "speedup, engine's lengths"),
+            Column(_each("acceptance", "%", costs="forced"), "accepted, k = 2, 4, 6"),
+            Column(_each("tokens_per_forward", "1", costs="forced"), "tokens per forward pass"),
+            Column(_each("speedup", "2", costs="forced"), "speedup"),
+            Column(_each("speedup", "2", costs="own"), "speedup, engine's lengths"),
             _EQUAL], by=("draft_model", "strategy", "workload"))}),
     Run(130, f"serve --workloads edits,passage,summary --server {LOOP} --server mlx_lm.server "
         "--server reprise --rounds 3", {"peers": _PEERS}),
     Run(60, f"{_STREAMS} --workloads edits", {"streams": _PEERS}),
     Run(90, f"{_STREAMS} --workloads edits,passage,summary,records --mixed --chats 2",
         {"mixed-streams": _PEERS}),
-    Run(130, "turns",
-        {"turns": Figure("turns.rows", [
-            Column("number", "turn"), Column("num_prompt_tokens", "prompt tokens", "0"),
-            Column("num_cached_tokens", "cached", "0"), Column("warm_ms", "first token, ms", "0"),
-            Column("cold_ms", "first token without the cache, ms", "0")])}),
-    Run(60, "sweep --parts warm --workloads edits_short --chats 1",
-        {"warm": Figure("sweep.warm", [
-            Column("pair", "answering model"), _TYPE,
-            *(Column(_each("speedup", "2", memory=memory), memory) for memory in ("cold", "warm"))],
-            by=("pair", "draft_type"))}),
-    Run(210, "wedlm --windows 8,16 --thresholds 0.3,0.6 --penalties 0.01 --cases 2",
-        {"wedlm": Figure("wedlm.rows", run_wedlm.COLUMNS, {"is_streaming": [False]}),
-         "wedlm-streaming": Figure("wedlm.rows", run_wedlm.COLUMNS, {"is_streaming": [True]})}),
-    Run(40, "sampling",
-        {"sampling": Figure("sampling.rows", [
-            Column("settings", "settings"),
-            *(Column(partial(_by_rows, size), f"{size:,} tokens: 1 / 8 / 32 rows")
-              for size in (4_096, 32_000, 151_936))], by=["settings"])}),
-    Run(50, "sampling --memory --vocabularies 151936 --rows 8,64,256",
-        {"sampling-memory": Figure("sampling.rows", sampling.columns((8, 64, 256)))}),
+    Run(130, f"serve --workloads passage --prompt-tokens 2000 --chats 1 --by-turn --server {UNCACHED} "
+        f"--server {OWN} --max-tokens 48",
+        {"turns": Figure("serve.levels", [
+            Column("turn", "turn"), Column(_of_own("num_prompt_tokens"), "prompt tokens", "0"),
+            Column(_of_own("num_cached_tokens"), "cached", "0"),
+            Column(_of_own("ttft_ms"), "first token, ms", "0"),
+            Column("ttft_ms", "first token without the cache, ms", "0")],
+            {"turn": (1, 2, 3)}, by=["turn"])}),
+    Run(60, "decode --workloads edits_short --cases 1 --repeats 1 --draft-types ngram-mod,auto "
+        "--max-tokens 192 --warm demo_model,demo_model/draft",
+        {"warm": Figure("decode.rows", [
+            Column("memory", "answers in the table"), _TYPE,
+            Column("occupancy", "occupied", lambda share: "-" if share is None else f"{share:.4%}"),
+            *_SPEEDS[:2], _SPEEDUP])}),
+    Run(210, f"decode {_WEDLM}",
+        {"wedlm": Figure("decode.rows", _OF_WEDLM, {"is_streaming": [False]}),
+         "wedlm-streaming": Figure("decode.rows", _OF_WEDLM, {"is_streaming": [True]})}),
 ]  # fmt: skip
 """The commands that make the figures, in this order."""
 
 QUICK = {
     "decode": "--workloads edits --cases 1 --repeats 1 --max-tokens 16",
+    "--together": "--workloads edits,free --windows 8 --thresholds 0.3",
     "serve": "--concurrency 1 --chats 1 --rounds 1 --max-tokens 16",
-    "economics": "--workloads edits --chats 1 --max-tokens 24 --num-draft-tokens 2",
-    "translation": "--workloads edits --cases 1 --max-tokens 16 --num-draft-tokens 2",
-    "turns": "--prompt-tokens 300 --turns 2 --repeats 1",
-    "sweep": "--max-tokens 32 --repeats 0",
-    "wedlm": "--workloads edits,free --cases 1 --max-tokens 24 --windows 8 --thresholds 0.3",
-    "sampling": "--settings greedy",
+    "sweep": "--workloads edits --chats 1 --max-tokens 24 --num-draft-tokens 2",
     "replay": "--changes 1",
     "--random-models": "--random-models lfm2",
     "--streams": "--streams 2",
+    "--by-turn": "--prompt-tokens 300",
 }
 """More arguments of commands with these words, for a run that only shows that it works."""
 

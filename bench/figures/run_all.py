@@ -2,7 +2,8 @@
 
 Runs every command that a figure comes from. Tables are written between `<!-- figures: NAME -->` and
 `<!-- end -->` as soon as they are made, so that none is copied by hand. docs/figures.json keeps their cells,
-with command, date and machine, so that a test can tell whether a page still shows them.
+with command, date and machine, so that a test can tell whether a page still shows them. With --page nothing
+runs: documents of other benchmarks (--json) are drawn as one HTML page, which needs no network.
 """
 
 import argparse
@@ -11,16 +12,16 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from reprise.bench import document, options, outputs
-from reprise.bench.errors import BenchError
+from reprise.bench import document, options
+from reprise.bench.document import Column, format_value, markdown
+from reprise.bench.experiment import ArgumentsError, BenchError, Progress
 from reprise.bench.figures.catalog import FIGURES, QUICK, RUNS, Figure, Run
-from reprise.bench.tables import Column, format_value, markdown
 from reprise.engine.model.convert.cache import folder_of
 from reprise.engine.model.convert.sources import find_packaged
 
@@ -39,7 +40,9 @@ On two cores this takes about {sum(one.seconds for one in RUNS) // 60} minutes; 
 The figures: {", ".join(FIGURES)}."""
 FLAGS = (
     options.Flag("--only", options.names, "A,B", None, "Only these figures."),
-    options.Flag("--documents", Path, "FOLDER", None, "Keep documents here, for `bench report`."),
+    options.Flag("--documents", Path, "FOLDER", None, "Keep documents here, for --page."),
+    options.Flag("--page", Path, "FILE.json", [], "Only draw documents; may be repeated.", is_repeated=True),
+    options.Flag("--html", options.output_file, "FILE", None, "The page to write with --page."),
     options.Flag("--quick", None, None, None, "Short runs that show that every command works; prints tables, "
                  "changes no page."),
 )  # fmt: skip
@@ -47,19 +50,24 @@ FLAGS = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Run everything, and return 1 if a command failed."""
+    if bool(arguments.page) != bool(arguments.html):
+        raise ArgumentsError("--page and --html go together")
+    if arguments.page:
+        return _draw(arguments.page, arguments.html)
     wanted = arguments.only or tuple(FIGURES)
     options.check_names("--only", wanted, tuple(FIGURES))
     runs = [one for one in RUNS if not one.figures.keys().isdisjoint(wanted)]
     status = 0
     if arguments.documents:
         arguments.documents.mkdir(parents=True, exist_ok=True)
-    with outputs.Work({"": sum(one.seconds for one in runs)}) as work:
+    with Progress() as progress:
+        progress.plan(sum(one.seconds for one in runs))
         for at, one in enumerate(runs):
             names = [name for name in one.figures if name in wanted]
             if lacking := [word for word in one.command.split() if is_lacking(word)]:
                 print(f"{', '.join(names)}: left out, there is no {lacking[0]} ({MADE})", file=sys.stderr)
                 continue
-            work.begin(", ".join(names))
+            progress.show(", ".join(names))
             try:
                 found = _document(command_of(one, arguments.quick))
                 if arguments.documents:
@@ -73,8 +81,18 @@ def run(arguments: argparse.Namespace) -> int:
                 waiting = [name for later in runs[at:] for name in later.figures if name in wanted]
                 print(f"continue with --only {','.join(waiting)}", file=sys.stderr)
                 raise
-            work.advance(one.seconds)
+            progress.advance(one.seconds)
     return status
+
+
+def _draw(files: Sequence[Path], page: Path) -> int:
+    from reprise.bench.page import write_page
+
+    documents = [document.read(file) for file in files]
+    write_page(page, documents)
+    found = [name for name in document.SECTIONS if any(name in one for one in documents)]
+    print(f"{page}: {', '.join(found)}. Open it in any browser.")
+    return 0
 
 
 def is_lacking(word: str) -> bool:

@@ -1,1 +1,1 @@
-"""`reprise bench replay`: replay known answers through drafters, without a model. See run_replay.py."""
+"""`reprise bench replay`: replay known answers through drafters, without a model."""

@@ -1,11 +1,5 @@
-"""`reprise bench commits`: make pairs to replay from a git history.
+"""Known answers to replay: of chats, of an agent's sessions, and of the commits of a repository."""
 
-Write pairs for `reprise bench replay --pairs`: a commit message and a file before the commit are the prompt,
-the file after it is the answer. The newest pairs are taken, written in the order of their commits. Only text
-files that a commit modified are used; merges are left out.
-"""
-
-import argparse
 import json
 import os
 import subprocess
@@ -13,17 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from reprise.bench import options
-from reprise.bench.errors import ArgumentsError
-from reprise.bench.options import Flag
+from reprise.bench.experiment import ArgumentsError
 from reprise.bench.workloads.agents import Change
-from reprise.bench.workloads.chats import Chat, Message, render_pair, views_of
+from reprise.bench.workloads.chats import Chat, Message, Turn, read_prompts, render_pair, views_of
 from reprise.engine.interface.request import View
 from reprise.engine.text.tokenizer import Tokenizer
+from reprise.server.anthropic_api.schemas import from_messages
 from reprise.server.prompt.views import ViewMaker
+from reprise.server.validation.fields import Notes
 
 VIEW_BYTES = 1 << 30
 """Views of files that are shown again are not made again."""
@@ -39,9 +34,7 @@ class TokenPair:
     """A prompt and its answer, at least one token each.
 
     chat: the name of the chat that the pair belongs to; empty for a single request. turn: the number of its
-    turn in the chat, from 1. is_measured: False if the pair only fills the drafters' tables. messages: the
-    prompt's messages, as chat templates expect them; () if the prompt is not a chat. views: the views that a
-    server makes of the messages.
+    turn in the chat, from 1. views: the views that a server makes of the prompt's messages.
     """
 
     prompt: tuple[int, ...]
@@ -49,8 +42,6 @@ class TokenPair:
     workload: str = ""
     chat: str = ""
     turn: int | None = None
-    is_measured: bool = True
-    messages: tuple[Message, ...] = ()
     views: tuple[View, ...] = ()
 
 
@@ -63,29 +54,9 @@ def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
         for place, turn in enumerate(chat.turns, 1):
             prompt, answer = render_pair(tokenizer, turn)
             if answer:
-                shown = tuple(turn.for_template()), views_of(maker, turn)
-                pairs.append(TokenPair(prompt, answer, chat.workload, f"{number}", place, True, *shown))
+                views = views_of(maker, turn)
+                pairs.append(TokenPair(prompt, answer, chat.workload, f"{number}", place, views))
     return pairs
-
-
-FLAGS = (
-    Flag("repository", str, "REPO", None, "A local git repository."),
-    Flag("-o --output", options.output_file, "FILE", ..., "File to write."),
-    Flag("--suffix", str, "SUFFIX", [], "Only paths with this suffix; may be repeated.", is_repeated=True),
-    Flag("--count", options.count, "N", 200, "Maximum pairs."),
-    Flag("--per-commit", options.count, "N", 4, "Maximum files of one commit."),
-    Flag("--max-bytes", options.count, "N", 32_000, "Maximum size of a file."),
-    Flag("--revision", str, "REV", "HEAD", "Newest commit to use."),
-)
-
-
-def run(given: argparse.Namespace) -> int:
-    """Read a history, write pairs, and return the exit status."""
-    limits = given.count, given.per_commit, given.max_bytes
-    changes = read_history(given.repository, *limits, given.suffix, given.revision)
-    given.output.write_text("".join(json.dumps(_pair(one)) + "\n" for one in changes), encoding="utf-8")
-    print(f"wrote {len(changes)} pairs to {given.output}")
-    return 0
 
 
 def read_history(
@@ -105,12 +76,6 @@ def read_history(
     if not found:
         raise ArgumentsError(f"{repository}: no commit modified a text file of that suffix and size")
     return found
-
-
-def _pair(change: Change) -> dict[str, str]:
-    request = f"{change.message}\n\nAnswer with the whole file {change.path}."
-    prompt, output = f"{request}\n\n```\n{change.before}```\n", f"```\n{change.after}```\n"
-    return {"prompt": prompt, "output": output, "workload": "commits", "id": change.id}
 
 
 def _changes(
@@ -150,3 +115,43 @@ def _git(repository: str, *words: str) -> bytes:
         first = done.stderr.decode(errors="replace").partition("\n")[0]
         raise ArgumentsError(f"git cannot read {repository}: {first}")
     return done.stdout
+
+
+def read_session(path: Path) -> list[Chat]:
+    """Read JSON lines that an agent, or a server that it used, has written.
+
+    Lines of Claude Code (~/.claude/projects/*/*.jsonl) have a "type" and a "message" each, but no system
+    prompt and no tools; sub-agents have chats of their own. Other files are read as read_prompts() does it.
+    Raises OSError if the file cannot be read, ValueError if there is nothing to replay.
+    """
+    spoken: dict[str, list[list[Message]]] = {}
+    for line in _lines(path):
+        if line.get("type") not in ("user", "assistant") or not isinstance(line.get("message"), dict):
+            continue
+        who = " ".join(str(line.get(key)) for key in ("sessionId", "agentId", "isSidechain"))
+        parts = spoken.setdefault(who, [[]])
+        # What was said before is no longer shown to the model.
+        if line.get("isCompactSummary"):
+            parts.append([])
+        parts[-1].append({key: line["message"].get(key) for key in ("role", "content")})
+    chats = [Chat(path.stem, tuple(_turns(part))) for parts in spoken.values() for part in parts]
+    return [chat for chat in chats if chat.turns] or read_prompts(path, for_replay=True)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file; what else is in it is the next reader's."""
+    for text in path.read_bytes().split(b"\n"):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict):
+            yield line
+
+
+def _turns(spoken: list[Message]) -> Iterator[Turn]:
+    """Yield a turn for each answer. spoken: messages as Anthropic's API has them."""
+    messages = [one.for_template() for one in from_messages(spoken, "messages", Notes())]
+    for at, message in enumerate(messages):
+        if at and message["role"] == "assistant":
+            yield Turn(tuple(messages[:at]), None, answer=message)

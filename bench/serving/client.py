@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 
 from reprise.bench.serving.traffic import Answer, by_read
-from reprise.bench.statistics import divide_tokens
 from reprise.bench.workloads import Turn
 from reprise.config.loopback import takes_proxy
 
@@ -39,12 +38,9 @@ class Server:
         headers = {"Accept-Encoding": "identity", **self.headers}
         limits = httpx.Limits(max_keepalive_connections=0)
         client = httpx.Client(
-            base_url=self.url,
-            headers=headers,
-            timeout=self.idle_limit_s,
-            limits=limits,
+            base_url=self.url, headers=headers, timeout=self.idle_limit_s, limits=limits,
             trust_env=takes_proxy(self.url, has_key=bool(self.headers)),
-        )
+        )  # fmt: skip
         with client, ThreadPoolExecutor(streams) as threads:
             found = list(threads.map(lambda turn: receive(client, self._body(turn)), turns))
         began = min(one.started for one in found)
@@ -70,8 +66,9 @@ class Server:
         return Answer(
             started_s=stream.started - began, duration_s=stream.ended - stream.started,
             tokens=0 if stream.error else tokens, has_usage=reported is not None, text="".join(texts),
-            arrivals=by_read(times, divide_tokens(tokens, texts, [len(text) for text in texts])),
+            arrivals=by_read(times, divide_tokens(tokens, texts)),
             num_prompt_tokens=stream.usage.get("prompt_tokens"), error=stream.error,
+            num_cached_tokens=(stream.usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
             is_early=bool(self.forbidden_ids) and not stream.error and tokens < self.max_tokens,
             is_refused=stream.status == httpx.codes.TOO_MANY_REQUESTS,
         )  # fmt: skip
@@ -144,3 +141,15 @@ def receive(client: httpx.Client, body: dict[str, Any]) -> Stream:
         found.error = f"connection lost: {fault!r}"
     found.ended = perf_counter()
     return found
+
+
+def divide_tokens(total: int, texts: Sequence[str]) -> list[float]:
+    """Estimate the tokens of each chunk, adding up to total, where only the total is known.
+
+    The total is divided in proportion to the texts' lengths, unless there are as many chunks as tokens: then
+    each chunk has one.
+    """
+    if len(texts) == total:
+        return [1.0] * total
+    scale = total / sum(map(len, texts)) if texts else 0.0
+    return [len(text) * scale for text in texts]

@@ -1,16 +1,14 @@
 """`reprise bench serve`: ask servers, and mlx_lm's own loops, the same chats, and compare.
 
-Stream chats greedily, many at once: of random words, --images, --workloads or --prompts. Each batch goes to
-all peers before the next one, a different one first each time, and every round has new chats, so that no
-prefix cache has them. Answers to random words cannot end early (logit_bias forbids the end tokens), so all
-have the requested length; their seed is a new one, which is printed, because a running server may have those
-of an earlier --seed in its prefix cache. mlx_lm's loops get token ids without HTTP, one chat at a time, and
-have no cache between requests. Ratios are to the first peer. Exit status 1 if any request failed.
+Stream chats greedily, many at once: of random words, --workloads or --prompts. Each batch goes to all peers
+before the next one, a different one first each time, and every round has new chats, so that no prefix cache
+has them. Answers to random words cannot end early (logit_bias forbids the end tokens), so all have the
+requested length; their seed is a new one, which is printed, because a running server may have those of an
+earlier --seed in its prefix cache. mlx_lm's loops get token ids without HTTP, one chat at a time, and have no
+cache between requests. Ratios are to the first peer. Exit status 1 if any request failed.
 """
 
 import argparse
-import base64
-import io
 import random
 import tempfile
 from bisect import bisect_right
@@ -21,31 +19,28 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from reprise.bench import document, options, outputs, tables
-from reprise.bench.architectures.seeing_model import write_seeing_model
-from reprise.bench.architectures.tiny_models import write_random_model
-from reprise.bench.errors import ArgumentsError, BenchError
-from reprise.bench.experiment import Row, grouped
+from reprise.bench import document, options
+from reprise.bench.experiment import ArgumentsError, BenchError, Row, grouped
 from reprise.bench.options import Flag
 from reprise.bench.serving import servers, traffic
 from reprise.bench.serving.bare_loop import start_loop
 from reprise.bench.serving.client import Server
 from reprise.bench.serving.servers import DRAFTING_LOOP, LOOP, LOOPS
 from reprise.bench.serving.traffic import Ask, Batch
+from reprise.bench.tiny_models import write_random_model
 from reprise.bench.workloads import VERSION, Chat, Turn, lengths_of, make_chats, own_chats
 from reprise.bench.workloads.chats import render, user
-from reprise.bench.workloads.words import ADJECTIVES, NOUNS, VERBS
+from reprise.bench.workloads.generated import ADJECTIVES, NOUNS, VERBS
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.model.loading import load_tokenizer
 from reprise.engine.text.tokenizer import Tokenizer
 
 _WIDTH = 150
-MIXED, MLX_VLM = "mixed", "mlx-vlm"
+MIXED = "mixed"
 
 FLAGS = (
-    *servers.named(*LOOPS),
+    *servers.FLAGS,
     *options.shared(model=None),
-    Flag("--mlx-vlm", str, "PYTHON", None, "Also start mlx-vlm's server, with a Python that has it."),
     Flag("--draft-model", options.model, "MODEL", None,
          "Draft model for mlx_lm, and for a Reprise started here."),
     Flag("--concurrency", options.levels, "N,...", None,
@@ -54,10 +49,9 @@ FLAGS = (
          "Tokens of each prompt, with the chat template. Default: 256, or the shortest that a workload has."),
     Flag("--chats", options.count, "N", None,
          "Chats of each workload in each round. Default: as many as streams, at least 3; twice as many of "
-         "random words and images, at least 4."),
-    Flag("--images", options.levels, "N,...", (),
-         "Show images of random pixels, so many a side; without --model to a random Qwen3-VL model."),
+         "random words, at least 4."),
     Flag("--mixed", None, None, None, "Ask questions of all workloads together, as one workload."),
+    Flag("--by-turn", None, None, None, "Show the turns of chats apart, and what the prefix cache had."),
     Flag("--random-models", options.names, "A,B", (),
          "Serve random models of these architectures instead, of 4 to 6 million parameters."),
     Flag("--repetitive", None, None, None,
@@ -83,44 +77,39 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name, model in _models(arguments, Path(folder)):
             rows += [{"model": name, **row} for row in _measured(arguments, model, own, result["command"])]
-    levels, remarks = traffic.figures_of(rows, "model", "workload", "streams"), traffic.remarks(rows)
+    fields = ("model", "workload", "streams", *(["turn"] if arguments.by_turn else []))
+    levels, remarks = traffic.figures_of(rows, *fields), traffic.remarks(rows)
     settings = {
-        "model": (arguments.model or BUNDLED_MODEL).resolve().name,
-        "seed": arguments.seed,
+        "model": (arguments.model or BUNDLED_MODEL).resolve().name, "seed": arguments.seed,
         "workloads_version": VERSION,
-    }
+    }  # fmt: skip
     result["serve"] = {"settings": settings, "levels": levels, "notes": remarks, "rows": rows}
-    console, notes = outputs.make_console(_WIDTH), [*traffic.NOTES, *remarks]
-    tables.print_rows(console, levels, traffic.COLUMNS, f"Chats of seed {arguments.seed}", notes, "streams")
-    outputs.finish(console, arguments, result, rows)
+    console, notes = document.make_console(_WIDTH), [*traffic.NOTES, *remarks]
+    document.print_rows(console, levels, traffic.COLUMNS, f"Chats of seed {arguments.seed}", "streams")
+    document.report(arguments, result, rows, notes, console)
     return int(any(row["error"] for row in rows))
 
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raise ArgumentsError for arguments that cannot be combined."""
-    servers.check(arguments, [MLX_VLM] if arguments.mlx_vlm else [])
+    servers.check(arguments)
     loops = [name for name, _, _ in arguments.server if name in LOOPS]
     if loops and 1 not in arguments.concurrency:
         raise ArgumentsError(f"{loops[0]} is compared at one stream; add 1 to --concurrency")
     if arguments.prompts and len(arguments.concurrency) > 1:
         raise ArgumentsError("--prompts are asked once, so of --concurrency only one number can be measured")
-    others = arguments.workloads or arguments.prompts or arguments.random_models
-    if arguments.images and others:
-        raise ArgumentsError("--images goes without --workloads, --prompts and --random-models")
     if arguments.repetitive and not arguments.random_models:
         raise ArgumentsError("--repetitive makes random models; name them with --random-models")
 
 
 def _has_words(arguments: argparse.Namespace) -> bool:
     """Whether prompts are random words."""
-    return not (arguments.workloads or arguments.prompts or arguments.images)
+    return not (arguments.workloads or arguments.prompts)
 
 
 def _models(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[str | None, Path]]:
     """Yield the models to serve, random ones with their names. folder: for those."""
-    if arguments.images and not arguments.model:
-        yield "qwen3_vl", write_seeing_model(folder / "seeing")
-    elif not arguments.random_models:
+    if not arguments.random_models:
         yield None, arguments.model or BUNDLED_MODEL
     for name in arguments.random_models:
         try:
@@ -134,24 +123,20 @@ def _measured(
 ) -> list[Row]:
     """Ask all peers of one model. Every round has new chats, the same ones for all peers."""
     tokenizer = load_tokenizer(model)
-    turns: dict[str | None, Iterator[Turn]] = {
-        f"{side} pixels": image_turns(side, arguments.seed) for side in arguments.images
-    } or {None: random_turns(tokenizer, arguments.prompt_tokens or 256, arguments.seed)}
+    turns = random_turns(tokenizer, arguments.prompt_tokens or 256, arguments.seed)
     rows: list[Row] = []
     with ExitStack() as children:
         peers = _peers(arguments, model, children, tokenizer)
         for at, level in enumerate(arguments.concurrency):
-            if own or arguments.workloads:
+            if _has_words(arguments):
+                size = arguments.chats or max(4, 2 * level)
+                batches = [
+                    Batch(number, None, [*islice(turns, size)]) for number in range(arguments.rounds + 1)
+                ]
+            else:
                 size = arguments.chats or max(3, level)
                 chats = dealt(own, arguments.rounds, size) if own else made(arguments, tokenizer, size, at)
                 batches = batches_of(chats, level, arguments.mixed)
-            else:
-                size, rounds = arguments.chats or max(4, 2 * level), range(arguments.rounds + 1)
-                batches = [
-                    Batch(number, name, [*islice(new, size)])
-                    for name, new in turns.items()
-                    for number in rounds
-                ]
             # mlx_lm's loops answer one at a time.
             asked = {name: ask for name, ask in peers.items() if level == 1 or name not in LOOPS}
             if asked:
@@ -165,24 +150,20 @@ def _peers(
 ) -> dict[str, Ask]:
     """Return all peers by name, after starting those that do not run yet."""
     is_endless, draft = _has_words(arguments), str(arguments.draft_model)
+    own = options.flags(arguments, "draft_type", "draft_model", *options.MACHINES)
     flags = {
-        servers.OWN: options.flags(arguments, "draft_type", "draft_model", *options.MACHINES),
-        servers.PLAIN: ("--draft-type", "none"), servers.DRAFTING: ("--draft-model", draft),
+        servers.OWN: own, servers.PLAIN: ("--draft-type", "none"),
+        servers.UNCACHED: (*own, "--prefix-cache-bytes", "0"), servers.DRAFTING: ("--draft-model", draft),
     }  # fmt: skip
     forbidden = sorted(tokenizer.eos_ids) if is_endless else ()
-    found = servers.addresses(arguments, model, children, flags)
-    if python := arguments.mlx_vlm:
-        command = [python, "-m", "mlx_vlm.server", "--model", str(model)]
-        url = children.enter_context(servers.run_server(MLX_VLM, command))
-        found[MLX_VLM] = servers.Address(url, str(model), {})
     asks: dict[str, Ask] = {
         name: Server(url, asked, arguments.max_tokens, forbidden, headers=headers).ask
-        for name, (url, asked, headers) in found.items()
+        for name, (url, asked, headers) in servers.addresses(arguments, model, children, flags).items()
     }
     start = partial(start_loop, children, tokenizer, arguments.max_tokens, str(model), not is_endless)
     loops = {LOOP: start, DRAFTING_LOOP: partial(start, draft)}
     names = [name for name, _, _ in arguments.server] or [servers.OWN]
-    return {name: loops[name]() if name in loops else asks[name] for name in dict.fromkeys([*names, *asks])}
+    return {name: loops[name]() if name in loops else asks[name] for name in names}
 
 
 def dealt(own: Sequence[Chat], rounds: int, size: int) -> list[list[Chat]]:
@@ -247,21 +228,6 @@ def random_turns(tokenizer: Tokenizer, num_tokens: int, seed: int) -> Iterator[T
         if not fitting:
             raise BenchError(f"--prompt-tokens {num_tokens} is too short for the chat template")
         yield Turn((user(" ".join(words[:fitting])),), None, is_endless=True)
-
-
-def image_turns(side: int, seed: int) -> Iterator[Turn]:
-    """Yield questions about square images of random pixels, in blocks of 8 so that they are small."""
-    # Of an extra, without which the other benchmarks work.
-    from PIL import Image
-
-    rng, blocks = random.Random(f"{side} {seed}"), (max(1, side // 8),) * 2
-    text = {"type": "text", "text": "What is on this picture?"}
-    while True:
-        file, pixels = io.BytesIO(), rng.randbytes(3 * blocks[0] ** 2)
-        Image.frombytes("RGB", blocks, pixels).resize((side, side), 0).save(file, "PNG")
-        url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-        shown = {"type": "image_url", "image_url": {"url": url}}
-        yield Turn((user("") | {"content": [shown, text]},), None)
 
 
 def _length(tokenizer: Tokenizer, text: str) -> int:

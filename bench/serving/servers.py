@@ -9,19 +9,18 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 
 from reprise.bench import options
-from reprise.bench.errors import ArgumentsError, BenchError
+from reprise.bench.experiment import ArgumentsError, BenchError
 from reprise.bench.options import Flag
 from reprise.config.loopback import takes_proxy
 
 OWN, MLX_LM, LLAMA = "reprise", "mlx_lm.server", "llama-server"
-PLAIN, DRAFTING = f"{OWN}-none", f"{MLX_LM}-draft"
+PLAIN, UNCACHED, DRAFTING = f"{OWN}-none", f"{OWN}-uncached", f"{MLX_LM}-draft"
 # Keys that the environment sets are switched off.
 _SERVE = ("serve", "--api-key", "", "--api-key-file", "none")
 COMMANDS = {
@@ -29,7 +28,7 @@ COMMANDS = {
     MLX_LM: (sys.executable, "-m", "mlx_lm", "server", "--model"),
     LLAMA: (LLAMA, "--parallel", "8", "-m"),
 }
-COMMANDS |= {PLAIN: COMMANDS[OWN], DRAFTING: COMMANDS[MLX_LM]}
+COMMANDS |= {PLAIN: COMMANDS[OWN], UNCACHED: COMMANDS[OWN], DRAFTING: COMMANDS[MLX_LM]}
 """The servers that can be started; a command lacks its model and its address."""
 LOOPS = LOOP, DRAFTING_LOOP = "mlx_lm.generate", "mlx_lm.generate-draft"
 """mlx_lm's own loops, which `reprise bench serve` runs without a server."""
@@ -43,17 +42,14 @@ class Address(NamedTuple):
     headers: dict[str, str]
 
 
-def check(arguments: argparse.Namespace, taken: Sequence[str] = ()) -> None:
-    """Raise ArgumentsError for a repeated name, a key of no server, or a missing --draft-model.
-
-    taken: further names that no server may have.
-    """
-    names = [*taken, *(name for name, _, _ in arguments.server)]
+def check(arguments: argparse.Namespace) -> None:
+    """Raise ArgumentsError for a repeated name, a key of no server, or a missing --draft-model."""
+    names = [name for name, _, _ in arguments.server]
     for name in names:
         if names.count(name) > 1:
             raise ArgumentsError(f"--server: the name {name} is already taken")
     for name in (DRAFTING, DRAFTING_LOOP):
-        if name in names and not getattr(arguments, "draft_model", None):
+        if name in names and not arguments.draft_model:
             raise ArgumentsError(f"--server: {name} needs a --draft-model")
     for name, _ in arguments.server_key:
         if name not in names:
@@ -131,12 +127,8 @@ def is_ready(url: str) -> bool:
 def _first_model(url: str, headers: dict[str, str]) -> str:
     """Return the first model that a server lists."""
     try:
-        response = httpx.get(
-            f"{url}/v1/models",
-            headers=headers,
-            timeout=30.0,
-            trust_env=takes_proxy(url, has_key=bool(headers)),
-        )
+        trusts = takes_proxy(url, has_key=bool(headers))
+        response = httpx.get(f"{url}/v1/models", headers=headers, timeout=30.0, trust_env=trusts)
         return str(response.raise_for_status().json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as fault:
         reason = str(fault).partition("\n")[0]
@@ -145,10 +137,10 @@ def _first_model(url: str, headers: dict[str, str]) -> str:
         ) from None
 
 
-def _server(text: str, loops: Sequence[str] = ()) -> tuple[str, str | None, str | None]:
+def _server(text: str) -> tuple[str, str | None, str | None]:
     """Return name, URL (None: it is started here), and the model to ask for, or to serve."""
     name, _, rest = text.partition("=")
-    if name in (*COMMANDS, *loops) and "://" not in rest:
+    if name in (*COMMANDS, *LOOPS) and "://" not in rest:
         return name, None, str(Path(rest).expanduser()) if rest else None
     address, _, model = rest.partition("=")
     if not name or not address:
@@ -161,18 +153,11 @@ def _key(text: str) -> tuple[str, str]:
     return name, options.api_key(key)
 
 
-def named(*loops: str) -> tuple[Flag, ...]:
-    """Return the flags --server and --server-key. loops: mlx_lm's loops that --server may name as well."""
-    more = f" {' and '.join(loops)} are its loops." if loops else ""
-    text = (
-        f"A running server; MODEL defaults to the first that it lists. {OWN}, {PLAIN} (without drafts), "
-        f"{MLX_LM}, {DRAFTING} (with --draft-model) and {LLAMA}=FILE.gguf are started here.{more} May be "
-        f"repeated; the first is what others are compared with. Default: {OWN}."
-    )
-    server = partial(_server, loops=loops)
-    return (
-        Flag("--server", server, "NAME=URL[=MODEL]", [], text, is_repeated=True),
-        Flag(
-            "--server-key", _key, "NAME=KEY", [], "API key of a --server; may be repeated.", is_repeated=True
-        ),
-    )
+FLAGS = (
+    Flag("--server", _server, "NAME=URL[=MODEL]", [],
+         f"A running server; MODEL defaults to the first that it lists. {OWN}, {PLAIN} (without drafts), "
+         f"{UNCACHED} (without a prefix cache), {MLX_LM}, {DRAFTING} (with --draft-model) and "
+         f"{LLAMA}=FILE.gguf are started here. {LOOP} and {DRAFTING_LOOP} are mlx_lm's loops. May be "
+         f"repeated; the first is what others are compared with. Default: {OWN}.", is_repeated=True),
+    Flag("--server-key", _key, "NAME=KEY", [], "API key of a --server; may be repeated.", is_repeated=True),
+)  # fmt: skip

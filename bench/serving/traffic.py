@@ -8,11 +8,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from reprise.bench import tables
-from reprise.bench.experiment import Experiment, Row, grouped, measured
-from reprise.bench.outputs import Work
-from reprise.bench.statistics import compare, percentiles, ratio
-from reprise.bench.tables import Column, format_value, interval
+from reprise.bench import document
+from reprise.bench.document import Column, format_value, interval
+from reprise.bench.experiment import Experiment, Progress, Row, grouped, measured
+from reprise.bench.statistics import compare, percentile, ratio
 from reprise.bench.workloads import Turn
 
 NOTES = (
@@ -26,19 +25,20 @@ NOTES = (
 """How figures are to be read."""
 
 
-def ratio_text(name: str) -> Callable[[tables.Row], str | None]:
+def ratio_text(name: str) -> Callable[[document.Row], str | None]:
     """Return a function that writes a field, a ratio of medians, with the extremes of rounds, as a cell."""
     return lambda row: row[name] and f"{row[name]:.2f} ({interval(row, f'{name}_low', f'{name}_high')})"
 
 
-def _percentiles(name: str, digits: str) -> Callable[[tables.Row], str]:
+def _percentiles(name: str, digits: str) -> Callable[[document.Row], str]:
     names = [f"{name}{share}_ms" for share in ("", "_p95", "_p99")]
     return lambda row: " / ".join(format_value(row[one], digits) for one in names)
 
 
 COLUMNS = [
     Column("model", "model", is_key=True), Column("workload", "workload", is_key=True),
-    Column("streams", "streams", is_key=True), Column("name", "peer", is_key=True),
+    Column("turn", "turn", is_key=True), Column("streams", "streams", is_key=True),
+    Column("name", "peer", is_key=True),
     Column("requests", "requests"), Column("failed", "failed", trivial=0),
     Column("refused", "refused", trivial=0), Column("early", "early", trivial=0),
     Column("tokens", "tokens"), Column("tokens_per_s", "tokens/s", "1"),
@@ -76,6 +76,7 @@ class Answer:
     arrivals: list[list[float]] = field(default_factory=list)
     text: str = ""
     num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
     has_usage: bool = True
     is_early: bool = False
     is_refused: bool = False
@@ -93,23 +94,25 @@ def ask_all(
 
     prefix: text before the names of cases. resume: arguments of Experiment.
     """
-    work = Work({"": len(peers) * sum(len(batch.turns) for batch in batches)})
 
-    def ask(name: str, batch: Batch) -> list[Row]:
-        stage = f"round {batch.round}" if batch.round else "warm-up"
-        work.begin(f"{streams} stream{'s' * (streams > 1)}, {stage}: {name}")
+    def ask(batch: Batch, name: str) -> list[Row]:
         answers = peers[name](batch.turns, streams)
-        work.advance(len(answers))
         return [
             {"request": at, "round": batch.round, "streams": streams, "workload": batch.workload,
+             "turn": sum(one["role"] == "user" for one in turn.messages),
              "has_tools": bool(turn.tools), "is_measured": turn.is_measured, **asdict(answer)}
             for at, (turn, answer) in enumerate(zip(batch.turns, answers, strict=True))
         ]  # fmt: skip
 
-    arms = {name: partial(ask, name) for name in peers}
+    def label(name: str, case: str) -> str:
+        number = cases[case].round
+        stage = f"round {number}" if number else "warm-up"
+        return f"{streams} stream{'s' * (streams > 1)}, {stage}: {name}"
+
+    arms = {name: partial(ask, name=name) for name in peers}
     cases = {f"{prefix}batch {at} of {streams} streams": batch for at, batch in enumerate(batches)}
-    with work:
-        return Experiment(arms, cases, 1, has_warm_up=lambda _: False, order="rotate", **resume).run()
+    with Progress() as progress:
+        return Experiment(arms, cases, label=label, **resume).run(progress)
 
 
 def by_read(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]]:
@@ -143,17 +146,18 @@ def decode_speed(rows: Sequence[Row]) -> float | None:
 
 def first_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
     """Return percentiles of the seconds from a request to its first text."""
-    return percentiles([(row["arrivals"][0][0], 1.0) for row in rows if row["arrivals"]])
+    return _percentiles_of([(row["arrivals"][0][0], 1.0) for row in rows if row["arrivals"]])
 
 
 def inter_tokens_s(rows: Sequence[Row]) -> dict[str, float] | None:
     """Return percentiles of the seconds between tokens; the gap before a read is divided among its tokens."""
     gaps = [(at - before, tokens) for row in rows for (before, _), (at, tokens) in pairwise(row["arrivals"])]
-    return percentiles([(gap_s / tokens, tokens) for gap_s, tokens in gaps if tokens > 0])
+    return _percentiles_of([(gap_s / tokens, tokens) for gap_s, tokens in gaps if tokens > 0])
 
 
-Figures = Callable[[Sequence[Row], Sequence[Row]], Row]
-"""Returns the figures of a peer's rows, beside those of the first one to the same questions."""
+def _percentiles_of(weighted: Sequence[tuple[float, float]]) -> dict[str, float] | None:
+    return {f"p{at}": percentile(weighted, at / 100) for at in (50, 95, 99)} if weighted else None
+
 
 RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
     "speedup": throughput, "decode_speedup": decode_speed,
@@ -163,7 +167,7 @@ RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
 """The figures by which peers are compared, round by round."""
 
 
-def figures_of(rows: Sequence[Row], *fields: str, figures: Figures | None = None) -> list[Row]:
+def figures_of(rows: Sequence[Row], *fields: str) -> list[Row]:
     """Return each peer's figures, the first peer first, for each group of rows with equal fields."""
     # Another peer may begin with the questions of a group.
     order = [*dict.fromkeys(row["arm"] for row in rows)]
@@ -172,7 +176,7 @@ def figures_of(rows: Sequence[Row], *fields: str, figures: Figures | None = None
     for values, group in groups.items():
         first, *others = grouped(group, "arm").values()
         about = dict(zip(fields, values, strict=True))
-        found += [about | (figures or _figures)(answers, first) for answers in (first, *others)]
+        found += [about | _figures(answers, first) for answers in (first, *others)]
     return found
 
 
@@ -196,6 +200,9 @@ def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
         "parity": ("PASS" if equal == judged else "FAIL") if judged else None,
         "error": errors[0] if errors else None,
     }  # fmt: skip
+    for name in ("num_prompt_tokens", "num_cached_tokens"):
+        counts = [row[name] for row in good if row.get(name) is not None]
+        figures[name] = median(counts) if counts else None
     for name, times in (("ttft", first_tokens_s(good)), ("inter_token", inter_tokens_s(good))):
         for suffix, share in (("", "p50"), ("_p95", "p95"), ("_p99", "p99")):
             figures[f"{name}{suffix}_ms"] = times and 1000 * times[share]

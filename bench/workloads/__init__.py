@@ -4,14 +4,11 @@ import itertools
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reprise.bench.workloads import edits, questions
-from reprise.bench.workloads.chats import Chat, Grow, Turn, Workload, read_prompts
-from reprise.bench.workloads.words import polonizer
+from reprise.bench.workloads.chats import Chat, Turn, read_prompts
+from reprise.bench.workloads.generated import ENGLISH, WORKLOADS
 
 __all__ = [
     "ENGLISH", "VERSION", "WORKLOADS", "Chat", "Turn", "lengths_of", "make_chats", "own_chats",
@@ -19,23 +16,6 @@ __all__ = [
 ]  # fmt: skip
 
 VERSION = 2
-
-
-def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Iterator[Turn]:
-    turns, polish = family.make(rng, grow), polonizer(rng)
-    for turn in turns:
-        messages = tuple(one | {"content": polish(one["content"])} for one in turn.messages)
-        yield replace(turn, messages=messages, reference=polish(turn.reference or ""))
-
-
-WORKLOADS = {one.name: one for one in (*questions.LOOKUPS, *edits.WORKLOADS, *questions.OTHERS)}
-"""All workloads, by name."""
-ENGLISH = tuple(WORKLOADS)
-"""Workloads that the bundled model was trained for, as far as a model can be."""
-for _one in [WORKLOADS[name] for name in ("edits", "records", "quotes", "passages")]:
-    _name = f"{_one.name}_polish"
-    WORKLOADS[_name] = Workload(_name, f"{_one.summary}; with Polish words", partial(_in_polish, _one))
-WORKLOADS[edits.AGENT.name] = edits.AGENT
 
 
 def lengths_of(workload: str, requested: Sequence[int] | None = None) -> tuple[int | None, ...]:

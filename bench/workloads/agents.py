@@ -65,13 +65,17 @@ def call_text(name: str, arguments: dict[str, str]) -> str:
 def agent_chats(changes: Iterable[Change], forms: Sequence[str], numbers: Sequence[str]) -> Iterator[Chat]:
     """Yield a chat for each change, each form of FORMS, and each way of NUMBERS to number the file's lines.
 
-    The chat's workload names the form and the way. With the form "blocks", as aider has them, the file is in
-    the user's message, and its lines are not numbered.
+    The chat's workload names the form and the way. With the form "blocks", as aider has them, and "whole", a
+    prompt without a template, the file is in the user's message, and its lines are not numbered.
     """
     for change in changes:
         for form in forms:
             if form == "blocks":
                 yield Chat(form, (_with_file_attached(change),))
+            elif form == "whole":
+                asked = f"{change.message}\n\nAnswer with the whole file {change.path}."
+                shown = f"{asked}\n\n```\n{change.before}```\n"
+                yield Chat(form, (Turn((), f"```\n{change.after}```\n", text=shown),))
             else:
                 more = " Answer with a unified diff." if form == "diff" else ""
                 asked = f"{change.message}\n\nThe file is {change.path}.{more}"
@@ -155,5 +159,5 @@ ANSWERS: dict[str, Callable[[Change], Iterator[Answer]]] = {
     "edit": _edits, "write": _whole, "patch": _patch, "diff": _diff,
 }  # fmt: skip
 """How an agent writes a change: a call for each place, the whole file, a patch, or a diff."""
-FORMS = (*ANSWERS, "blocks")
-"""The same, and blocks as aider has them."""
+FORMS = (*ANSWERS, "blocks", "whole")
+"""The same, blocks as aider has them, and the whole file as text."""

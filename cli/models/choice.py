@@ -66,9 +66,9 @@ def take_folders(arguments: argparse.Namespace) -> None:
 
     Raises ConvertError or ModelError if a model cannot be found, downloaded or converted.
     """
-    for name in {"model", "draft_model", "tokenizer"} & vars(arguments).keys():
+    for name in {"model", "draft_model", "tokenizer", "warm"} & vars(arguments).keys():
         given = getattr(arguments, name)
-        if isinstance(given, list):
+        if isinstance(given, list | tuple):
             vars(arguments)[name] = [_find(one) for one in given]
         elif given is not None:
             vars(arguments)[name] = type(given)(_find(given))

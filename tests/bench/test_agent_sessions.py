@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from reprise.bench.replay.pairs import token_pairs
-from reprise.bench.replay.sessions import read_session
+from reprise.bench.replay.pairs import read_session, token_pairs
 from reprise.cli.main import main
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.model.loading import load_tokenizer

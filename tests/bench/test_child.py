@@ -8,7 +8,7 @@ from multiprocessing import active_children
 
 import pytest
 
-from reprise.bench.errors import BenchError
+from reprise.bench.experiment import BenchError
 from reprise.bench.serving.bare_loop import start_loop
 from reprise.bench.serving.servers import is_ready, run_server
 from reprise.bench.workloads import Turn

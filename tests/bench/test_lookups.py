@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.bench.replay.policies import FixedLookup
+from reprise.bench.replay.rules import FixedLookup
 from reprise.drafters.base import DraftQuery, SequenceStart
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=60)

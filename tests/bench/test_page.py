@@ -98,8 +98,9 @@ def test_the_command_draws_several_documents_as_one_page(tmp_path, capsys):
     for number, file in enumerate(files):
         file.write_text(json.dumps(made_up(seed=number)))
     page_file = tmp_path / "report.html"
-    assert main(["bench", "report", *map(str, files), "--html", str(page_file)]) == 0
-    assert "decode, sweep, economics, translation, serve, replay" in capsys.readouterr().out
+    given = [word for file in files for word in ("--page", str(file))]
+    assert main(["bench", "all", *given, "--html", str(page_file)]) == 0
+    assert "decode, sweep, serve, replay" in capsys.readouterr().out
     names = _Elements(page_file.read_text()).texts("option")
     for number in (1, 2):
         assert f"2026-01-02 on A machine that does not exist; model made-up-model ({number})" in names
@@ -110,7 +111,7 @@ def test_the_command_refuses_other_files_in_one_line(text, tmp_path, capsys):
     file = tmp_path / "a.json"
     if text is not None:
         file.write_text(text)
-    assert main(["bench", "report", str(file), "--html", str(tmp_path / "report.html")]) == 2
+    assert main(["bench", "all", "--page", str(file), "--html", str(tmp_path / "report.html")]) == 2
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert "a.json" in printed

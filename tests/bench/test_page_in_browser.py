@@ -9,8 +9,7 @@ from reprise.bench.page import write_page
 from tests.bench.documents.made_up import made_up
 
 SECTIONS = [
-    "speedup", "parity", "answers", "acceptance", "costs", "sweep", "economics", "translation", "serve",
-    "replay",
+    "speedup", "answers", "acceptance", "costs", "sweep", "pays", "serve", "replay",
 ]  # fmt: skip
 """The sections with figures; the last section of a page has the sources."""
 
@@ -63,7 +62,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     hostile = made_up(cpu=HOSTILE)
     hostile["command"] = hostile["model"]["name"] = hostile["decode"]["rows"][0]["draft_type"] = HOSTILE
-    hostile["decode"]["rows"][0]["workload"] = hostile["sweep"]["grid"][0]["workload"] = HOSTILE
+    hostile["decode"]["rows"][0]["workload"] = hostile["sweep"]["points"][0]["drafts"] = HOSTILE
     hostile["decode"]["samples"] = [
         {
             "workload": HOSTILE,
@@ -72,8 +71,7 @@ def files(tmp_path_factory):
             "tokens": [[HOSTILE, HOSTILE], [" end", "model"]],
         }
     ]
-    hostile["economics"]["advice"] = [HOSTILE]
-    hostile["translation"]["rows"][0].update(draft_model=HOSTILE, strategy=HOSTILE, workload=HOSTILE)
+    hostile["decode"]["rows"][1].update(draft_model=HOSTILE, strategy=HOSTILE, workload=HOSTILE)
     hostile["serve"]["levels"][0]["name"] = hostile["replay"]["rows"][0]["drafter"] = HOSTILE
     whole = made_up()
     documents = {
@@ -81,8 +79,7 @@ def files(tmp_path_factory):
         "two": [whole, made_up(cpu="Another machine", seed=2)],
         "decoding": [{"date": whole["date"], "decode": {"rows": whole["decode"]["rows"][:3]}}],
         "empty": [
-            {"decode": {"rows": [], "samples": []}}
-            | {name: {} for name in ("sweep", "economics", "translation", "serve", "replay")}
+            {"decode": {"rows": [], "samples": []}} | {name: {} for name in ("sweep", "serve", "replay")}
         ],
         "hostile": [hostile],
     }
@@ -163,11 +160,11 @@ def test_marks_say_their_figures_to_a_screen_reader_and_under_the_pointer(page):
 
 def test_a_legend_names_the_drafters_of_points(page):
     drawn(page)
-    legend = "[...document.querySelector('#economics .chart').querySelectorAll('.role-legend-label text')]"
-    assert page.run(f"{legend}.map((one) => one.textContent)") == ["controlled", "suffix"]
+    legend = "[...document.querySelector('#pays .chart').querySelectorAll('.role-legend-label text')]"
+    assert page.run(f"{legend}.map((one) => one.textContent)") == ["controlled", "draft-model"]
 
 
-@pytest.mark.parametrize("section", ["speedup", "acceptance", "economics"])
+@pytest.mark.parametrize("section", ["speedup", "acceptance", "pays"])
 def test_a_name_that_is_pressed_in_a_legend_stands_out(page, section):
     drawn(page)
     own = f"document.querySelector('#{section} .chart')"
@@ -263,7 +260,7 @@ def test_documents_of_two_machines_share_a_page(opened, files):
 
 def test_only_sections_with_data_appear(opened, files):
     for name, expected in (
-        ("decoding", ["speedup", "parity", "acceptance", "sources"]),
+        ("decoding", ["speedup", "acceptance", "sources"]),
         ("empty", ["sources"]),
     ):
         opened.open(files[name])
@@ -283,7 +280,6 @@ def test_hostile_texts_stay_texts(opened, files):
         == 0
     )
     assert opened.run("document.querySelector('.tokens').textContent") == HOSTILE + " end"
-    assert opened.run("document.querySelector('.advice li').textContent") == HOSTILE
     assert opened.complaints == []
     assert opened.requests == [files["hostile"].as_uri()]
     assert opened.run("document.documentElement.scrollWidth <= innerWidth")

@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from reprise.bench.workloads import Turn, read_prompts
+from reprise.bench.experiment import ArgumentsError
+from reprise.bench.replay.pairs import read_history
+from reprise.bench.workloads.agents import Change, agent_chats
 from reprise.cli.main import main
 
 WHO = {
@@ -40,16 +43,8 @@ class History:
         self.git("add", "-A")
         self.git("commit", "-q", "-m", message)
 
-    def pairs(self, *flags: str) -> list[dict[str, str]]:
-        file = self.folder.parent / "pairs.jsonl"
-        assert main(["bench", "commits", str(self.folder), "-o", str(file), *flags]) == 0
-        pairs = [json.loads(line) for line in file.read_text().splitlines()]
-        chats = read_prompts(file, for_replay=True)
-        assert {chat.workload for chat in chats} == {"commits"}
-        assert [chat.turns for chat in chats] == [
-            (Turn((), pair["output"], text=pair["prompt"]),) for pair in pairs
-        ]
-        return pairs
+    def changes(self, **limits: Any) -> list[Change]:
+        return read_history(str(self.folder), **limits)
 
 
 @pytest.fixture
@@ -61,22 +56,19 @@ def history(tmp_path: Path) -> History:
     return made
 
 
-def changed(pairs: list[dict[str, str]]) -> list[str]:
-    return [pair["id"].partition(":")[2] for pair in pairs]
+def changed(changes: list[Change]) -> list[str]:
+    return [change.id.partition(":")[2] for change in changes]
 
 
-def test_a_pair_is_message_and_file_before_and_file_after(
-    history: History, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pair_is_message_and_file_before_and_file_after(history: History) -> None:
     history.commit("Count on.\n\nWith a reason.", a_py=text("one") + "two\n")
-    (pair,) = history.pairs()
-    assert pair["prompt"] == (
+    ((chat,),) = [[*agent_chats([change], ["whole"], ())] for change in history.changes()]
+    (turn,) = chat.turns
+    assert turn.text == (
         f"Count on.\n\nWith a reason.\n\nAnswer with the whole file a.py.\n\n```\n{text('one')}```\n"
     )
-    assert pair["output"] == f"```\n{text('one')}two\n```\n"
-    assert pair["workload"] == "commits"
-    assert pair["id"].endswith(":a.py")
-    assert "wrote 1 pairs to" in capsys.readouterr().out
+    assert turn.reference == f"```\n{text('one')}two\n```\n"
+    assert chat.workload == "whole"
 
 
 def test_only_text_that_a_commit_changed_counts(history: History) -> None:
@@ -95,7 +87,7 @@ def test_only_text_that_a_commit_changed_counts(history: History) -> None:
     (history.folder / "a.py").write_text(text("two"))
     history.git("commit", "-q", "-a", "--allow-empty-message", "-m", "")
     history.commit("at last", sub__c_py=text("sub!"))
-    assert changed(history.pairs()) == ["sub/c.py"]
+    assert changed(history.changes()) == ["sub/c.py"]
 
 
 def test_the_newest_come_in_the_order_of_their_commits_and_merges_are_left_out(history: History) -> None:
@@ -105,13 +97,13 @@ def test_the_newest_come_in_the_order_of_their_commits_and_merges_are_left_out(h
     history.commit("two", a_py=text("two"), sub__c_py=text("two"))
     history.git("merge", "-q", "--no-ff", "-m", "merge", "side")
     history.commit("three", a_py=text("three"))
-    pairs = history.pairs()
+    pairs = history.changes()
     assert sorted(changed(pairs)) == ["a.py", "a.py", "b.md", "sub/c.py"]
     assert changed(pairs).index("a.py") < changed(pairs).index("sub/c.py")
-    assert pairs[-1]["output"] == f"```\n{text('three')}```\n"
-    assert all("merge" not in pair["prompt"] for pair in pairs)
-    assert history.pairs("--count", "1") == pairs[-1:]
-    one_each = changed(history.pairs("--per-commit", "1"))
+    assert pairs[-1].after == text("three")
+    assert all("merge" not in pair.message for pair in pairs)
+    assert history.changes(count=1) == pairs[-1:]
+    one_each = changed(history.changes(per_commit=1))
     assert "a.py" in one_each
     assert "sub/c.py" not in one_each
 
@@ -119,20 +111,19 @@ def test_the_newest_come_in_the_order_of_their_commits_and_merges_are_left_out(h
 def test_the_newest_commit_can_be_chosen(history: History, capsys: pytest.CaptureFixture[str]) -> None:
     history.commit("two", a_py=text("two"))
     history.commit("three", a_py=text("three"))
-    (older,) = history.pairs("--revision", "HEAD~1")
-    assert older["output"] == f"```\n{text('two')}```\n"
+    (older,) = history.changes(revision="HEAD~1")
+    assert older.after == text("two")
     for wrong in ("nowhere", "--output=/tmp/x", "HEAD:a.py"):
-        asked = [str(history.folder), "-o", str(history.folder / "pairs"), f"--revision={wrong}"]
-        assert main(["bench", "commits", *asked]) == 2
+        assert main(["bench", "replay", "--history", str(history.folder), f"--revision={wrong}"]) == 2
         assert "git cannot read" in capsys.readouterr().err
 
 
 def test_sizes_and_paths_are_bounded(history: History) -> None:
     history.commit("grow", a_py=text("x", 450), b_md=text("y", 600), sub__c_py="z" * 399)
     history.commit("on", a_py=text("x!", 450), b_md=text("y!", 600), sub__c_py="Z" * 399)
-    assert changed(history.pairs("--max-bytes", "500", "--count", "1")) == ["a.py"]
-    assert changed(history.pairs("--count", "9")) == ["a.py", "b.md", "a.py", "b.md"]
-    assert changed(history.pairs("--suffix", ".md", "--suffix", ".txt")) == ["b.md", "b.md"]
+    assert changed(history.changes(max_bytes=500, count=1)) == ["a.py"]
+    assert changed(history.changes(count=9)) == ["a.py", "b.md", "a.py", "b.md"]
+    assert changed(history.changes(suffixes=(".md", ".txt"))) == ["b.md", "b.md"]
 
 
 def test_reading_runs_nothing_that_the_repository_names(
@@ -154,7 +145,7 @@ def test_reading_runs_nothing_that_the_repository_names(
     # As in a hook of another repository.
     monkeypatch.setenv("GIT_DIR", str(tmp_path))
     monkeypatch.setenv("GIT_EXTERNAL_DIFF", str(script))
-    assert len(history.pairs()) == 1
+    assert len(history.changes()) == 1
     assert not proof.exists()
 
 
@@ -165,12 +156,12 @@ def test_what_has_no_history_is_one_line_and_status_2(
 ) -> None:
     (tmp_path / "empty").mkdir()
     History(tmp_path / "fresh")
-    file = tmp_path / "pairs.jsonl"
-    assert main(["bench", "commits", str(tmp_path / name), "-o", str(file)]) == 2
+    with pytest.raises(ArgumentsError):
+        read_history(str(tmp_path / name))
+    assert main(["bench", "replay", "--history", str(tmp_path / name)]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("reprise bench commits: ")
+    assert printed.startswith("reprise bench replay: ")
     assert printed.count("\n") == 1
-    assert not file.exists()
 
 
 def test_a_history_is_replayed_as_an_agent_would_write_it(
@@ -196,4 +187,6 @@ def test_a_history_is_replayed_as_an_agent_would_write_it(
             ("edit tab", 1), ("edit bar", 1), ("blocks", 1), ("all", 3)
         ]  # fmt: skip
     assert main(["bench", "replay", "--history", str(history.folder), "--forms", "telegram"]) == 2
-    assert "--forms: telegram is not one of edit, write, patch, diff, blocks" in capsys.readouterr().err
+    assert (
+        "--forms: telegram is not one of edit, write, patch, diff, blocks, whole" in capsys.readouterr().err
+    )

@@ -2,7 +2,7 @@ from itertools import islice
 
 import pytest
 
-from reprise.bench.errors import BenchError
+from reprise.bench.experiment import BenchError
 from reprise.bench.serving.run_serve import random_turns
 
 MOST_TOKENS_OF_A_WORD = 14

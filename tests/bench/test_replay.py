@@ -1,6 +1,5 @@
 """The replay: known answers, the real drafters and gate, and given step costs."""
 
-import ast
 import csv
 import json
 import random
@@ -14,17 +13,10 @@ import pytest
 
 from reprise.bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
 from reprise.bench.experiment import Row
-from reprise.bench.replay.file_edits import KINDS, edit, edit_cases, trap_cases
 from reprise.bench.replay.pairs import TokenPair
-from reprise.bench.replay.policies import (
-    COMPARED,
-    RULES,
-    FixedPlayer,
-    Outcome,
-    Setup,
-    figures,
-)  # fmt: skip
+from reprise.bench.replay.rules import COMPARED, RULES, FixedPlayer, Outcome, Setup, figures
 from reprise.bench.replay.run_replay import replay
+from reprise.bench.replay.traffic import EDIT, make_traffic
 from reprise.cli.main import main as run_reprise
 from reprise.config.settings import Settings
 from reprise.drafters.base import NO_DRAFT
@@ -47,7 +39,7 @@ def encode(text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def edits() -> list[TokenPair]:
-    cases = edit_cases(ROOT / "drafters", 2, 3, encode)
+    cases = [pair for pair in make_traffic(ROOT / "drafters", 20, 3, encode) if pair.workload == EDIT][:2]
     return [replace(case, prompt=case.prompt[:900], answer=case.answer[:800]) for case in cases]
 
 
@@ -58,20 +50,6 @@ def outcomes_of(rule: str, pairs, curve: Curve = FLAT) -> list[Outcome]:
 
 def rows_of(pairs, *rules: str, curves=(FLAT,)) -> list[Row]:
     return replay(pairs, [RULES[name] for name in rules], [replace(SETUP, curve=one) for one in curves])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_edit_changes_a_file_and_is_the_same_for_the_same_seed(kind: str) -> None:
-    text = (ROOT / "drafters" / "suffix.py").read_text()
-    once, again = (edit(text, kind, random.Random(5))[0] for _ in range(2))
-    assert once == again
-    assert once != text
-
-
-def test_renaming_keeps_a_file_python() -> None:
-    text = (ROOT / "drafters" / "copies" / "history.py").read_text()
-    for seed in range(6):
-        ast.parse(edit(text, "rename", random.Random(seed))[0])
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -122,6 +100,17 @@ def test_the_gate_gets_nearly_what_hindsight_gets(edits: list[TokenPair]) -> Non
     assert best <= gated < best / 0.8
 
 
+def trap_cases(count: int, seed: int) -> list[TokenPair]:
+    """Make prompts in which all n-grams of the answer occur, always followed by a wrong token."""
+    rng = random.Random(seed)
+    cases = []
+    for size in (2, 5, 12, 20)[:count]:
+        answer = [rng.randrange(1000, 3000) for _ in range(400)]
+        prompt = [token for at in range(size, 400) for token in (*answer[at - size : at], 1 + at)]
+        cases.append(TokenPair(tuple(prompt), tuple(answer), "trap"))
+    return cases
+
+
 @pytest.mark.parametrize("curve", [M4_PRO, CPU_BF16], ids=lambda curve: curve.name)
 def test_no_trap_makes_an_answer_slower_than_the_ledger_allows(curve: Curve) -> None:
     for outcome in outcomes_of("auto", trap_cases(4, seed=2), curve):
@@ -144,17 +133,6 @@ def test_what_is_remembered_is_forgotten_between_chats_unless_it_is_to_stay(rule
     assert copied(rule, turns) > 0.2
     assert copied(rule, apart) == 0
     assert copied(f"{rule}-warm", apart) > 0.2
-
-
-def test_a_pair_that_is_not_measured_teaches_and_does_not_count() -> None:
-    answer = text_of(1)
-    pairs = [
-        TokenPair(text_of(2), answer, "w", "one", 1, is_measured=False),
-        TokenPair(text_of(3), answer, "w", "one", 2),
-    ]
-    (row,) = rows_of(pairs, "auto")
-    assert row["pairs"] == 1
-    assert row["coverage"] > 0.4
 
 
 def test_rows_are_for_each_workload_rule_and_curve_and_for_all_workloads() -> None:
@@ -249,7 +227,8 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
         (["--cost-curve", "/nowhere.json"], "No such file or directory: '/nowhere.json'"),
         (["--tokenizer", "/nowhere"], "/nowhere is not a model folder"),
         (["--pairs", "/dev/null"], "/dev/null: the file contains no chats"),
-        (["--kind", "several", "--edits", "1"], "there is no pair to replay"),
+        (["--workloads", "free", "--cases", "1"], "there is no pair to replay"),
+        (["--workloads", "prose"], "--workloads: prose is not one of records"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
@@ -267,19 +246,10 @@ def test_what_is_compared_unless_asked_otherwise_are_rules() -> None:
 
 
 def test_right_answers_of_workloads_are_replayed_turn_after_turn(tmp_path: Path) -> None:
-    file = str(tmp_path / "pairs.jsonl")
-    made = ["--workloads", "edits_short", "--chats", "1", "--write", file]
-    assert run_reprise(["bench", "workloads", *made]) == 0
-    asked = ["--pairs", file, "--drafters", "auto,newest-2", "--cost-curve", "apple-m4-pro-4bit"]
+    asked = ["--workloads", "edits_short", "--cases", "1", "--drafters", "auto,newest-2"]
+    asked += ["--cost-curve", "apple-m4-pro-4bit"]
     assert main([*asked, "--json", str(tmp_path / "r.json")]) == 0
     auto, newest = json.loads((tmp_path / "r.json").read_text())["replay"]["rows"]
     assert auto["workload"] == newest["workload"] == "edits_short"
     assert auto["pairs"] == newest["pairs"] > 1
     assert auto["speedup"] > newest["speedup"] > 1
-
-
-def test_edits_of_one_kind_are_generated(tmp_path: Path) -> None:
-    asked = ["--kind", "values", "--edits", "3", "--drafters", "auto", "--cost-curve", "cpu-bf16"]
-    assert main([*asked, "--json", str(tmp_path / "r.json")]) == 0
-    (row,) = json.loads((tmp_path / "r.json").read_text())["replay"]["rows"]
-    assert (row["workload"], row["pairs"]) == ("edits", 1)

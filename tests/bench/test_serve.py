@@ -189,7 +189,6 @@ def test_answers_that_make_figures_doubtful_are_noted(bench, server, events, cap
         ),
         (["--server", LOOP, "--server", LOOP], f"--server: the name {LOOP} is already taken"),
         (["--repetitive"], "--repetitive makes random models; name them with --random-models"),
-        (["--images", "64", "--workloads", "edits"], "--images goes without --workloads, --prompts"),
         (["--server-key", "it=k"], "--server-key: no --server is named it"),
         (["--rouns", "1"], "unknown argument --rouns"),
     ],

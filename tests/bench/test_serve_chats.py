@@ -90,3 +90,14 @@ def test_a_llama_server_that_is_not_installed_is_one_line(model_folder, tmp_path
 def test_a_server_is_a_name_and_an_address(text, capsys):
     assert main(["bench", "serve", "--server", text]) == 2
     assert "is not" in capsys.readouterr().err
+
+
+def test_turns_are_shown_apart_with_what_the_prefix_cache_had(server, events, model_folder, tmp_path):
+    server.play(events.frame("one"), events.usage(1, prompt_tokens=100, cached_tokens=64), events.done)
+    file = tmp_path / "turns.json"
+    given = ["--model", str(model_folder), "--workloads", "passage", "--prompt-tokens", "200", "--by-turn"]
+    given += ["--chats", "1", "--rounds", "1", "--server", f"a={server.url}", "--json", str(file)]
+    assert main(["bench", "serve", *given]) == 0
+    rows = json.loads(file.read_text())["serve"]["levels"]
+    assert [(row["turn"], row["requests"]) for row in rows] == [(1, 1), (2, 1), (3, 1)]
+    assert {(row["num_prompt_tokens"], row["num_cached_tokens"]) for row in rows} == {(100, 64)}

@@ -1,34 +1,27 @@
-"""`reprise bench sweep` replays answers under many settings, and draws conclusions."""
+"""`reprise bench sweep`: tables under traffic, and the acceptance from which drafts pay."""
 
+import csv
 import json
 import zlib
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from reprise.bench.cost_curves import FLAT, M4_PRO
-from reprise.bench.outputs import Work
-from reprise.bench.page import page
-from reprise.bench.replay.file_edits import AGAIN, NEW, SHARES, make_traffic
+from reprise.bench.cost_curves import M4_PRO
+from reprise.bench.experiment import Row
+from reprise.bench.local_engine import forced_costs
 from reprise.bench.replay.pairs import TokenPair
-from reprise.bench.replay.policies import Setup
-from reprise.bench.sweep.points import (
-    DRAFT_TYPES,
-    best_of,
-    default_point,
-    fill,
-    filled,
-    grid,
-    overall,
-    replay,
-    settings_of,
-)  # fmt: skip
+from reprise.bench.replay.rules import Setup
+from reprise.bench.replay.traffic import AGAIN, NEW, SHARES, make_traffic
+from reprise.bench.sweep import LEVELS, ControlledDrafter, fill, fit, model_needs
 from reprise.cli.main import main
 from reprise.config.settings import Settings
+from reprise.drafters.base import DraftQuery, SequenceStart
 
 ROOT = Path(__file__).parent.parent.parent
 SETUP = Setup(Settings(ngram_table_entries=1 << 16), M4_PRO)
+PLAIN_TPS = 100.0
 
 
 def encode(text: str) -> list[int]:
@@ -41,15 +34,15 @@ def make(count: int) -> list[TokenPair]:
 
 
 @pytest.fixture(scope="module")
-def traffic():
+def traffic() -> list[TokenPair]:
     return make(40)
 
 
-def test_a_short_traffic_is_the_beginning_of_a_long_one(traffic) -> None:
+def test_a_short_traffic_is_the_beginning_of_a_long_one(traffic: list[TokenPair]) -> None:
     assert make(10) == traffic[:10]
 
 
-def test_repeated_texts_are_the_answers_of_earlier_requests(traffic) -> None:
+def test_repeated_texts_are_the_answers_of_earlier_requests(traffic: list[TokenPair]) -> None:
     assert {asked.workload for asked in traffic} == {*SHARES}
     for number, asked in enumerate(traffic):
         answers = [earlier.answer for earlier in traffic[:number]]
@@ -58,7 +51,7 @@ def test_repeated_texts_are_the_answers_of_earlier_requests(traffic) -> None:
             assert was_answered == (asked.workload == AGAIN)
 
 
-def test_a_larger_table_drafts_more_and_collides_less(traffic) -> None:
+def test_a_larger_table_drafts_more_and_collides_less(traffic: list[TokenPair]) -> None:
     small, large = (fill(SETUP, traffic, entries, 16) for entries in (4096, 1 << 20))
     assert (small["entries"], large["entries"], large["requests"]) == (4096, 1 << 20, 40)
     assert small["occupancy"] > large["occupancy"]
@@ -67,127 +60,123 @@ def test_a_larger_table_drafts_more_and_collides_less(traffic) -> None:
     assert small["tokens_per_forward"] < large["tokens_per_forward"]
 
 
-def point(draft_type: str, length: int, size: int | None) -> dict[str, object]:
-    return {"draft_type": draft_type, "num_draft_tokens": length, "ngram_size": size}
+def step_cost(length: int, r: float = 0.2, beta: float = 0.02) -> float:
+    """Return the step cost, in plain steps, for a break-even at r + beta * length."""
+    return 1 + length * (r + beta * length)
 
 
-def test_the_grid_has_each_length_and_size_once_and_no_sizes_where_a_type_has_none() -> None:
-    assert grid(["suffix", "ngram-mod"], [8, 4], [16, 2]) == [
-        point("suffix", 4, None),
-        point("suffix", 8, None),
-        *(point("ngram-mod", length, size) for length in (4, 8) for size in (2, 16)),
-    ]
+def planted(chat: int, length: int, acceptance: float, cost: float) -> Row:
+    """Make a point of 50 steps, each verifying a full draft. cost: of such a step, in plain steps."""
+    steps = 50
+    accepted = round(steps * length * acceptance)
+    tokens = steps + accepted
+    return {
+        "chat": chat, "num_draft_tokens": length, "tokens_per_forward": tokens / steps,
+        "acceptance": accepted / (steps * length), "speedup": tokens / (steps * cost),
+        "plain_tps": PLAIN_TPS,
+    }  # fmt: skip
 
 
-def test_a_point_becomes_the_settings_of_a_server() -> None:
-    mod = settings_of(point("auto", 8, 4), Settings())
-    assert (mod.draft_type, mod.num_draft_tokens, mod.ngram_mod_size) == ("auto", 8, 4)
-    gated = settings_of({"draft_type": "auto", "gate": "on", "threshold": 0.5}, Settings())
-    assert (gated.gate, gated.gate_threshold) == ("on", 0.5)
-    assert settings_of(default_point(Settings()), Settings()) == Settings()
-
-
-def test_of_equal_points_the_one_with_short_drafts_is_best() -> None:
-    def row(length: int, workload: str, speedup: float) -> dict[str, object]:
-        return point("auto", length, 16) | {"workload": workload, "speedup": speedup}
-
-    rows = [row(31, "a", 4.0), row(31, "b", 1.0), row(8, "a", 2.0), row(8, "b", 2.0), row(4, "a", 1.0)]
-    means = point("auto", 31, 16) | {"mean": pytest.approx(2.0), "lowest": 1.0}
-    assert means in overall(rows)
-    assert best_of(overall(rows))["num_draft_tokens"] == 8
-
-
-def copies(count: int) -> list[TokenPair]:
-    """Make chats of two turns: a text is copied, then repeated without being in the prompt."""
-    pairs = []
-    for number in range(count):
-        text = tuple(1000 * number + at for at in range(100))
-        for turn, prompt in ((1, text), (2, (7,) * 20)):
-            pairs.append(TokenPair(prompt, text, "copies", f"{number}", turn))
-    return pairs
-
-
-def test_replays_of_longer_drafts_take_fewer_forwards() -> None:
-    points = grid(["auto"], [2, 16], [8])
-    rows = replay(replace(SETUP, curve=FLAT), points, copies(2), Work(), "", has_turns=True)
-    assert [row["turn"] for row in rows] == 2 * [None, 1, 2]
-    short, long = rows[0], rows[3]
-    assert short["tokens"] == long["tokens"] == 400
-    assert 2 < short["tokens_per_forward"] <= 3 < long["tokens_per_forward"]
-    assert long["acceptance"] > 0.9
-
-
-def test_a_gate_that_is_on_drafts_nothing_below_its_threshold() -> None:
+def test_planted_lines_and_break_evens_are_found_again() -> None:
     points = [
-        {"draft_type": "auto", "threshold": at, "gate": gate} for at in (0, 0.9) for gate in ("auto", "on")
+        planted(chat, length, level, step_cost(length))
+        for chat in range(4)
+        for length in (1, 2, 4, 8)
+        for level in LEVELS
     ]
-    first = [pair for pair in copies(2) if pair.turn == 1]
-    found = {
-        (row["threshold"], row["gate"]): row["speedup"] for row in replay(SETUP, points, first, Work(), "")
-    }
-    assert found[0.9, "on"] == 1.0
-    assert found[0, "on"] > 2
-    assert found[0.9, "auto"] > 1.5
+    fits, (slope,) = fit(points)
+    assert [one["num_draft_tokens"] for one in fits] == [1, 2, 4, 8]
+    for one in fits:
+        length, cost = one["num_draft_tokens"], step_cost(one["num_draft_tokens"])
+        assert one["a"] == pytest.approx(PLAIN_TPS / cost, rel=1e-3)
+        assert one["b"] == pytest.approx(PLAIN_TPS * length / cost, rel=1e-3)
+        assert one["break_even"] == pytest.approx(0.2 + 0.02 * length, abs=1e-3)
+        assert one["low"] <= one["break_even"] <= one["high"]
+        assert one["step_cost"] == pytest.approx(cost, rel=1e-3)
+        assert one["n"] == 20
+    assert slope["r"] == pytest.approx(0.2, abs=1e-3)
+    assert slope["beta"] == pytest.approx(0.02, abs=1e-4)
 
 
-def test_a_warm_table_knows_what_the_first_model_said_and_misses_where_the_other_differs() -> None:
-    own, points = copies(2), [{"draft_type": "ngram-mod"}]
-    others = [replace(pair, answer=tuple(9000 + token for token in pair.answer)) for pair in own]
-
-    def rows(pairs: list[TokenPair]) -> list[dict[str, object]]:
-        return replay(SETUP, points, pairs, Work(), "", has_turns=True)
-
-    (cold, cold_first, cold_second), (warm, warm_first, _) = rows(own), rows(filled(own, own))
-    assert cold["tokens"] == warm["tokens"] == 400
-    assert warm_first["tokens_per_forward"] > cold_first["tokens_per_forward"]
-    assert cold_second["speedup"] > 2, "the chat's first turn was remembered"
-    assert rows(filled(own, others))[1]["acceptance"] in (None, 0.0)
+def test_a_draft_model_has_its_own_time_in_its_steps() -> None:
+    (found,) = model_needs([planted(chat, 4, 0.5, 2.0) for chat in range(3)])
+    assert (found["num_draft_tokens"], found["break_even"]) == (4, pytest.approx(0.25))
 
 
-def test_the_command_finds_all_parts_writes_them_and_a_page_shows_them(
+@pytest.mark.parametrize("length", [1, 4, 16])
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.7, 1.0])
+def test_a_chance_gives_the_intended_acceptance(share: float, length: int) -> None:
+    drafter = ControlledDrafter()
+    drafter.aim(share, length)
+    # Tokens after a wrong one count as rejected.
+    accepted = sum(drafter.chance**place for place in range(1, length + 1))
+    assert accepted / length == pytest.approx(share, abs=0.01)
+
+
+def test_tokens_are_drafted_correctly_at_the_chosen_rate() -> None:
+    answer = tuple(range(1000, 3000))
+    drafter = ControlledDrafter()
+    drafter.chance = 0.7
+    drafter.open(SequenceStart(0, (1,), answer))
+    draft = drafter.propose(DraftQuery(0, 2000)).tokens
+    assert sum(a == b for a, b in zip(draft, answer, strict=True)) == pytest.approx(1400, abs=80)
+    drafter.observe(0, answer[:1990])
+    assert len(drafter.propose(DraftQuery(0, 20)).tokens) == 10
+    drafter.close(0)
+
+
+def test_forced_costs_make_the_widest_draft_the_best_and_learn_nothing() -> None:
+    costs = forced_costs(16)
+    for _ in range(1000):
+        costs.observe_wide([17], 5000.0)
+        costs.observe_plain(1, 1.0)
+    speeds = [1 / costs.seconds(1, 1)]
+    speeds += [1.001 / costs.seconds(1, width) for width in range(2, 18)]
+    assert speeds == sorted(speeds)
+
+
+def test_the_command_measures_every_acceptance_and_a_page_shows_it(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompts, file, sheet = tmp_path / "own.jsonl", tmp_path / "sweep.json", tmp_path / "sweep.csv"
-    chats = [{"messages": [{"role": "user", "content": f"the cat and the {who}"}]} for who in ("dog", "cat")]
-    prompts.write_text("\n".join(map(json.dumps, chats)))
-    given = ["--model", str(model_folder), "--prompts", str(prompts), "--max-tokens", "16", "--repeats", "1"]
-    given += ["--num-draft-tokens", "4", "--ngram-sizes", "4", "--requests", "2"]
-    given += ["--table-entries", "4096,65536", "--json", str(file), "--csv", str(sheet)]
-    assert main(["bench", "sweep", *given]) == 0
-    record = json.loads(file.read_text())
-    section = record["sweep"]
-    assert {row["draft_type"] for row in section["grid"]} == set(DRAFT_TYPES)
-    assert {row["parity"] for row in section["measured"]} == {"PASS"}
-    assert all(row["replayed_speedup"] for row in section["measured"])
+    names = {name: tmp_path / f"found.{name}" for name in ("json", "csv", "html")}
+    given = (
+        f"--model {model_folder} --draft-model {model_folder} --workloads quotes --chats 2 --max-tokens 12"
+    )
+    given += " --num-draft-tokens 1,4 --ngram-sizes 4 --requests 2 --table-entries 4096,65536"
+    given += "".join(f" --{name} {file}" for name, file in names.items())
+    assert main(["bench", "sweep", *given.split()]) == 0
+    found: dict[str, Any] = json.loads(names["json"].read_text())
+    section = found["sweep"]
+    points = [one for one in section["points"] if one["drafts"] == "controlled"]
+    assert len(points) == 2 * 2 * len(LEVELS)
+    assert {one["parity"] for one in points} == {"PASS"}
+    for length in (1, 4):
+        shares = [one["acceptance"] for one in points if one["num_draft_tokens"] == length]
+        assert (min(shares), max(shares)) == (0.0, 1.0)
+    # The draft model is the model itself.
+    of_model = [one for one in section["points"] if one["drafts"] == "draft-model"]
+    assert {one["num_draft_tokens"]: one["acceptance"] for one in of_model} == {1: 1.0, 4: 1.0}
+    assert [one["num_draft_tokens"] for one in section["draft_model"]] == [1, 4]
     assert [row["entries"] for row in section["table_sizes"]] == [4096, 65536]
     assert [row["ngram_size"] for row in section["ngram_sizes"]] == [4]
-    assert {row["gate"] for row in section["gate"]} == {"auto", "on"}
-    assert {(row["memory"], row["turn"]) for row in section["warm"]} == {
-        ("cold", None), ("cold", 1), ("warm", None), ("warm", 1)
-    }  # fmt: skip
-    assert all(row["speedup"] > 0 for part in ("grid", "gate", "warm") for row in section[part])
-    assert sheet.read_text().startswith("part,")
-    printed = capsys.readouterr().out
-    assert "the default: draft type auto, num draft tokens 31, ngram size 16" in printed
-    drawn = page([record])
-    for title in (
-        "Draft length by n-gram size", "Measured on the engine", "Size of ngram-mod",
-        "Length of ngram-mod", "Gate threshold", "Cold and warm tables",
-    ):  # fmt: skip
-        assert title in drawn
+    with names["csv"].open() as file:
+        assert {row["part"] for row in csv.DictReader(file)} >= {"table_sizes", "fits", "points"}
+    assert "Speed by acceptance" in names["html"].read_text()
+    assert "0 of 24 drafted answers differ" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--parts", "grid,speed"], "--parts: speed is not one of grid, tables, gate, warm"),
-        (["--draft-types", "draft-model"], "--draft-types: draft-model is not one of auto"),
-        (["--num-draft-tokens", "1000"], "--num-draft-tokens: 1000 is above 255"),
-        (["--cost-curve", "none.json"], "No such file or directory: 'none.json'"),
+        (["--workloads", "edit"], "--workloads: edit is not one of"),
+        (["--parts", "magic"], "--parts: magic is not one of tables, break-even"),
+        (["--num-draft-tokens", "1,999"], "999 is above 255"),
     ],
 )
-def test_what_cannot_be_swept_is_refused_in_one_line(
+def test_what_cannot_be_measured_is_refused_in_one_line(
     given: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "sweep", *given]) == 2
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1

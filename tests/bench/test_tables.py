@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from reprise.bench.tables import Column, format_value, interval, markdown, write_csv
+from reprise.bench.document import Column, format_value, interval, markdown, write_csv
 
 ROWS = [
     {"name": "one", "speed": 1234.5, "share": 0.25, "low": 1.0, "high": 2.0},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reprise.bench.decode.answering import Answering, Arm, Case
+from reprise.bench.answering import Answering, Arm, Case
 from reprise.bench.experiment import Row
 from reprise.cli.main import main
 from reprise.engine.kv_cache import exact_widths

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from reprise.bench.decode.answering import Answering, Arm, Case
-from reprise.bench.decode.run_verify import is_chance, judge
+from reprise.bench.answering import Answering, Arm, Case
 from reprise.bench.experiment import Row
+from reprise.bench.verify import is_chance, judge
 from reprise.cli.main import main
 from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS, PROBING_SHARE
 

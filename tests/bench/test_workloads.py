@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 
 from reprise.bench import lexicon
-from reprise.bench.workloads import VERSION, WORKLOADS, Chat, lengths_of, make_chats, words
+from reprise.bench.workloads import VERSION, WORKLOADS, Chat, lengths_of, make_chats
+from reprise.bench.workloads import generated as words
 from reprise.engine.model.loading import load_tokenizer
 from reprise.server.requests.chat import ChatRequest
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from reprise.bench.architectures.tiny_models import make_model, tiny_config, write_random_model
+from reprise.bench.tiny_models import make_model, tiny_config, write_random_model
 from reprise.cli.main import main
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.kv_cache.per_row import arrays_of, leaves, make_caches

@@ -25,6 +25,7 @@ OTHER_FLAGS = {
     "--homepage",
     "--hostfile",
     "--no-deps",
+    "--output",
     "--over",
     "--slow",
     "--url",

@@ -1,6 +1,8 @@
 """Write the folder of a tiny random model that sees."""
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
-from reprise.bench.architectures.seeing_model import FIRST_ID, WRITTEN, write_tokenizer
+from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.model import lfm2_vl
 from tests.engine.vision.tiny_towers import (
     FAMILIES,
@@ -21,6 +23,16 @@ from tests.engine.vision.tiny_towers import (
 
 lfm2_vl.register()
 
+FIRST_ID = 4096
+"""The first id that the bundled tokenizer leaves free."""
+WRITTEN = "<|vision_start|><|image_pad|><|vision_end|>"
+TEMPLATE = (
+    "{%% for m in messages %%}<|im_start|>{{ m.role }}\n"
+    "{%% if m.content is string %%}{{ m.content }}{%% else %%}"
+    "{%% for p in m.content %%}{%% if p.type == 'image' %%}%s{%% else %%}{{ p.text }}{%% endif %%}"
+    "{%% endfor %%}{%% endif %%}<|im_end|>\n{%% endfor %%}"
+    "{%% if add_generation_prompt %%}<|im_start|>assistant\n{%% endif %%}"
+)
 MROPE = {"type": "default", "rope_type": "default", "mrope_section": [2, 1, 1]}
 INTERLEAVED = MROPE | {"mrope_interleaved": True}
 QWEN = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
@@ -107,6 +119,22 @@ def write_seeing(folder: Path, family: str) -> Path:
     _write(folder / "preprocessor_config.json", tiny.processor | PROCESSORS[family])
     write_tokenizer(folder, TOKENS[family], IN_TEMPLATE.get(family, WRITTEN))
     return folder
+
+
+def write_tokenizer(folder: Path, tokens: Sequence[str], written: str) -> None:
+    """Write the bundled tokenizer with more tokens, and a chat template for messages with images.
+
+    tokens: the texts of the tokens to add; their ids count up from FIRST_ID.
+    written: the text that the template writes for an image.
+    """
+    tokenizer = json.loads((BUNDLED_MODEL / "tokenizer.json").read_text(encoding="utf-8"))
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer["added_tokens"] += [
+        {"id": token, "content": text} | plain for token, text in enumerate(tokens, FIRST_ID)
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    shutil.copy(BUNDLED_MODEL / "tokenizer_config.json", folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE % written, encoding="utf-8")
 
 
 def _converted(name: str) -> str:

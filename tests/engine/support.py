@@ -15,8 +15,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_tokenizer
 
-from reprise.bench.architectures import tiny_models
-from reprise.bench.architectures.tiny_models import tiny_config
+from reprise.bench import tiny_models
+from reprise.bench.tiny_models import tiny_config
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.engine import Engine
 from reprise.engine.interface.events import Delta, Event, Failed, Finished

@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from reprise.bench.architectures import tiny_models
-from reprise.bench.architectures.tiny_models import tiny_config
+from reprise.bench import tiny_models
+from reprise.bench.tiny_models import tiny_config
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.request import GenerationRequest, WindowSettings
 from reprise.engine.model import wedlm

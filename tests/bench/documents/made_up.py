@@ -1,6 +1,5 @@
 """Result documents with every section that the page draws. All figures are invented."""
 
-import math
 import random
 from typing import Any
 
@@ -34,9 +33,7 @@ def made_up(
             for width in WIDTHS
         ],
         "decode": {"workloads_version": 2, "rows": _rows(rng), "samples": _samples(rng)},
-        "sweep": _sweep(),
-        "economics": _economics(rng),
-        "translation": _translation(rng),
+        "sweep": _sweep(rng),
         "serve": {"levels": _levels(rng)},
         "replay": {"rows": _replays(rng)},
     }  # fmt: skip
@@ -98,137 +95,40 @@ def _samples(rng: random.Random) -> list[dict[str, Any]]:
     return samples
 
 
-def _sweep() -> dict[str, Any]:
-    grid = [
-        {
-            "draft_type": kind, "num_draft_tokens": length, "ngram_size": size, "workload": workload,
-            "speedup": 1 + (WORKLOADS[workload] - 0.3) * math.log2(length) * 0.25 * (1 - abs(size - 6) / 40),
-            "tokens_per_forward": 1 + 2 * WORKLOADS[workload], "acceptance": WORKLOADS[workload],
-        }
-        for kind in ("ngram-simple", "ngram-mod")
-        for length in (2, 4, 8, 16, 31)
-        for size in (2, 3, 5, 8, 12, 16)
-        for workload in ("edits_long", "json_rag", "free")
-    ]  # fmt: skip
+def _sweep(rng: random.Random) -> dict[str, Any]:
     sizes = [
         {
             "entries": 2**power, "requests": requests, "known": 0.9 / (1 + requests * 20 / 2**power),
-            "occupancy": min(0.98, 90 * requests / 2**power), "collisions": round(4e5 * requests / 2**power),
-            "overwritten": min(1, 50 * requests / 2**power), "speedup": 1.4,
+            "occupancy": min(0.98, 90 * requests / 2**power), "speedup": 1.4,
+            "overwritten": min(1, 50 * requests / 2**power),
             "acceptance": 0.78 / (1 + requests * 16 / 2**power),
             "tokens_per_forward": 1 + 1.9 / (1 + requests * 16 / 2**power),
         }
         for requests in (100, 1000)
         for power in range(12, 23)
     ]  # fmt: skip
-    gate = [
-        {
-            "threshold": threshold, "gate": mode, "workload": workload, "acceptance": likeness,
-            "speedup": 1 + (likeness - 0.25) * math.exp(-((at - 3) ** 2) / 12), "repetitive": 1 / (at + 1),
-        }
-        for at, threshold in enumerate((0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5))
-        for mode in ("auto", "on")
-        for workload, likeness in WORKLOADS.items()
-    ]  # fmt: skip
-    warm = [
-        {
-            "pair": pair, "memory": memory, "turn": turn, "workload": "edits_long", "draft_type": kind,
-            "speedup": 1.3 + 0.12 * (turn or 3) + lift * (memory == "warm"), "acceptance": 0.6,
-            "tokens_per_forward": 1.5 + 0.2 * (turn or 3) + lift * (memory == "warm"),
-        }
-        for pair, lift in (("same model", 0.32), ("other model", 0.14))
-        for memory in ("cold", "warm")
-        for turn in (None, 1, 2, 3, 4, 5)
-        for kind in ("ngram-mod", "auto")
-    ]  # fmt: skip
-    return {
-        "grid": grid,
-        "measured": [row | {"speedup": row["speedup"] * 0.95, "parity": "PASS"} for row in grid[:6]],
-        "table_sizes": sizes,
-        "ngram_sizes": [row | {"ngram_size": 4 + 2 * at} for at, row in enumerate(sizes[:6])],
-        "gate": gate,
-        "warm": warm,
-    }
-
-
-def _economics(rng: random.Random) -> dict[str, Any]:
     plain = 118.0
     points, fits = [], []
     for length in (2, 3, 4, 6):
         a, b = 108 - 9 * length, 40 + 21 * length
-        for kind in ("controlled", "suffix"):
+        for kind in ("controlled", "draft-model"):
             for share in (rng.random() for _ in range(20)):
                 speedup = (a + b * share + rng.gauss(0, 5)) / plain
                 points.append({
-                    "num_draft_tokens": length, "draft_type": kind, "is_gated": False, "acceptance": share,
-                    "plain_tps": plain, "decode_tps": plain * speedup, "speedup": speedup,
-                    "workload": "agent",
+                    "num_draft_tokens": length, "drafts": kind, "acceptance": share, "plain_tps": plain,
+                    "decode_tps": plain * speedup, "speedup": speedup, "workload": "agent", "parity": "PASS",
                 })  # fmt: skip
         even = (plain - a) / b
         fits.append({
             "num_draft_tokens": length, "a": a, "b": b, "break_even": even, "low": even - 0.04,
-            "high": even + 0.05, "n": 20, "r_squared": 0.93, "step_cost": 1.1,
+            "high": even + 0.05, "n": 20, "step_cost": 1.1,
         })  # fmt: skip
-    predicted = [
-        {
-            "predicted": 1 + at / 9,
-            "measured": 1 + at / 9 + rng.gauss(0, 0.05),
-            "by": by,
-            "draft_type": "suffix",
-        }
-        for by in ("cost curve", "fit")
-        for at in range(12)
-    ]
-    choices = [
-        {
-            "workload": workload, "draft_type": "suffix", "num_draft_tokens": length, "n": 8,
-            "is_gated": is_gated,
-            "speedup": 0.9 + likeness * length / 8, "low": 0.8 + likeness * length / 8,
-            "high": 1.05 + likeness * length / 8, "acceptance": likeness, "pays": likeness > 0.4,
-        }
-        for workload, likeness in WORKLOADS.items()
-        for length in (2, 4, 8)
-        for is_gated in (False, True)
-    ]  # fmt: skip
     return {
-        "plain_tps": plain, "intervals": "Made up, like all here.", "fits": fits, "points": points,
-        "beta": {"r": 0.33, "beta": 0.011, "low": 0.009, "high": 0.013},
-        "buckets": [
-            {
-                "label": f"{20 * at} to {20 * at + 20} %", "num_draft_tokens": length, "n": 12,
-                "speedup": 0.75 + 0.05 * length * at, "lowest": 0.7, "highest": 0.8 + 0.05 * length * at,
-            }
-            for at in range(5)
-            for length in (2, 4)
-        ],
-        "choices": choices, "predicted": predicted,
-        "energy": {"measured": "not measured", "reason": "the machine is made up", "rows": []},
-        "advice": ["Use suffix drafts of up to 16 tokens: they pay on five of six workloads."],
+        "table_sizes": sizes,
+        "ngram_sizes": [row | {"ngram_size": 4 + 2 * at} for at, row in enumerate(sizes[:6])],
+        "points": points, "fits": fits, "slope": [{"r": 0.33, "beta": 0.011, "low": 0.009, "high": 0.013}],
+        "draft_model": [{**row, "break_even": row["break_even"] + 0.1} for row in fits],
     }  # fmt: skip
-
-
-def _translation(rng: random.Random) -> dict[str, Any]:
-    quality = {"context": 1.0, "shared": 0.7, "none": 1.0}
-    pairs = [("stranger", "context"), ("stranger", "shared"), ("cousin", "none")]
-    rows = []
-    for draft_model, strategy in pairs:
-        for workload, likeness in list(WORKLOADS.items())[:3]:
-            for length in (2, 4, 6, None):
-                accepted = likeness * quality[strategy] * rng.uniform(0.95, 1.0)
-                speedup = 0.7 + 0.6 * accepted
-                rows.append({
-                    "draft_model": draft_model, "strategy": strategy, "is_adaptive": length is None,
-                    "workload": workload, "prompt_tokens": None, "num_draft_tokens": length or 31,
-                    "acceptance": accepted, "tokens_per_forward": 1 + accepted * (length or 3),
-                    "acceptance_by_position": [accepted, 0.9 * accepted], "drafted_per_draft": length or 2.7,
-                    "plain_tps": 118.0, "decode_tps": 118 * speedup, "speedup": speedup,
-                    "speedup_low": 0.97 * speedup, "speedup_high": 1.02 * speedup,
-                    "translated": 120, "absorbed": 3, "resynchronised": 9,
-                    "skipped": 1,
-                    "parity": "PASS", "parity_pairs": 4, "parity_differing": 0, "first_divergence": None,
-                    "by_source": {"draft-model": [240, round(240 * accepted)]},
-                })  # fmt: skip
-    return {"rows": rows}
 
 
 def _levels(rng: random.Random) -> list[dict[str, Any]]:

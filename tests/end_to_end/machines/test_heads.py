@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.bench.tiny_models import write_random_model
 from tests.end_to_end.machines.programs import run_program
 from tests.end_to_end.machines.ranks import ranks
 from tests.engine.speculative.heads import folders, published

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.bench.tiny_models import write_random_model
 from tests.end_to_end.machines.ranks import COMMAND, REPRISE, clean_environment, places
 
 LIMIT_S = 300

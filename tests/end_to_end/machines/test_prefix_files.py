@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.bench.tiny_models import write_random_model
 from tests.end_to_end.machines.ranks import Started, ranks
 from tests.end_to_end.machines.test_several_machines import post
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.bench.tiny_models import write_random_model
 from tests.end_to_end.machines.programs import run_program
 
 # Several processes share two cores.

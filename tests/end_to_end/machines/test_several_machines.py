@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.bench.tiny_models import write_random_model
 from tests.end_to_end.machines.ranks import REPRISE, Started, ranks
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model_folders import write_adapter

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.bench.tiny_models import write_random_model
 from reprise.config.settings import Settings
 from reprise.engine.distributed.model_parts import PartFacts, find_room, split_model
 from reprise.engine.distributed.ranks import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reprise.bench.architectures.tiny_models import TINY, make_model, tiny_config
+from reprise.bench.tiny_models import TINY, make_model, tiny_config
 from reprise.engine.kv_cache.exact_widths import Tried, find_exact_shapes
 from reprise.engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from reprise.engine.kv_cache.rows import Sharing

@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from reprise.bench.architectures.tiny_models import tiny_config
+from reprise.bench.tiny_models import tiny_config
 from reprise.config.settings import Settings
 from reprise.drafters.base import Draft, DraftQuery, SequenceStart
 from reprise.engine.batch.batch import Device

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.bench.tiny_models import write_random_model
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model import hub as hub_module
 from reprise.engine.model.files.model_folder import describe_folder

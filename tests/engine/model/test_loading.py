@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.bench.tiny_models import write_random_model
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import SETTINGS, Settings
 from reprise.engine.interface.errors import ModelError

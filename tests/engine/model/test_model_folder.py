@@ -9,7 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.bench.tiny_models import write_random_model
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
 from reprise.engine.checkpoint import inspect_checkpoint

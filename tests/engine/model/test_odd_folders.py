@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.bench.architectures.tiny_models import write_random_model
+from reprise.bench.tiny_models import write_random_model
 from reprise.config.settings import Settings
 from reprise.engine.checkpoint import check_folder, inspect_checkpoint
 from reprise.engine.engine import Engine

@@ -8,7 +8,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import convert
 
-from reprise.bench.architectures.tiny_models import tiny_config
+from reprise.bench.tiny_models import tiny_config
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model.loading import LoadOptions, load_model

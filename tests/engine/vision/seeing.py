@@ -12,8 +12,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from reprise.bench.architectures import tiny_models
-from reprise.bench.architectures.tiny_models import tiny_config
+from reprise.bench import tiny_models
+from reprise.bench.tiny_models import tiny_config
 from reprise.engine.interface.images import PromptImage, VisionInfo, image_key
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.model.loading import LoadedModel, describe

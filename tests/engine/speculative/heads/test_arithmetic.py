@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from reprise.bench.architectures.tiny_models import make_model, tiny_config
+from reprise.bench.tiny_models import make_model, tiny_config
 from reprise.engine.kv_cache.buffers import RaggedKVCache, cut_slice, rebuild
 from reprise.engine.kv_cache.columns import Columns, RowLengths
 from reprise.engine.speculative.heads.formats import find_own_heads, identify, text_config

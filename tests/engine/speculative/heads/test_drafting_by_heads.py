@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from reprise.bench.architectures.tiny_models import tiny_config
+from reprise.bench.tiny_models import tiny_config
 from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery
 from reprise.engine.engine import Engine
 from reprise.engine.interface.errors import ModelError

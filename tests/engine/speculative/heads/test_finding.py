@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from reprise.bench.architectures.tiny_models import make_model, tiny_config
+from reprise.bench.tiny_models import make_model, tiny_config
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings, SettingsError
 from reprise.engine.engine import Engine

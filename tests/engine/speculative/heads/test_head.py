@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from reprise.bench.architectures.tiny_models import make_model, tiny_config
+from reprise.bench.tiny_models import make_model, tiny_config
 from reprise.engine.speculative.heads.formats import find_own_heads
 from reprise.engine.speculative.heads.head import find_ends
 from reprise.engine.speculative.heads.loading import read_weights, spread_taps

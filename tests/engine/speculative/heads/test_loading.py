@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from reprise.bench.architectures.tiny_models import architectures, make_model, tiny_config
+from reprise.bench.tiny_models import architectures, make_model, tiny_config
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model.head_names import name_in_head

@@ -10,7 +10,6 @@ Exit status 1 then means that a request took longer than the bound on drafting a
 """
 
 import argparse
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,13 +17,12 @@ from itertools import chain, product
 from math import comb, sqrt
 from statistics import mean, median, quantiles
 
-from reprise.bench import document, options, outputs
-from reprise.bench.decode.answering import PLAIN, Answering, Arm, Case, check
-from reprise.bench.errors import ArgumentsError
-from reprise.bench.experiment import Row, grouped, total_parity
+from reprise.bench import document, options
+from reprise.bench.answering import PLAIN, Answering, Arm, Case, check
+from reprise.bench.document import Column
+from reprise.bench.experiment import ArgumentsError, Progress, Row, grouped, total_parity
 from reprise.bench.local_engine import equal_costs
 from reprise.bench.options import Flag
-from reprise.bench.tables import Column, print_rows
 from reprise.bench.workloads import Chat, read_prompts
 from reprise.config.settings import Settings
 from reprise.engine.interface.request import DraftType
@@ -44,8 +42,8 @@ WIDTHS_TITLE = "Tokens per row and step whose logits equal those of plain decodi
 ROUNDS = 5
 # Drafting gains from the first two; answers of the others cannot be looked up, so that it only loses.
 TIMED_WORKLOADS = ("code", "passage", "free", "trap", "remap")
-# The experiment reverses them in the first of two runs: a round is plain, drafted, drafted, plain.
-TIMED_ARMS = {"drafted": Arm("auto"), "plain": PLAIN}
+# The experiment turns them around in the second of two runs: a round is plain, drafted, drafted, plain.
+TIMED_ARMS = {"plain": PLAIN, "drafted": Arm("auto")}
 TIMES = {"first token": "first_token_s", "answer": "answer_s"}
 TIMED = [
     Column(lambda row: row["chat"] + " *" * row["answers_differ"], "chat"),
@@ -94,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         measure, report = _compare, _report_parity
         settings = replace(settings, prefix_cache_bytes=0, max_rows=1)
         costs = equal_costs(*grid_up_to(WIDTHS, arguments.num_draft_tokens + 1))
-    with outputs.Work() as work, Answering(arguments, work, settings, costs) as local:
+    with Progress() as progress, Answering(arguments, progress, settings, costs) as local:
         if not (rows := measure(local, chats)):
             raise ArgumentsError("every chat is too long for this model's context")
         return report(local, rows)
@@ -130,7 +128,7 @@ def _report_parity(local: Answering, rows: Sequence[Row]) -> int:
     """Print the exact widths by number of rows and circumstance, what a batch shares, and the rows."""
     info, arguments = local.engine.info, local.arguments
     shapes = [*product(EXACT_ROWS, local.engine.costs.widths[1:])]
-    exact = local.engine.find_exact(shapes, partial(local.work.show, "trying which widths are exact"))
+    exact = local.engine.find_exact(shapes, partial(local.progress.show, "trying which widths are exact"))
     widths = [
         {"rows": num_rows, "with": circumstance, "exact": found}
         for num_rows in EXACT_ROWS
@@ -139,11 +137,13 @@ def _report_parity(local: Answering, rows: Sequence[Row]) -> int:
     notes = [f"batch: {info.batching}. Contexts tried: {', '.join(map(str, exact.lengths))} tokens."]
     notes += [f"rank {number}: {described}" for number, described in enumerate(info.ranks)]
     columns = [Column(one, one) for one in widths[0]]
-    print_rows(outputs.make_console(120), widths, columns, WIDTHS_TITLE, notes, group="rows")
+    console = document.make_console(120)
+    document.print_rows(console, widths, columns, WIDTHS_TITLE, group="rows")
     section = {"what": "tokens", "rows": rows, "exact": exact.describe()}
     result = document.new_document(arguments, info, verify=section)
     title = f"Drafted against plain answers of {info.name}{', exact mode' * arguments.exact}"
-    outputs.report(arguments, result, rows, outputs.Table(COMPARED, title))
+    document.print_rows(console, rows, COMPARED, title)
+    document.report(arguments, result, rows, notes, console)
     return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
 
 
@@ -157,15 +157,12 @@ def _time(local: Answering, chats: Sequence[Chat]) -> list[Row]:
     local.arguments.workloads = TIMED_WORKLOADS
     chats = chats or [*chain(*local.chats(1))]
     num_rounds = local.arguments.rounds or ROUNDS
-    planned: Counter[str] = Counter()
-    for chat in chats:
-        planned[Case((chat,)).label] += 4 * num_rounds + 2
-    local.work.plan(planned)
     for number in range(num_rounds):
         # All chats before the next round, so that no disturbance lasts for all rounds of a chat.
         # The first run compiles kernels and fills the prefix cache.
-        cases = {str(at): Case((chat,), is_first=not number) for at, chat in enumerate(chats)}
-        runs += local.compare(TIMED_ARMS, cases, 2)
+        for at, chat in enumerate(chats):
+            label = f"round {number + 1} of {num_rounds}: "
+            runs += local.compare(TIMED_ARMS, {str(at): Case((chat,), is_first=not number)}, 2, label)
     rows = []
     for (case, turn), of_turn in grouped(runs, "case", "turn").items():
         plain, drafted = ([run for run in of_turn if run["arm"] == arm] for arm in ("plain", "drafted"))
@@ -202,7 +199,9 @@ def _report_times(local: Answering, rows: Sequence[Row]) -> int:
     section = {"what": "speed", "rows": rows}
     result = document.new_document(local.arguments, engine.info, local.step_costs, verify=section)
     title = f"Milliseconds of each request to {engine.info.name}, without drafting and with it"
-    outputs.report(local.arguments, result, rows, outputs.Table(TIMED, title, notes, group="chat"))
+    console = document.make_console(120)
+    document.print_rows(console, rows, TIMED, title, group="chat")
+    document.report(local.arguments, result, rows, notes, console)
     return int(over > 0 or not is_chance(plain, drafted))
 
 

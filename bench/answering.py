@@ -10,34 +10,15 @@ from itertools import product, zip_longest
 from typing import Any
 
 from reprise.bench.energy import EnergyMeter
-from reprise.bench.experiment import Experiment, Row, grouped, measured, parity, total_parity
+from reprise.bench.experiment import Experiment, Progress, Row, grouped, measured, parity, total_parity
 from reprise.bench.local_engine import LocalEngine
-from reprise.bench.outputs import Work
-from reprise.bench.replay.policies import best_single_width
+from reprise.bench.replay.rules import best_single_width
 from reprise.bench.workloads import Chat, lengths_of, make_chats
 from reprise.config.settings import Settings
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice, DraftType, WindowSettings
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A way to answer chats: a draft type, its draft length, and a WeDLM model's window_settings, if any.
-
-    prepare: called with the engine before each run; by default it empties the tables that drafters share.
-    """
-
-    draft_type: DraftType = "none"
-    num_draft_tokens: int | None = None
-    window_settings: WindowSettings | None = None
-    prepare: Callable[[LocalEngine], object] = lambda local: local.engine.table.reset()
-
-
-PLAIN = Arm()
-LOOKED_UP = ("auto", "suffix", "ngram-simple", "ngram-mod")
-"""Draft types whose gain at other widths can be replayed from the text alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +40,27 @@ class Case:
         return f"{first.workload}, {first.prompt_tokens} tokens" if first.prompt_tokens else first.workload
 
 
+@dataclass(frozen=True)
+class Arm:
+    """A way to answer chats: a draft type, its draft length, and a WeDLM model's window_settings, if any.
+
+    prepare: called with the engine and the case before each run; by default it empties the tables that
+    drafters share. memory: what these then hold, in words.
+    """
+
+    draft_type: DraftType = "none"
+    num_draft_tokens: int | None = None
+    window_settings: WindowSettings | None = None
+    prepare: Callable[[LocalEngine, Case], object] = lambda local, _: local.engine.table.reset()
+    memory: str = ""
+
+
 Arms = Mapping[str, Arm]
 Cases = Mapping[str, Case]
+
+PLAIN = Arm()
+LOOKED_UP = ("auto", "suffix", "ngram-simple", "ngram-mod")
+"""Draft types whose gain at other widths can be replayed from the text alone."""
 
 
 class Answering(LocalEngine):
@@ -72,13 +72,13 @@ class Answering(LocalEngine):
     def __init__(
         self,
         arguments: argparse.Namespace,
-        work: Work,
+        progress: Progress,
         settings: Settings,
         costs: StepCosts | None = None,
         meter: EnergyMeter | None = None,
     ) -> None:
-        super().__init__(settings, costs, work.show)
-        self.arguments, self.work, self.meter = arguments, work, meter
+        super().__init__(settings, costs, progress.show)
+        self.arguments, self.progress, self.meter = arguments, progress, meter
         self.skipped: dict[str, None] = {}
 
     def chats(self, count: int, is_short: bool = False) -> list[list[Chat]]:
@@ -93,38 +93,23 @@ class Answering(LocalEngine):
             for length in lengths_of(name, getattr(given, "prompt_tokens", None))[: 1 if is_short else None]
         ]
 
-    def compare(
-        self, arms: Arms, cases: Cases, repeats: int, stage: str | None = "", **more: Any
-    ) -> list[Row]:
+    def compare(self, arms: Arms, cases: Cases, repeats: int, stage: str = "", **more: Any) -> list[Row]:
         """Run every arm on every case, alternating; return the measured rows, sorted by case and arm.
 
-        stage: text before each case's label in the progress; None shows no labels.
-        more: further arguments of Experiment.
+        stage: text before each case's label in the progress. more: further arguments of Experiment.
         """
-        planned: Counter[str] = Counter()
-        for case in cases.values():
-            planned[case.label if stage is None else stage + case.label] += len(arms) * (
-                repeats + case.is_first
-            )
-        if not any(self.work.left.values()):
-            self.work.plan(planned)
-
-        def run(arm: Arm, case: Case) -> list[Row]:
-            if stage is not None:
-                self.work.begin(stage + case.label)
-            rows = self.run(case, arm)
-            self.work.advance()
-            return rows
-
-        named = {name: partial(run, arm) for name, arm in arms.items()}
-        experiment = Experiment(named, cases, repeats, lambda name: cases[name].is_first, **more)
-        places = grouped(measured(experiment.run()), "case", "arm")
+        experiment = Experiment(
+            {name: partial(self.run, arm=arm) for name, arm in arms.items()}, cases, repeats,
+            lambda name: cases[name].is_first, label=lambda _, case: stage + cases[case].label, **more,
+        )  # fmt: skip
+        places = grouped(measured(experiment.run(self.progress)), "case", "arm")
         return [row for place in product(cases, arms) for row in places.get(place, ())]
 
     def run(self, case: Case, arm: Arm) -> list[Row]:
         """Answer the chats of a case once in an arm; return a row for each measured turn."""
-        arm.prepare(self)
+        arm.prepare(self, case)
         first, choice = case.chats[0], DraftChoice(arm.draft_type, arm.num_draft_tokens)
+        occupancy = self.engine.table.status()["occupancy"] if arm.memory else None
         rows = []
         for number, turns in enumerate(zip_longest(*(chat.turns for chat in case.chats)), 1):
             asked = [turn for turn in turns if turn]
@@ -138,15 +123,16 @@ class Answering(LocalEngine):
             after_j = self.meter.read() if self.meter else None
             if any(turn.is_measured for turn in asked):
                 rows.append({
-                    "workload": first.workload, "prompt_tokens": first.prompt_tokens,
-                    "draft_type": arm.draft_type, "num_draft_tokens": arm.num_draft_tokens, "turn": number,
+                    "workload": first.workload, "prompt_tokens": first.prompt_tokens, "turn": number,
+                    "draft_type": arm.draft_type, "num_draft_tokens": arm.num_draft_tokens,
+                    "memory": arm.memory, "occupancy": occupancy,
                     "energy_j": None if before_j is None or after_j is None else after_j - before_j,
                     **row_of(ends),
                 })  # fmt: skip
         return rows
 
 
-_SUMMED = ("num_drafted", "num_accepted", "num_fed", "drafter_s", "charged_s", "charged_plain_s")
+SUMMED = ("num_drafted", "num_accepted", "num_fed", "drafter_s", "charged_s", "charged_plain_s")
 
 
 def row_of(ends: Sequence[Finished]) -> Row:
@@ -174,7 +160,7 @@ def row_of(ends: Sequence[Finished]) -> Row:
         "num_forwards": sum(end.usage.drafting.num_forwards or len(end.tokens) for end in ends),
         "by_source": by_source, "by_position": by_position,
         "translation": add_counts(report.translation for report in reports),
-        **{name: sum(getattr(one, name) for one in reports) for name in _SUMMED},
+        **{name: sum(getattr(one, name) for one in reports) for name in SUMMED},
     }  # fmt: skip
 
 
@@ -195,49 +181,7 @@ def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int
     return by_source, by_position
 
 
-def samples_of(runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer) -> list[Row]:
-    """Return a sample answer per workload and draft type: from its first run, the first chat's last turn."""
-    samples = []
-    drafted = (run for run in runs if run["draft_type"] != "none")
-    for first, *others in grouped(drafted, "workload", "draft_type").values():
-        same = [run for run in others if all(run[name] == first[name] for name in ("case", "arm", "round"))]
-        run = [first, *same][-1]
-        turn = cases[run["case"]].chats[0].turns[run["turn"] - 1]
-        said = [(one["role"], one.get("content") or one.get("tool_calls") or "") for one in turn.messages]
-        samples.append({
-            **{name: run[name] for name in ("workload", "draft_type", "num_draft_tokens", "turn")},
-            "prompt": turn.text or "\n\n".join(f"{role}: {content}" for role, content in said),
-            "tokens": token_texts(run["tokens"][0], run["origins"][0], tokenizer.piece, tokenizer.eos_ids),
-        })  # fmt: skip
-    return samples
-
-
-def token_texts(
-    tokens: Sequence[int],
-    origins: Iterable[tuple[str, int]],
-    token_bytes: Callable[[int], bytes],
-    eos_ids: Collection[int],
-) -> list[list[str]]:
-    """Return [text, source] of each token except end tokens.
-
-    A character that several tokens make up is in the text of the last of them.
-    origins: (source, number of tokens) of consecutive tokens.
-    """
-    sources = [source for source, length in origins for _ in range(length)]
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    return [
-        [decoder.decode(token_bytes(token)), source]
-        for token, source in zip(tokens, sources, strict=True)
-        if token not in eos_ids
-    ]
-
-
-def settings_of(arguments: argparse.Namespace, **chosen: Any) -> Settings:
-    """Return settings for an engine with the requested model and without a prefix cache."""
-    return Settings(model=arguments.model and str(arguments.model), prefix_cache_bytes=0, **chosen)
-
-
-def make_cases(chats: Sequence[Sequence[Chat]], streams: int = 1) -> dict[str, Case]:
+def make_cases(chats: Iterable[Sequence[Chat]], streams: int = 1) -> dict[str, Case]:
     """Group chats into cases of `streams` concurrent chats, by name; an incomplete group is left out.
 
     chats: a list of chats for each workload and prompt length.
@@ -282,3 +226,40 @@ def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
             found["best_width"] = best_single_width(costs, kind, prompts[0], tokens, length + 1)
         checks.append(found)
     return checks
+
+
+def samples_of(runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer) -> list[Row]:
+    """Return a sample answer per workload and draft type: from its first run, the first chat's last turn."""
+    samples = []
+    drafted = (run for run in runs if run["draft_type"] != "none")
+    for first, *others in grouped(drafted, "workload", "draft_type").values():
+        same = [run for run in others if all(run[name] == first[name] for name in ("case", "arm", "round"))]
+        run = [first, *same][-1]
+        turn = cases[run["case"]].chats[0].turns[run["turn"] - 1]
+        said = [(one["role"], one.get("content") or one.get("tool_calls") or "") for one in turn.messages]
+        samples.append({
+            **{name: run[name] for name in ("workload", "draft_type", "num_draft_tokens", "turn")},
+            "prompt": turn.text or "\n\n".join(f"{role}: {content}" for role, content in said),
+            "tokens": token_texts(run["tokens"][0], run["origins"][0], tokenizer.piece, tokenizer.eos_ids),
+        })  # fmt: skip
+    return samples
+
+
+def token_texts(
+    tokens: Sequence[int],
+    origins: Iterable[tuple[str, int]],
+    token_bytes: Callable[[int], bytes],
+    eos_ids: Collection[int],
+) -> list[list[str]]:
+    """Return [text, source] of each token except end tokens.
+
+    A character that several tokens make up is in the text of the last of them.
+    origins: (source, number of tokens) of consecutive tokens.
+    """
+    sources = [source for source, length in origins for _ in range(length)]
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return [
+        [decoder.decode(token_bytes(token)), source]
+        for token, source in zip(tokens, sources, strict=True)
+        if token not in eos_ids
+    ]

@@ -158,7 +158,7 @@ Player = FixedPlayer | ServerPlayer
 
 
 def play_all(player: Player, pairs: Iterable[TokenPair], is_cold: bool = True) -> list[Row]:
-    """Replay answers one after the other; return a row for each measured one.
+    """Replay answers one after the other; return a row for each.
 
     A row has workload, turn, outcome, and whether the answer loops.
     is_cold: drafters forget all earlier chats before each chat; the gate keeps what it learned.
@@ -170,9 +170,8 @@ def play_all(player: Player, pairs: Iterable[TokenPair], is_cold: bool = True) -
                 if isinstance(drafter, SharedTable):
                     drafter.reset()
         chat, outcome = pair.chat, player.play(pair)
-        if pair.is_measured:
-            about = {"workload": pair.workload, "turn": pair.turn, "loops": loops(pair.answer)}
-            plays.append(about | {"outcome": outcome})
+        about = {"workload": pair.workload, "turn": pair.turn, "loops": loops(pair.answer)}
+        plays.append(about | {"outcome": outcome})
     return plays
 
 
@@ -206,7 +205,6 @@ class FixedLookup:
 
     longest, shortest: n is the largest number in these bounds for which there is an earlier occurrence.
     newest: whether the newest occurrence is used, or the earliest. The draft ends where the text ends.
-    sure: the smallest n for which a draft may be longer than 2 tokens.
     is_long: draft like llama.cpp's ngram-simple, which drafts nothing shorter than n tokens, and nothing in a
     text of n + limit + 2 tokens or fewer; the very first n-gram is never a match, nor is one that ends right
     before the last token, which is never drafted. Source: common/ngram-map.cpp, common_ngram_simple_draft.
@@ -215,7 +213,6 @@ class FixedLookup:
     longest: int
     shortest: int
     newest: bool = True
-    sure: int = 0
     is_long: bool = False
     name: str = "fixed"
     # A character for each token, because Python searches a string faster than an index could be kept.
@@ -233,8 +230,7 @@ class FixedLookup:
             # The end of the text, which would match itself, is left out.
             start = find(text[-size:], margin, len(text) - 1 - margin)
             if start >= 0:
-                limit = query.limit if size >= self.sure else 2
-                tokens = [*map(ord, text[start + size : len(text) - margin][:limit])]
+                tokens = [*map(ord, text[start + size : len(text) - margin][: query.limit])]
                 is_too_short = len(tokens) < size or len(text) < size + query.limit + 3
                 return NO_DRAFT if self.is_long and is_too_short else Draft(tokens, self.name)
         return NO_DRAFT
@@ -256,33 +252,30 @@ class Rule:
     """A drafting rule to replay. title: the rule in words, and who uses it.
 
     draft_type: replayed with a server's gate; None: without a gate, with drafts of at most `limit` tokens.
-    drafter: makes the drafter; None uses those of the draft type. in_hindsight: see FixedPlayer.
+    drafter: makes the drafter of a rule without a gate. in_hindsight: see FixedPlayer.
     is_warm: whether drafters keep what they learned from one chat to the next, in file order.
     """
 
     name: str
     title: str
     draft_type: DraftType | None = None
-    drafter: Callable[[], Drafter] | None = None
+    drafter: Callable[[], Drafter] = SuffixDrafter
     limit: int = LIMIT
     in_hindsight: bool = False
     is_warm: bool = False
 
     def player(self, setup: Setup) -> Player:
         """Return a player with empty drafters."""
-        own = [self.drafter()] if self.drafter else []
         if self.draft_type:
-            return ServerPlayer(setup, replace(setup.settings, draft_type=self.draft_type), *own)
-        return FixedPlayer(own[0], self.limit, setup.curve.cost, self.in_hindsight)
+            return ServerPlayer(setup, replace(setup.settings, draft_type=self.draft_type))
+        return FixedPlayer(self.drafter(), self.limit, setup.curve.cost, self.in_hindsight)
 
 
-_USUAL = (
+_COLD = (
     Rule("auto", "suffix, then ngram-mod; gate (reprise serve by default)", "auto"),
     Rule("suffix", "longest match, cursor, changes; gate (reprise serve)", "suffix"),
     Rule("ngram-simple", "longest match of 16..2, newest; gate (reprise serve)", "ngram-simple"),
     Rule("ngram-mod", "shared table, n = 16; gate (reprise serve)", "ngram-mod"),
-    Rule("two-widths", "longest match of 16..2; 31 tokens if 12 or more matched, else 2",
-         drafter=lambda: FixedLookup(16, 2, sure=12)),
     Rule("newest-2", "newest match of 2, 10 tokens", drafter=lambda: FixedLookup(2, 2), limit=10),
     Rule("newest-3", "newest match of 3, 10 tokens", drafter=lambda: FixedLookup(3, 3), limit=10),
     Rule("earliest-2", "earliest match of 2, else 1; 10 tokens (transformers, prompt_lookup_num_tokens=10)",
@@ -291,24 +284,14 @@ _USUAL = (
          drafter=lambda: FixedLookup(5, 2, newest=False), limit=5),
     Rule("ngram-12", "newest match of 12, 12 to 48 tokens (llama.cpp's ngram-simple by default)",
          drafter=lambda: FixedLookup(12, 12, is_long=True), limit=48),
-    Rule("hindsight", "suffix, with the best width in hindsight", drafter=SuffixDrafter, in_hindsight=True),
-    Rule("hindsight-longest", "longest match of 16..2, with the best width in hindsight",
-         drafter=lambda: FixedLookup(16, 2), in_hindsight=True),
-)  # fmt: skip
-_OTHERS = (
-    Rule("newest-4-2", "newest match of 4..2, 4 tokens", drafter=lambda: FixedLookup(4, 2), limit=4),
-    Rule("suffix-matches", "suffix without its cursor; gate", "suffix",
-         lambda: SuffixDrafter(0, use_cursor=False)),
-    Rule("suffix-cursor", "suffix without changes; gate", "suffix",
-         lambda: SuffixDrafter(0, learn_changes=False)),
-    Rule("suffix-changes", "suffix without history; gate", "suffix", lambda: SuffixDrafter(0)),
+    Rule("hindsight", "suffix, with the best width in hindsight", in_hindsight=True),
 )  # fmt: skip
 _WARM = (
     replace(rule, name=f"{rule.name}-warm", title=f"{rule.title}; keeps what it learned", is_warm=True)
-    for rule in _USUAL
-    if rule.name in ("auto", "suffix", "ngram-mod", "hindsight")
+    for rule in _COLD
+    if rule.draft_type or rule.in_hindsight
 )
 
-RULES = {rule.name: rule for rule in (*_USUAL, *_OTHERS, *_WARM)}
-COMPARED = (*(rule.name for rule in _USUAL), "auto-warm")
+RULES = {rule.name: rule for rule in (*_COLD, *_WARM)}
+COMPARED = (*(rule.name for rule in _COLD), "auto-warm")
 """The rules that are replayed by default."""

@@ -1,1 +1,0 @@
-"""Random models of every architecture of the installed mlx-lm."""

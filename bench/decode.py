@@ -1,0 +1,400 @@
+"""`reprise bench decode`: decode chats plainly and with drafts, and compare tokens and times.
+
+Each workload runs once unmeasured, then --repeats times plainly and in every draft configuration, all
+interleaved, on one engine without HTTP. The best run of each turn gives the speed; all pairs of plain and
+drafted runs are compared. Exit status 1 if any drafted answer differs by a token; the report says where.
+
+Drafter tables are cleared before each chat and there is no prefix cache, so a run shows what a chat gains
+from its own text; with --warm also what it gains from answers that a model gave earlier. With several
+--costs, --draft-model or --strategies everything is measured with each. A WeDLM model drafts for itself
+(--draft-types wedlm), and decodes in --windows, where answers may differ. By default this takes a quarter of
+an hour on two cores, with --workloads or --cases less.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from reprise.bench import document, options
+from reprise.bench.answering import (
+    PLAIN,
+    Answering,
+    Arm,
+    Case,
+    Cases,
+    add_counts,
+    add_nested,
+    check,
+    make_cases,
+    samples_of,
+)
+from reprise.bench.cost_curves import Curve, built_in, find_curve
+from reprise.bench.document import Column
+from reprise.bench.energy import EnergyMeter
+from reprise.bench.experiment import ArgumentsError, Progress, Row, grouped, total_parity
+from reprise.bench.local_engine import LocalEngine, equal_costs, forced_costs
+from reprise.bench.options import Flag
+from reprise.bench.statistics import geometric_mean_of, loops, ratio
+from reprise.bench.workloads import ENGLISH, VERSION, WORKLOADS, Chat, own_chats
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.drafters.base import SequenceStart, finish
+from reprise.engine.interface.request import WindowSettings
+from reprise.engine.model.loading import load_tokenizer
+from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.text.tokenizer import Tokenizer
+
+DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model", "mtp", "dflash", "wedlm")
+STRATEGIES = ("auto", "context", "shared", "none")
+TRANSLATED = ("translated", "absorbed", "resynchronised", "skipped")
+"""Outcomes of translated drafts; see reprise.engine.speculative.translation.TranslationCounts."""
+
+_ABOUT = ("workload", "draft_type", "num_draft_tokens", "prompt_tokens", "streams", "arm", "memory")
+_NUMBERS = (
+    "num_tokens", "num_prefilled", "num_forwards", "decode_s", "prefill_s", "first_token_s", "drafter_s",
+)  # fmt: skip
+
+COLUMNS = [
+    Column("workload", "workload", is_key=True), Column("prompt_tokens", "prompt"),
+    Column("turn", "turn", lambda value: "all" if value is None else str(value)),
+    Column("streams", "streams", trivial=1), Column("draft_type", "drafts", is_key=True),
+    Column("num_draft_tokens", "max\nlen", trivial=31), Column("window", "window"),
+    Column("costs", "costs", trivial="own"), Column("draft_model", "draft model"),
+    Column("strategy", "stra-\ntegy", trivial="auto"), Column("memory", "table", trivial=""),
+    Column("occupancy", "occu-\npied", lambda share: "-" if share is None else f"{share:.2%}"),
+    Column("plain_tps", "plain\ntok/s", "0"),
+    Column("decode_tps", "tok/s", "0"), Column("speedup", "speed\nup", "2"),
+    Column("priced_speedup", "at these\ncosts", "2"), Column("of_best_width", "of\nbest", "%"),
+    Column("acceptance", "ac-\ncepted", "%"), Column("drafted_share", "of\ntext", "%"),
+    Column("tokens_per_forward", "tok/\nfwd", "2"), Column("fed_per_forward", "fed/\nfwd", "1"),
+    Column("generated_per_fed", "tok/\nfed", "2"), Column("right", "right", "%"), Column("same", "same", "%"),
+    Column("drafter_us_per_token", "us/\ntoken", "0"), Column("ttft_ms", "first\nms", "0"),
+    Column("prefill_tps", "pre-\nfill", "0"), Column("energy_j_per_token", "J/\ntoken", "2"),
+    *(Column(name, f"{name[:5]}-\n{name[5:]}", trivial=0) for name in TRANSLATED), Column("parity", "parity"),
+]  # fmt: skip
+"""The columns of the table, in display order; the documents have more."""
+
+NOTES = (
+    "tok/s: decoding speed after prefill, best run of each turn; counts are over all runs.",
+    "of best: speedup relative to the best possible fixed width, chosen for each answer in hindsight.",
+    "of text: share of the answer's tokens that came from drafts. max len: maximum draft length.",
+    "us/token: time spent in drafters. first ms: time to first token without a cache. pre-fill: tokens/s.",
+    "parity: every plain run compared with every drafted run, by token ids.",
+)
+EPILOG = "workloads:\n" + "\n".join(f"  {one.name:17} {one.summary}" for one in WORKLOADS.values())
+
+FLAGS = (
+    *options.shared(
+        model=None, workloads=None, prompts=None, draft_types=("auto",), num_draft_tokens=(31,),
+        prompt_tokens=None, max_tokens=256, cases=None, repeats=3, seed=1, resume=None, **options.OUTPUTS,
+    ),
+    Flag("--draft-model", options.model, "MODEL", [], "Draft model, which draft-model and auto then use; may "
+         "be repeated.", is_repeated=True),
+    Flag("--strategies", options.names, "A,B", ("auto",), "Of a draft model with another vocabulary: any of "
+         f"{', '.join(STRATEGIES)} (see --draft-translation of `reprise serve`)."),
+    *options.of_settings("translation_prefix_tokens"),
+    Flag("--costs", options.names, "A,B", ("own",), "Step costs to decide by: own (as this machine shows "
+         "them), equal (a step costs the same at every width), forced (every draft is verified whole), "
+         f"or a curve: {', '.join(built_in())}, or a result document."),
+    Flag("--warm", options.listed(options.model), "MODEL,..", (), "Also with the answers of these models to "
+         "the same chats in the drafters' tables; they need the same vocabulary."),
+    Flag("--streams", options.count, "N", 1, "Chats decoded at the same time."),
+    Flag("--windows", options.levels, "N,M", (), "Window sizes of a WeDLM model's windowed decoding."),
+    Flag("--thresholds", options.numbers, "X,Y", (0.1, 0.3, 0.6), "Entropy thresholds of these."),
+    Flag("--penalties", options.numbers, "X,Y", (0.01, 0.02), "Position penalties of these."),
+    Flag("--together", None, None, None, "Join the workloads whose chats have one right answer, and the "
+         "others."),
+)  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the figures, write the files, and return the exit status."""
+    options.check_drafts(arguments, DRAFT_TYPES)
+    options.check_names("--strategies", arguments.strategies, STRATEGIES)
+    arguments.workloads = arguments.workloads or ENGLISH
+    own = own_chats(arguments.prompts, arguments.workloads)
+    curves = {name: find_curve(name) for name in arguments.costs if name not in ("own", "equal", "forced")}
+    result: document.Document = {}
+    rows: list[Row] = []
+    with Progress() as progress, EnergyMeter() as meter:
+        for folder, strategy in _pairs(arguments):
+            for prices in arguments.costs:
+                settings, costs = settings_of(arguments, folder, strategy), None
+                if prices in curves:
+                    costs = _step_costs(curves[prices])
+                elif prices != "own":
+                    make = forced_costs if prices == "forced" else equal_costs
+                    costs = make(settings.num_draft_tokens + (prices == "equal"))
+                with Answering(arguments, progress, settings, costs, meter) as local:
+                    made = measure(local, own, prices, curves.get(prices))
+                about = {
+                    "costs": prices, "draft_model": folder and folder.resolve().name, "strategy": strategy
+                }  # fmt: skip
+                rows += [about | row for row in made["decode"]["rows"]]
+                # The first engine's document, unless only a later one learned what steps cost.
+                result = made if not result or not result["cost_curve"] else result
+    result["decode"] |= {"rows": rows, "energy": meter.source or meter.reason}
+    notes = [*NOTES, *result["decode"]["skipped"], *divergences(rows)]
+    has_more = arguments.draft_model or arguments.windows or arguments.warm or arguments.costs != ("own",)
+    console = document.make_console(160 if has_more else 120)
+    title = f"Decoding {result['model']['name']} with drafts, compared with plain decoding"
+    document.print_rows(console, rows, COLUMNS, title)
+    document.report(arguments, result, rows, notes, console)
+    return int(any(row["parity"] == "FAIL" and not row.get("window") for row in rows))
+
+
+def _pairs(arguments: argparse.Namespace) -> list[tuple[Path | None, str]]:
+    """Return each draft model with each strategy; with the target's vocabulary there is nothing to choose."""
+    if not arguments.draft_model:
+        return [(None, "auto")]
+    names: dict[Path, str] = {}
+    if arguments.strategies != ("auto",):
+        every = (arguments.model or BUNDLED_MODEL, *arguments.draft_model)
+        names = {one: load_tokenizer(one).fingerprint for one in every}
+    target = names.get(arguments.model or BUNDLED_MODEL)
+    return [
+        (folder, strategy)
+        for folder in arguments.draft_model
+        for strategy in (("none",) if names and names[folder] == target else arguments.strategies)
+    ]
+
+
+def settings_of(arguments: argparse.Namespace, draft_model: Path | None, strategy: str) -> Settings:
+    """Return the settings of an engine without a prefix cache."""
+    chosen: dict[str, Any] = {"draft_translation": strategy}
+    return Settings(
+        model=arguments.model and str(arguments.model), prefix_cache_bytes=0,
+        draft_model=None if draft_model is None else str(draft_model), max_rows=max(8, arguments.streams),
+        num_draft_tokens=max(arguments.num_draft_tokens),
+        translation_prefix_tokens=arguments.translation_prefix_tokens, **chosen,
+    )  # fmt: skip
+
+
+def _step_costs(curve: Curve) -> StepCosts:
+    return StepCosts({(1, width): cost for width, cost in curve.points}, is_learned=False)
+
+
+def measure(
+    local: Answering, own: Sequence[Chat] | None, prices: str, curve: Curve | None
+) -> document.Document:
+    """Answer chats in all arms; return a result document. curve: the prices, if they are a curve."""
+    arguments = local.arguments
+    streams, count = arguments.streams, arguments.cases
+    chats = [own] if own else local.chats((count or 1) * streams)
+    cases = make_cases([alike[: count and count * streams] for alike in chats], streams)
+    # Before the runs, so that the machine's load is that of other processes.
+    result = document.new_document(arguments, local.engine.info, local.step_costs)
+    resume = {"resume": arguments.resume, "key": f"{result['command']}, {local.engine.settings.draft_model}, "
+              f"{local.engine.settings.draft_translation}, {prices}"}  # fmt: skip
+    runs = local.compare(_arms(local, cases, prices), cases, arguments.repeats, **resume)
+    if not runs:
+        raise ArgumentsError("no chats: all are too long for this model's context, or fewer than --streams")
+    is_wedlm = local.engine.info.mask_token_id is not None
+    for one in runs:
+        turn = cases[one["case"]].chats[0].turns[one["turn"] - 1]
+        one["right"] = _is_right(local.engine.tokenizer, one, turn.reference) if is_wedlm else None
+        if arguments.together:
+            one["workload"] = "one right answer" if turn.reference is not None else "free"
+    rows = rows_of(runs, check(local, cases, runs), with_plain=is_wedlm, curve=curve)
+    result["decode"] = {
+        **{name: getattr(arguments, name) for name in ("repeats", "seed", "max_tokens")},
+        "workloads_version": VERSION, "rows": rows,
+        "samples": samples_of(runs, cases, local.engine.tokenizer),
+        "skipped": [f"{one}: chats skipped, too long for the model's context" for one in local.skipped],
+    }  # fmt: skip
+    return result
+
+
+def _arms(local: Answering, cases: Cases, prices: str) -> dict[str, Arm]:
+    """Return the arms of an engine: plain, each draft type and length with each memory, and the windows."""
+    given, token = local.arguments, local.engine.info.mask_token_id
+    if token is None and (given.windows or "wedlm" in given.draft_types):
+        raise ArgumentsError(f"{given.model or 'the bundled model'} is not a WeDLM model")
+    arms = {"plain": PLAIN}
+    memories: dict[str, Callable[[LocalEngine, Case], object]] = {"cold" if given.warm else "": PLAIN.prepare}
+    for folder in given.warm:
+        memories[folder.resolve().name] = partial(_fill, known=_answers(local, folder, cases))
+    for length, kind, (memory, prepare) in product(
+        given.num_draft_tokens, given.draft_types, memories.items()
+    ):
+        arms[f"{kind} {length} {memory}".strip()] = Arm(kind, length, prepare=prepare, memory=memory)
+    # Windows do not ask what a draft costs.
+    asked = product(given.windows, given.thresholds, given.penalties, (False, True))
+    for size, limit, penalty, anchor in asked if prices != "equal" else ():
+        assert token is not None
+        name = f"window {size}, threshold {limit:g}, penalty {penalty:g}{', anchor' * anchor}"
+        arms[name] = Arm(window_settings=WindowSettings(token, size, limit, penalty, anchor))
+    return arms
+
+
+Known = list[tuple[tuple[int, ...], tuple[int, ...]]]
+"""Prompts and answers, in tokens."""
+
+
+def _answers(local: Answering, folder: Path, cases: Cases) -> Known:
+    """Return a model's plain answers to all turns. Raises ArgumentsError if its vocabulary is another one."""
+    settings = Settings(model=str(folder), prefix_cache_bytes=0)
+    with Answering(local.arguments, local.progress, settings) as other:
+        if other.engine.tokenizer.fingerprint != local.engine.tokenizer.fingerprint:
+            raise ArgumentsError(f"--warm: {folder} has another vocabulary than the model")
+        chats = [chat for case in cases.values() for chat in case.chats]
+        return [
+            (other.prompt_of(chat.turns[row["turn"] - 1]), tuple(row["tokens"][0]))
+            for chat in chats
+            for row in other.run(Case((chat,)), PLAIN)
+        ]
+
+
+def _fill(local: LocalEngine, _: Case, known: Known) -> None:
+    """Let the drafters see answers, as if requests had ended with them."""
+
+    def learn() -> None:
+        for (prompt, answer), drafter in product(known, local.drafters.values()):
+            finish(drafter.open(SequenceStart(-1, prompt)))
+            drafter.observe(-1, answer)
+            finish(drafter.close(-1))
+
+    local.engine.table.reset()
+    local.engine.first_engine.between_steps(learn)
+
+
+def _is_right(tokenizer: Tokenizer, run: Row, reference: str | None) -> bool | None:
+    text = tokenizer.decode([token for token in run["tokens"][0] if token not in tokenizer.eos_ids])
+    return None if reference is None else text.strip() == reference.strip()
+
+
+def rows_of(
+    runs: Sequence[Row], checks: Sequence[Row], with_plain: bool = False, curve: Curve | None = None
+) -> list[Row]:
+    """Return a row for each workload, prompt length and drafting arm, and for each of several turns.
+
+    checks: rows of reprise.bench.answering.check(). with_plain: also rows of plain decoding, and for all what
+    a forward pass was fed and how many answers are right. curve: step costs to price the rows by.
+    straight: the same figures without the cases in which a plain answer loops. mean_speedup: the geometric
+    mean of the cases' speedups, with its 95 % interval over them.
+    """
+    rows = []
+    for (*_, arm), of_arm in grouped(runs, "workload", "prompt_tokens", "arm").items():
+        if arm == "plain" and not with_plain:
+            continue
+        cases = {run["case"] for run in of_arm}
+        plain = [run for run in runs if run["arm"] == "plain" and run["case"] in cases]
+        checked = [one for one in checks if one["arm"] == arm and one["case"] in cases]
+        whole = row_of(of_arm, plain, checked)
+        looping = {run["case"] for run in plain if any(map(loops, run["tokens"]))}
+        kept = [[one for one in some if one["case"] not in looping] for some in (of_arm, plain, checked)]
+        whole["cases"], whole["straight_cases"] = len(cases), len(cases - looping)
+        whole["straight"] = row_of(*kept) if cases - looping else None
+        each = [_speedup(*(_of(some, case=case) for some in (of_arm, plain))) for case in cases]
+        whole |= geometric_mean_of(filter(None, each)).fields("mean_speedup") if any(each) else {}
+        whole |= _of_windows(of_arm, whole) if with_plain else {}
+        whole["priced_speedup"] = _priced(of_arm, whole, curve)
+        rows.append({"turn": None} | whole)
+        turns = sorted({run["turn"] for run in of_arm})
+        rows += [
+            {"turn": turn} | row_of(*(_of(some, turn=turn) for some in (of_arm, plain, checked)))
+            for turn in (turns if len(turns) > 1 else ())
+        ]
+    return rows
+
+
+def _of(rows: Iterable[Row], **fields: Any) -> list[Row]:
+    return [row for row in rows if all(row[name] == value for name, value in fields.items())]
+
+
+def _speedup(drafted: Sequence[Row], plain: Sequence[Row]) -> float | None:
+    best, plain_best = _sums_of_best(drafted), _sums_of_best(plain)
+    tps, plain_tps = (ratio(one["num_tokens"], one["decode_s"]) for one in (best, plain_best))
+    return ratio(tps, plain_tps)
+
+
+def _of_windows(runs: Sequence[Row], row: Row) -> Row:
+    """Return the fields of a WeDLM model's row."""
+    judged = [run["right"] for run in runs if run["right"] is not None]
+    fed = ratio(_sum(runs, "num_fed"), _sum(runs, "num_forwards"))
+    is_streaming = row["arm"].startswith("window")
+    return {
+        "window": row["arm"] if is_streaming else None, "is_streaming": is_streaming, "fed_per_forward": fed,
+        "generated_per_fed": ratio(row["tokens_per_forward"], fed), "right": mean(judged) if judged else None,
+        "same": 1 - (ratio(row["parity_differing"], row["parity_pairs"]) or 0.0),
+    }  # fmt: skip
+
+
+def _priced(runs: Sequence[Row], row: Row, curve: Curve | None) -> float | None:
+    """Return the speedup at a curve's costs; None without a curve."""
+    if curve is None:
+        return None
+    if row.get("window"):
+        return ratio(row["tokens_per_forward"], curve.cost(round(row["fed_per_forward"])))
+    return ratio(_sum(runs, "charged_plain_s"), _sum(runs, "charged_s"))
+
+
+def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) -> Row:
+    """Return the table row of one arm, from its rows and those of plain runs of the same cases.
+
+    Times are those of the best run of each turn, counts are over all runs.
+    """
+    best, plain_best = _sums_of_best(drafted), _sums_of_best(plain)
+    tps, plain_tps = (ratio(one["num_tokens"], one["decode_s"]) for one in (best, plain_best))
+    speedup = ratio(tps, plain_tps)
+    # The best runs of several turns may be of different rounds, so their ratio can exceed that of any round.
+    of_rounds = map(ratio, _speeds(drafted), _speeds(plain))
+    speedups = [one for one in (speedup, *of_rounds) if one]
+    by_source, by_position = add_nested(drafted)
+    num_drafted, num_accepted = (sum(pair[at] for pair in by_source.values()) for at in (0, 1))
+    num_tokens = _sum(drafted, "num_tokens")
+    widths = [width for check in checks if (width := check.get("best_width"))]
+    best_width = mean(widths) if 0 < len(widths) == len(checks) else None
+    translation = add_counts(run["translation"] for run in drafted)
+    return {
+        **{name: drafted[0].get(name) for name in _ABOUT}, "occupancy": drafted[0].get("occupancy"),
+        "tokens": best["num_tokens"], "decode_tps": tps, "plain_tps": plain_tps, "speedup": speedup,
+        "speedup_low": min(speedups, default=None), "speedup_high": max(speedups, default=None),
+        "prefill_tps": ratio(best["num_prefilled"], best["prefill_s"]),
+        "ttft_ms": 1000 * best["first_token_s"] / best["turns"],
+        "acceptance": ratio(num_accepted, num_drafted),
+        "acceptance_by_position": [accepted / drafted for drafted, accepted in by_position],
+        "drafted_by_position": [drafted for drafted, _ in by_position],
+        "tokens_per_forward": ratio(num_tokens, _sum(drafted, "num_forwards")),
+        "drafted_share": ratio(num_accepted, num_tokens), "by_source": by_source,
+        **(dict.fromkeys(TRANSLATED, 0) | translation),
+        "drafter_us_per_token": ratio(1e6 * _sum(drafted, "drafter_s"), num_tokens),
+        **total_parity(checks),
+        "best_width_speedup": best_width, "of_best_width": ratio(speedup, best_width),
+        "energy_j_per_token": ratio(_sum(drafted, "energy_j"), num_tokens),
+        "plain_energy_j_per_token": ratio(_sum(plain, "energy_j"), _sum(plain, "num_tokens")),
+    }  # fmt: skip
+
+
+def _sum(runs: Iterable[Row], name: str) -> Any:
+    """Return the sum of a figure; None if a run lacks it."""
+    values = [run[name] for run in runs]
+    return None if None in values else sum(values)
+
+
+def _sums_of_best(runs: Sequence[Row]) -> Row:
+    """Return the sums over turns of the lowest numbers of each, and the number of turns."""
+    turns = grouped(runs, "case", "turn").values()
+    lowest = {name: sum(min(run[name] for run in some) for some in turns) for name in _NUMBERS}
+    return lowest | {"turns": len(turns)}
+
+
+def _speeds(runs: Sequence[Row]) -> list[float | None]:
+    """Return the speed of each round."""
+    rounds = sorted(grouped(runs, "round").items())
+    return [ratio(_sum(some, "num_tokens"), _sum(some, "decode_s")) for _, some in rounds]
+
+
+def divergences(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a sentence for each row with a divergence, windowed decoding aside."""
+    names = ("draft_model", "strategy", "workload", "prompt_tokens", "turn", "draft_type", "num_draft_tokens")
+    for row in rows:
+        if (first := row["first_divergence"]) and not row.get("window"):
+            what = ", ".join(str(row[name]) for name in names if row.get(name))
+            pairs = f"{row['parity_differing']} of {row['parity_pairs']} pairs of runs differ"
+            lead = f"the best token leads the second best by {first['margin']:.2g}"
+            yield f"FAIL: {what}: {pairs}; the first at token {first['token']}, where {lead}"

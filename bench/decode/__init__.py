@@ -1,1 +1,0 @@
-"""`reprise bench decode`: decode chats plainly and with drafts, and compare."""

@@ -1,1 +1,0 @@
-"""`reprise bench economics`: the acceptance rate at which drafts pay, and the rates that drafters reach."""

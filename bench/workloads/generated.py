@@ -1,0 +1,443 @@
+"""Generated chats: edits of source files, questions about records and text, and what cannot be copied.
+
+The bundled model was trained on these words. Names have no meaning, so a model can only copy them.
+"""
+
+import json
+import keyword
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from itertools import islice
+from typing import Any
+
+from reprise.bench import lexicon
+from reprise.bench.workloads.agents import ANSWERS, Answer, Change, agent_turns, call_text, tool_of
+from reprise.bench.workloads.chats import Grow, Message, Turn, Workload, conversation, user
+
+NOUNS, ADJECTIVES, VERBS = lexicon.NOUNS[:180], lexicon.ADJECTIVES[:60], lexicon.VERBS[:80]
+FIELDS, NAMES = lexicon.FIELDS, lexicon.NAMES[:240]
+IDENTIFIER_WORDS = sorted({*NOUNS, *ADJECTIVES, *VERBS} - set(keyword.kwlist))
+WHOLE = "Answer with the whole file."
+NUM_QUESTIONS, NUM_TOOLS = 3, 3
+NUM_SUMS, NUM_ENTRIES, NUM_WORDS = 8, 24, 48
+SENTENCES = [
+    "{who} found the {thing} in the {place}.",
+    "{who} bought the {thing} for {number} coins from {other}.",
+    "{who} lives in a {thing} behind the {place}.",
+    "{who} met {other} near the {thing}.",
+    "{who} painted the {noun} of {other} on day {number}.",
+    "{who} has a {thing} and a {place}.",
+    "{who} said that the {noun} is {number} years old.",
+    "{who} wants to sell the {thing} with {other}.",
+]
+
+Kind = Callable[[str, random.Random], tuple[str, str]]  # changes a file: returns a request and the result
+Statement = tuple[str, str]  # one or more lines, and what to add if the file ends here
+Record = dict[str, Any]
+Sentence = tuple[str, str]  # and the person that it is about
+
+
+def names(rng: random.Random) -> Iterator[str]:
+    """Yield names of people, none of which is part of another: single words first, then pairs of others."""
+    single, paired = NAMES[:160], NAMES[160:]
+    yield from rng.sample(single, len(single))
+    yield from _distinct(lambda: " ".join(rng.sample(paired, 2)))
+
+
+def identifiers(rng: random.Random) -> Iterator[str]:
+    """Yield distinct identifiers of one or two words."""
+    return _distinct(lambda: "_".join(rng.sample(IDENTIFIER_WORDS, rng.choice((1, 1, 2)))))
+
+
+def thing(rng: random.Random) -> str:
+    """Return an adjective and a noun."""
+    return f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}"
+
+
+def number(rng: random.Random) -> int:
+    """Return a whole number of up to four digits."""
+    return rng.randrange(rng.choice((10, 100, 100, 100, 1000, 10000)))
+
+
+def value(rng: random.Random) -> str | int:
+    """Return a value for a field: a name, a word, two words or a number."""
+    kind = rng.random()
+    if kind < 0.45:
+        return str(rng.choice(NAMES if kind < 0.3 else NOUNS))
+    return thing(rng) if kind < 0.6 else number(rng)
+
+
+def polonizer(rng: random.Random) -> Callable[[str], str]:
+    """Return a function that replaces the nouns, adjectives and names of a text by Polish ones.
+
+    Vocabularies differ in how they tokenize the diacritics. A word is always replaced by the same Polish
+    word, and stays as it is once the Polish words have run out.
+    """
+    supply_of: dict[str, Iterator[str]] = {}
+    for english, polish in (
+        (NOUNS, lexicon.POLISH_NOUNS), (ADJECTIVES, lexicon.POLISH_ADJECTIVES), (NAMES, lexicon.POLISH_NAMES)
+    ):  # fmt: skip
+        supply = map(str.lower, rng.sample(polish, len(polish)))
+        supply_of |= {word.lower(): supply for word in english}
+
+    @cache
+    def polish_of(word: str) -> str:
+        if word.istitle():
+            return polish_of(word.lower()).capitalize()
+        return next(supply_of.get(word, iter(())), word)
+
+    return lambda text: re.sub(r"[A-Za-z]+", lambda match: polish_of(match[0]), text)
+
+
+def _distinct(make: Callable[[], str]) -> Iterator[str]:
+    """Yield the results of make without repetitions."""
+    seen: set[str] = set()
+    while True:
+        if (made := make()) not in seen:
+            seen.add(made)
+            yield made
+
+
+def _statements(
+    rng: random.Random, constants: tuple[int, int] = (1, 4), statements: tuple[int, int] = (1, 4)
+) -> Iterator[Statement]:
+    """Yield the statements of a random file: so many constants and a function of so many, by turns."""
+    rng = random.Random(rng.random())
+    unused = identifiers(rng)
+    gap = ""
+    while True:
+        for _ in range(rng.randint(*constants)):
+            target = next(unused)
+            literal = str(number(rng)) if rng.random() < 0.7 else f'"{value(rng)}"'
+            yield f"{gap}{target} = {literal}", ""
+            gap = ""
+        name = next(unused)
+        known = [next(unused) for _ in range(rng.choice((1, 2)))]
+        opening = f"\ndef {name}({', '.join(known)}):\n"
+        count = rng.randint(*statements)
+        for at in range(count):
+            target = next(unused)
+            text = f"{'' if at else opening}    {target} = {_expression(rng, known)}"
+            known.append(target)
+            closing = f"\n    return {_expression(rng, known)}"
+            yield (text, closing) if at < count - 1 else (text + closing, "")
+        gap = "\n"
+
+
+def _expression(rng: random.Random, known: Sequence[str]) -> str:
+    kind, left = rng.random(), rng.choice(known)
+    if kind < 0.4:
+        return f"{left} {rng.choice('+-*')} {number(rng)}"
+    if kind < 0.8:
+        return f"{left} {rng.choice('+-*')} {rng.choice(known)}"
+    return f'{left}["{rng.choice(NOUNS)}"]'
+
+
+def _file(statements: Iterable[Statement]) -> str:
+    lines, closings = zip(*statements, strict=True)
+    return "\n".join(["```python", *lines]) + f"{closings[-1]}\n```"
+
+
+def _constants(file: str) -> list[tuple[str, str]]:
+    return re.findall(r"(?m)^(\w+) = (.*)$", file)
+
+
+def _set_value(file: str, name: str, new: str | int) -> str:
+    return re.sub(rf"(?m)^{name} = .*", f"{name} = {new}", file)
+
+
+def _value(file: str, rng: random.Random) -> tuple[str, str]:
+    name, old = rng.choice(_constants(file))
+    new = _other_than(old, make=lambda: str(number(rng)))
+    asked = (f"Set {name} to {new}.", f"Change {name} to {new}.", f"Change {name} from {old} to {new}.")
+    return rng.choice(asked), _set_value(file, name, new)
+
+
+def _rename(file: str, rng: random.Random) -> tuple[str, str]:
+    names = [name for name, _ in _constants(file)]
+    names += re.findall(r"(?m)^def (\w+)", file) + re.findall(r"(?m)^    (\w+) = ", file)
+    old = rng.choice(names)
+    new = _other_than(*names, "python", make=lambda: next(identifiers(rng)))
+    everywhere = f"Replace {old} with {new} everywhere."
+    asked = (f"Rename {old} to {new}.", f"Change the name {old} to {new}.", everywhere)
+    return rng.choice(asked), re.sub(rf"\b{old}\b", new, file)
+
+
+def _docstring(file: str, rng: random.Random) -> tuple[str, str]:
+    bare = re.findall(r'(?m)^def (\w+)\(.*\):\n(?!    """)', file)
+    if not bare:
+        return _return(file, rng)
+    name, text = rng.choice(bare), f"{rng.choice(VERBS).capitalize()} the {thing(rng)}."
+    asked = (f'Add the docstring "{text}" to {name}.', f'Give {name} the docstring "{text}".')
+    return rng.choice(asked), re.sub(rf"(?m)^(def {name}\(.*\):)$", rf'\1\n    """{text}"""', file)
+
+
+def _return(file: str, rng: random.Random) -> tuple[str, str]:
+    ends = r"\):\n(?:    .*\n)*?    return "
+    name, arguments, old = rng.choice(re.findall(rf"(?m)^def (\w+)\((.*){ends}(.*)$", file))
+    new = _other_than(old, make=lambda: _expression(rng, arguments.split(", ")))
+    instead = (f"{name} should return {new}, not {old}.", f"In {name}, return {new} instead of {old}.")
+    asked = (f"Make {name} return {new}.", *instead)
+    return rng.choice(asked), re.sub(rf"(?m)(^def {name}\(.*{ends}).*$", lambda m: m[1] + new, file, count=1)
+
+
+def _other_than(*old: str, make: Callable[[], str]) -> str:
+    while (new := make()) in old:
+        pass
+    return new
+
+
+KINDS = (_value, _rename, _docstring, _return)
+
+
+def _edits(file: str, rng: random.Random, num_turns: int, kinds: Sequence[Kind] = KINDS) -> list[Turn]:
+    """Make a chat about one file, in which each turn changes the previous answer."""
+    changed, exchanges = file, []
+    for _ in range(num_turns):
+        kind = rng.choice(kinds)
+        if kind in (_docstring, _return) and "\ndef " not in changed:
+            kind = _value
+        request, changed = kind(changed, rng)
+        exchanges.append((f"{request} {WHOLE}", changed))
+    return conversation(exchanges, file)
+
+
+def _edit_again(rng: random.Random, _: Grow) -> list[Turn]:
+    file = _file(islice(_statements(rng), 11))
+    name = _constants(file)[0][0]
+    return [
+        Turn((user(f"{verb} {name} to {new}.\n\n{file}"),), _set_value(file, name, new), verb == "Change")
+        for verb, new in zip(("Set", "Change"), rng.sample(range(100, 999), 2), strict=True)
+    ]
+
+
+def _agent_edits(rng: random.Random, _: Grow) -> Iterator[Turn]:
+    """Yield an agent's turns about a file that it has read: two edits, then it writes the whole file."""
+    file, steps = _file(islice(_statements(rng), 11)), list[tuple[str, Answer]]()
+    made = first = Change("", "", f"{next(identifiers(rng))}.py", "", _bare(file))
+    for form in ("edit", "edit", "write"):
+        request, file = _value(file, rng)
+        made = replace(made, before=made.after, after=_bare(file))
+        steps += [(request, answer) for answer in ANSWERS[form](made)]
+    yield from agent_turns(f"Read {made.path}.", replace(first, before=first.after), "arrow", steps)
+
+
+def _bare(file: str) -> str:
+    """Return a file without the fence around it."""
+    return "\n".join(file.split("\n")[1:-1]) + "\n"
+
+
+def _grown(statements: Iterator[Statement], grow: Grow) -> str:
+    return _file(grow(statements, lambda first: f"Set lantern to 100. {WHOLE}\n\n{_file(first)}"))
+
+
+def _records(rng: random.Random, num_fields: int) -> Iterator[Record]:
+    fields = rng.sample(FIELDS[1:], num_fields)
+    for name in names(rng):
+        yield {"name": name} | {field: value(rng) for field in fields}
+
+
+def _as_lines(records: Sequence[Record]) -> str:
+    return "\n".join(json.dumps(record) for record in records)
+
+
+def _one_record(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    record = rng.choice(records := list(islice(_records(rng, 4), 6)))
+    asked = f"Return the record of {record['name']} as JSON.", json.dumps(record)
+    return conversation([asked], _as_lines(records))
+
+
+def _json_rag(rng: random.Random, grow: Grow) -> Sequence[Turn]:
+    made = _records(random.Random(rng.random()), rng.randint(4, 6))
+    records = grow(made, lambda first: f"What is the color of ?\n\n{_as_lines(first)}")
+    asked = (_question(rng, rng.choice(records)) for _ in range(NUM_QUESTIONS))
+    return conversation(asked, _as_lines(records))
+
+
+def _question(rng: random.Random, record: Record) -> tuple[str, str]:
+    """Return a question about a record, and the answer, which quotes it."""
+    name, quoted = record["name"], json.dumps(record)
+    if rng.random() < 0.4:
+        return f"Return the record of {name} as JSON.", quoted
+    field = rng.choice([key for key in record if key != "name"])
+    request = rng.choice((f"What is the {field} of {name}?", f"What {field} does {name} have?"))
+    return request, f"{quoted}\nThe {field} of {name} is {record[field]}."
+
+
+def _extraction(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    values = {field: value(rng) for field in rng.sample(FIELDS, 5)}
+    text, whole = {"type": "string"}, {"type": "integer"}
+    types = {key: whole if isinstance(content, int) else text for key, content in values.items()}
+    shown = {"type": "object", "properties": types}
+    limited = {key: kind | ({"maxLength": 40} if kind is text else {}) for key, kind in types.items()}
+    enforced = shown | {"properties": limited, "required": list(values), "additionalProperties": False}
+    facts = ", ".join(f"{key}: {content}" for key, content in values.items())
+    request = f"Make a JSON object for this schema: {json.dumps(shown)}\nThe values: {facts}."
+    return [Turn((user(request),), json.dumps(values), schema=json.dumps(enforced))]
+
+
+def _sentences(rng: random.Random) -> Iterator[Sentence]:
+    people = names(rng)
+    while True:
+        for pattern in rng.sample(SENTENCES, len(SENTENCES)):
+            who, other = next(people), next(people)
+            noun, place, last = rng.sample(NOUNS, 3)
+            fill = {"noun": noun, "place": place, "thing": f"{rng.choice(ADJECTIVES)} {last}"}
+            yield pattern.format(who=who, other=other, number=number(rng), **fill), who
+
+
+def _joined(sentences: Sequence[Sentence]) -> str:
+    """Join sentences into paragraphs of seven."""
+    texts = [text for text, _ in sentences]
+    return "\n\n".join(" ".join(texts[at : at + 7]) for at in range(0, len(texts), 7))
+
+
+def _passage(rng: random.Random, grow: Grow) -> Sequence[Turn]:
+    made = _sentences(random.Random(rng.random()))
+    sentences = grow(made, lambda first: f"Quote the sentence that mentions .\n\n{_joined(first)}")
+    return _quotes(sentences, rng, NUM_QUESTIONS)
+
+
+def _quotes(sentences: Sequence[Sentence], rng: random.Random, num_turns: int) -> list[Turn]:
+    chosen = (rng.choice(sentences) for _ in range(num_turns))
+    asked = ((f"Quote the sentence that mentions {person}.", f'"{text}"') for text, person in chosen)
+    return conversation(asked, _joined(sentences))
+
+
+def _repeat(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    text = _joined(list(islice(_sentences(rng), 6)))
+    return conversation([("Repeat the text.", text)], text)
+
+
+def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    sentences = list(islice(_sentences(rng), 21))
+    quoted = [sentences[at] for at in sorted(rng.sample(range(21), 4))]
+    *people, last = [person for _, person in quoted]
+    request = (
+        f"Summarize the text for {', '.join(people)} and {last}: one line for each of them, that "
+        "begins with the name and quotes the sentence."
+    )
+    answer = "\n".join(f'- {person}: "{text}"' for text, person in quoted)
+    return conversation([(request, answer)], _joined(sentences))
+
+
+def _tool(rng: random.Random, verb: str, noun: str, fields: Sequence[str]) -> dict[str, Any]:
+    about = rng.choice((f"Use this to {verb} a {noun}.", f"{verb.capitalize()} the {noun}."))
+    return tool_of(f"{verb}_{noun}", about, fields)
+
+
+def _agent(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    verbs, nouns = rng.sample(VERBS, NUM_TOOLS), rng.sample(NOUNS, NUM_TOOLS)
+    taken = [rng.sample(FIELDS, 2) for _ in verbs]
+    tools = tuple(map(partial(_tool, rng), verbs, nouns, taken))
+    messages, turns, plans = list[Message](), list[Turn](), list[str]()
+    known: dict[str, str] = {}
+
+    def ask(reference: str) -> None:
+        turns.append(Turn(tuple(messages), reference, tools=tools))
+
+    for at, (tool, fields) in enumerate(zip(tools, taken, strict=True)):
+        name, number = tool["function"]["name"], f"call_{at + 1}"
+        # Arguments come from the previous tool's result if it has the field.
+        arguments = {field: known.get(field) or _word(rng) for field in fields}
+        call = {"name": name, "arguments": json.dumps(arguments)}
+        facts = " and ".join(f"{field} {text}" for field, text in arguments.items())
+        messages.append(user(f"Use {name} with {facts}."))
+        ask(call_text(name, arguments))
+        known = {field: _word(rng) for field in taken[(at + 1) % NUM_TOOLS]}
+        result = known | {field: value(rng) for field in rng.sample(FIELDS, 4) if field not in known}
+        made = {"id": number, "type": "function", "function": call}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [made]})
+        messages.append({"role": "tool", "content": json.dumps(result), "tool_call_id": number})
+        plans.append(f"{name} returned: {', '.join(f'{key} is {said}' for key, said in result.items())}.")
+        ask(plans[-1])
+        messages.append({"role": "assistant", "content": plans[-1]})
+    messages.append(user("Now list all results as the steps of a plan."))
+    ask("\n".join(f"{at}. {plan}" for at, plan in enumerate(plans, 1)))
+    return turns
+
+
+def _word(rng: random.Random) -> str:
+    while not isinstance(word := value(rng), str):
+        pass
+    return word
+
+
+def _story(rng: random.Random, _: Grow, **more: Any) -> Sequence[Turn]:
+    return [Turn((user(f"Write about the {rng.choice(NOUNS)}."),), None, is_endless=True, **more)]
+
+
+def _arithmetic(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    sums = [(rng.randrange(100, 1000), rng.choice("+-"), rng.randrange(10, 100)) for _ in range(NUM_SUMS)]
+    answers = (left + right if sign == "+" else left - right for left, sign, right in sums)
+    listed = "\n".join(f"{left} {sign} {right}" for left, sign, right in sums)
+    request = "Compute each line. Answer with the results alone, one in each line."
+    return conversation([(request, "\n".join(map(str, answers)))], listed)
+
+
+def _remap(rng: random.Random, _: Grow) -> Sequence[Turn]:
+    meaning = dict(zip(rng.sample(NOUNS, NUM_ENTRIES), rng.sample(NAMES, NUM_ENTRIES), strict=True))
+    text = [rng.choice(list(meaning)) for _ in range(NUM_WORDS)]
+    entries = "\n".join(f"{word}: {other}" for word, other in meaning.items())
+    request = f"Translate the text word by word. These are the words:\n\n{entries}"
+    asked = request, " ".join(meaning[word] for word in text)
+    return conversation([asked], f"The text: {' '.join(text)}")
+
+
+_LOOKUPS = (
+    Workload("records", "one of six records, returned as JSON", _one_record),
+    Workload("json_rag", "three questions about JSON records of the given length; answers quote the record",
+             _json_rag, (600, 800)),
+    Workload("extraction", "five values as JSON, constrained by a schema", _extraction),
+    Workload("quotes", "one short sentence quoted out of six",
+             lambda rng, _: _quotes(list(islice(_sentences(rng), 6)), rng, 1)),
+    Workload("passages", "six sentences repeated in full", _repeat),
+    Workload("passage", "three sentences quoted, one by one, from a text of the given length", _passage,
+             (600, 800)),
+    Workload("summary", "four people of a text of 21 sentences, each with a quote", _summary),
+)  # fmt: skip
+_OTHERS = (
+    Workload("agent",
+             "three chained tool calls with arguments from earlier results, which are then listed as a plan",
+             _agent),
+    Workload("free", "random text at temperature 1.5, nothing to copy", partial(_story, temperature=1.5)),
+    Workload("arithmetic", f"{NUM_SUMS} sums, whose results do not occur in the prompt", _arithmetic),
+    Workload("remap", f"{NUM_WORDS} words translated one by one with a list of {NUM_ENTRIES}", _remap),
+    Workload("trap", "random draws from 12 tokens: every short n-gram repeats, but predicts nothing",
+             partial(_story, num_allowed=12)),
+)  # fmt: skip
+_EDITS = (
+    Workload("edits", "a file of about 20 lines with one value changed, answered in full",
+             lambda rng, _: _edits(_file(islice(_statements(rng), 11)), rng, 1, (_value,))),
+    Workload("edits_again", "the same, after an earlier edit of the same file", _edit_again),
+    Workload("edits_again_cold", "the chats of edits_again without the earlier edit",
+             lambda rng, grow: _edit_again(rng, grow)[1:]),
+    Workload("code", "one change in a file of the given length, answered in full",
+             lambda rng, grow: _edits(_grown(_statements(rng), grow), rng, 1), (600, 800)),
+    Workload("edits_short", "a snippet of about ten lines, edited in six turns, each answered in full",
+             lambda rng, _: _edits(_file(islice(_statements(rng), 6)), rng, 6)),
+    Workload("edits_long", "a file of hundreds of lines, edited in four turns, each answered in full",
+             lambda rng, grow: _edits(_grown(_statements(rng, (12, 24), (2, 4)), grow), rng, 4), (1500,)),
+)  # fmt: skip
+WORKLOADS = {one.name: one for one in (*_LOOKUPS, *_EDITS, *_OTHERS)}
+"""All workloads, by name."""
+ENGLISH = tuple(WORKLOADS)
+"""Workloads that the bundled model was trained for, as far as a model can be."""
+
+
+def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Iterator[Turn]:
+    turns, polish = family.make(rng, grow), polonizer(rng)
+    for turn in turns:
+        messages = tuple(one | {"content": polish(one["content"])} for one in turn.messages)
+        yield replace(turn, messages=messages, reference=polish(turn.reference or ""))
+
+
+for _one in [WORKLOADS[name] for name in ("edits", "records", "quotes", "passages")]:
+    _name = f"{_one.name}_polish"
+    WORKLOADS[_name] = Workload(_name, f"{_one.summary}; with Polish words", partial(_in_polish, _one))
+WORKLOADS["agent_edits"] = Workload(
+    "agent_edits", "a file read with line numbers, edited twice and then written, by tool calls", _agent_edits
+)
