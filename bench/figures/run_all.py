@@ -1,8 +1,8 @@
-"""`reprise bench all`: make every figure of README.md and the pages of results again, in one run.
+"""`reprise bench all`: make every figure of README.md and docs/results.md again, and more, in one run.
 
 Runs every command that a figure comes from. Tables are written between `<!-- figures: NAME -->` and
-`<!-- end -->` as soon as they are made, so that none is copied by hand. docs/figures.json keeps their cells,
-with command, date and machine, so that a test can tell whether a page still shows them.
+`<!-- end -->` as soon as they are made, so that none is copied by hand. docs/figures.json keeps the cells of
+those that a page shows, with command, date and machine, so that a test can tell whether it still does.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from reprise.engine.model.convert.cache import folder_of
 from reprise.engine.model.convert.sources import find_packaged
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/results.md", "docs/more-results.md")
+PAGES = ("README.md", "docs/results.md")
 RECORD = "docs/figures.json"
 PUBLISHED = Path(__file__).with_name("published.md")
 """The cells of our tables in it are written as {figure[row][column]}, counted from 0."""
@@ -112,11 +112,13 @@ def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
         print(f"{name}\n\n{table_of(FIGURES[name], entry)}", flush=True)
         return
     entries = read_entries() | {name: entry}
-    # Entries of tables that have other columns by now are dropped.
+    texts = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES]
+    shown = {block[1] for text in texts for block in _BLOCK.findall(text)}
+    # Entries of tables that no page shows, or that have other columns by now, are dropped.
     ordered = {
         one: entries[one]
         for one, figure in FIGURES.items()
-        if one in entries and all(len(line) == len(figure.columns) for line in entries[one]["cells"])
+        if one in shown and one in entries and all(len(line) == len(figure.columns) for line in entries[one]["cells"])
     }
     (ROOT / RECORD).write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for page in PAGES:
