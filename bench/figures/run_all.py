@@ -118,7 +118,9 @@ def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
     ordered = {
         one: entries[one]
         for one, figure in FIGURES.items()
-        if one in shown and one in entries and all(len(line) == len(figure.columns) for line in entries[one]["cells"])
+        if one in shown
+        and one in entries
+        and all(len(line) == len(figure.columns) for line in entries[one]["cells"])
     }
     (ROOT / RECORD).write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for page in PAGES:
