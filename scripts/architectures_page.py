@@ -21,9 +21,9 @@ from mlx_lm.utils import MODEL_REMAPPING
 
 from reprise.bench.tiny_models import architectures, make_model, tiny_config
 from reprise.engine.kv_cache import probes
+from reprise.engine.kv_cache.exact_widths import Tried, find_exact_shapes
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.rows import Sharing
-from reprise.engine.kv_cache.exact_widths import Tried, find_exact_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architectures.md"

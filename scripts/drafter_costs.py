@@ -1,4 +1,4 @@
-"""Measure what drafters cost in processor time, for the table in drafters/README.md.
+"""Measure what drafters cost in processor time, for drafters/README.md.
 
     .venv/bin/python scripts/drafter_costs.py
 

@@ -1,6 +1,6 @@
 """Make a draft model of a model's first layers and its own head: `scripts/first_layers.py SOURCE LAYERS DIR`.
 
-It exits early instead of being trained, so it shares the vocabulary and little else; docs/results.md has what
+It exits early instead of being trained, so it shares the vocabulary and little else; docs/tried.md has what
 it brings.
 """
 

@@ -1,9 +1,9 @@
-"""`reprise bench all`: make every figure of README.md and the pages of results again, in one run.
+"""`reprise bench all`: make every figure of README.md and docs/results.md again, and more, in one run.
 
 Runs every command that a figure comes from. Tables are written between `<!-- figures: NAME -->` and
-`<!-- end -->` as soon as they are made, so that none is copied by hand. docs/figures.json keeps their cells,
-with command, date and machine, so that a test can tell whether a page still shows them. With --page nothing
-runs: documents of other benchmarks (--json) are drawn as one HTML page, which needs no network.
+`<!-- end -->` as soon as they are made, so that none is copied by hand. docs/figures.json keeps the cells of
+those that a page shows, with command, date and machine, so that a test can tell whether it still does. With
+--page nothing runs: documents of other benchmarks (--json) are drawn as one HTML page, which needs no network.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,8 @@ from reprise.engine.model.convert.cache import folder_of
 from reprise.engine.model.convert.sources import find_packaged
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/results.md", "docs/more-results.md")
+PAGES = ("README.md", "docs/results.md")
 RECORD = "docs/figures.json"
-PUBLISHED = Path(__file__).with_name("published.md")
-"""The cells of our tables in it are written as {figure[row][column]}, counted from 0."""
 
 MADE = "docs/benchmarks.md says how to make it"
 
@@ -130,11 +127,15 @@ def _keep(name: str, found: Mapping[str, Any], *, is_quick: bool) -> None:
         print(f"{name}\n\n{table_of(FIGURES[name], entry)}", flush=True)
         return
     entries = read_entries() | {name: entry}
-    # Entries of tables that have other columns by now are dropped.
+    texts = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES]
+    shown = {block[1] for text in texts for block in _BLOCK.findall(text)}
+    # Entries of tables that no page shows, or that have other columns by now, are dropped.
     ordered = {
         one: entries[one]
         for one, figure in FIGURES.items()
-        if one in entries and all(len(line) == len(figure.columns) for line in entries[one]["cells"])
+        if one in shown
+        and one in entries
+        and all(len(line) == len(figure.columns) for line in entries[one]["cells"])
     }
     (ROOT / RECORD).write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for page in PAGES:
@@ -172,21 +173,11 @@ def table_of(figure: Figure, entry: Mapping[str, Any]) -> str:
     return f"{markdown(cells, columns)}\n`{entry['command']}`, {entry['date']}, {where}.\n"
 
 
-def published(entries: Mapping[str, Any]) -> str:
-    """Return the table of figures that others published, with the cells of our tables beside them."""
-    cells = {name: entry["cells"] for name, entry in entries.items()}
-    return PUBLISHED.read_text(encoding="utf-8").format_map(cells)
-
-
 def filled(text: str, entries: Mapping[str, Any]) -> str:
     """Return a page's text with the tables of these entries between their marks."""
 
     def replace(block: re.Match[str]) -> str:
         start, name, end = block.groups()
-        if name == "published":
-            with suppress(KeyError):
-                return f"{start}{published(entries)}{end}"
-            return block[0]
         return f"{start}{table_of(FIGURES[name], entries[name])}{end}" if name in entries else block[0]
 
     return _BLOCK.sub(replace, text)

@@ -11,7 +11,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from reprise.engine.interface.models import Progress
 from reprise.engine.kv_cache.buffers import KVSlice, State, cut_slice, rebuild, take_state
 from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.rows import Rows, Sharing, evaluate, make_rows
