@@ -17,7 +17,6 @@ from reprise.server.tools.formats import (
     IS_TEXT,
     TYPE,
     CallFormat,
-    JsonFormat,
     ListedFormat,
     TaggedFormat,
 )
@@ -183,18 +182,15 @@ class Literals:
         signs: what follows a name, and what stands between two members. is_bare: names have no quotes.
         """
         after_key, comma = signs
-        properties = schema.get("properties")
-        properties = properties if isinstance(properties, dict) else {}
-        required = [key for key in list_of(schema.get("required")) if isinstance(key, str)]
-        keys = list(dict.fromkeys((*properties, *required)))
-        if not keys:
+        properties, required = _members_of(schema)
+        if not properties:
             return self._map(schema.get("additionalProperties", True), signs, is_bare=is_bare)
         first, later = '""', '""'
-        for key in sorted(keys, reverse=True) if self._layout.is_sorted else reversed(keys):
+        for key in sorted(properties, reverse=True) if self._layout.is_sorted else reversed(properties):
             shown = key if is_bare else json.dumps(key, ensure_ascii=False)
             if is_bare and (not key or any(character in key for character in " :{}[],<>()=\"'\n")):
                 raise ValueError("has a property whose name this format cannot write")
-            member = self._add(f"{self._text(shown + after_key)} {self._value(properties.get(key, True))}")
+            member = self._add(f"{self._text(shown + after_key)} {self._value(properties[key])}")
             start = self._add(f"{member} {later}")
             following = f"{self._text(comma)} {member}"
             if key in required:
@@ -237,14 +233,20 @@ class Literals:
         raise ValueError("has an enum of objects or arrays, which this format cannot follow")
 
 
+def _members_of(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the schemas of all properties that an object schema names, and which of them are required."""
+    properties = schema.get("properties")
+    required = [key for key in list_of(schema.get("required")) if isinstance(key, str)]
+    named = properties if isinstance(properties, dict) else {}
+    return {**named, **{key: True for key in required if key not in named}}, required
+
+
 def _constrains_besides(schema: dict[str, Any], *keys: str) -> bool:
     """Return whether a schema constrains values by keywords other than these."""
     return bool(schema.keys() - ANNOTATIONS - set(keys))
 
 
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
-_STRING_WORDS = ("type", "enum", "const", "pattern", "minLength", "maxLength")
-_OBJECT_WORDS = ("type", "properties", "required", "additionalProperties", "propertyOrdering")
 
 _BARE = r"/([^\s<&]([^\n<&]*[^\s<&])?)?/"
 """Text that can stand without quotes in a format that has them: nothing of it is dropped or read as a tag."""
@@ -306,7 +308,10 @@ class CallGrammar:
             f"call: {names}",
         ]
         for index in range(len(self._tools)):
-            rules += self._call(index)
+            try:
+                rules += self._call(index)
+            except ValueError as fault:
+                raise UnenforceableError(index, str(fault)) from None
         return rules
 
     def text(self, text: str, types: frozenset[str] = ALL_TYPES) -> str:
@@ -333,87 +338,68 @@ class CallGrammar:
         return " ".join(expressions)
 
     def _call(self, index: int) -> Iterator[str]:
-        """Yield the rules of one tool's calls."""
+        """Yield the rules of one tool's calls. Raises ValueError if they cannot be enforced."""
         (name, schema), layout = self._tools[index], self._format
-        if isinstance(layout, JsonFormat):
-            shown = schema if name in self._enforced else ANY_ARGUMENTS
-            yield (
-                f"call_{index}: {self.text(layout.before + name + layout.between)} arguments_{index} "
-                f"{self.text(layout.after)}"
-            )
-            yield from json_arguments(index, shown, self._larks.get(name))
-        elif isinstance(layout, ListedFormat):
-            head = self.text(layout.before + name + layout.after_name)
-            yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
-            shown = schema if name in self._enforced else ANY_ARGUMENTS
+        head, lark = self.text(layout.before + name + layout.after_name), self._larks.get(name)
+        yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
+        shown = schema if name in self._enforced else ANY_ARGUMENTS
+        if isinstance(layout, ListedFormat):
             literals = Literals(layout, self.text, shown, f"v{index}", is_strict=name in self._strict)
-            try:
-                yield from literals.rules(f"arguments_{index}", self._larks.get(name))
-            except ValueError as fault:
-                raise UnenforceableError(index, str(fault)) from None
+            yield from literals.rules(f"arguments_{index}", lark)
+        elif not isinstance(layout, TaggedFormat):
+            yield from json_arguments(index, shown, lark)
+        elif lark is not None:
+            before, after = layout.quotes or ("", "")
+            key = self.text(layout.before_key + "input" + layout.after_key + before, STRING)
+            end = self.text(after + layout.value_end + layout.after_value)
+            yield f"arguments_{index}: {key} input_{index} {end}"
+            yield f"input_{index}: {lark_rule(lark)}"
+        elif name in self._enforced:
+            yield from self._enforced_arguments(index, layout)
         else:
-            head = self.text(layout.before + name + layout.after_name)
-            yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
-            if name in self._larks:
-                before, after = layout.quotes or ("", "")
-                key = self.text(layout.before_key + "input" + layout.after_key + before, STRING)
-                end = self.text(after + layout.value_end + layout.after_value)
-                yield f"arguments_{index}: {key} input_{index} {end}"
-                yield f"input_{index}: {lark_rule(self._larks[name])}"
-            elif name in self._enforced:
-                yield from self._enforced_arguments(index, layout)
-            else:
-                yield f"arguments_{index}: any_argument*"
-                yield from self._any_argument(index, layout)
+            yield f"arguments_{index}: any_argument*"
+            yield from self._any_argument(index, layout)
 
     def _any_argument(self, index: int, layout: TaggedFormat) -> Iterator[str]:
         # Defined once: the first tool without an enforced schema brings it.
-        known = (self._enforced, self._larks)
-        first = next(i for i, (name, _) in enumerate(self._tools) if all(name not in one for one in known))
-        if index == first:
-            key = f'{self.text(layout.before_key)} /[^<>"\\n]+/ {self.text(layout.after_key)}'
-            yield f"any_argument: {key} any_value {self.text(layout.after_value)}"
-            yield from self._text_value("any_value", layout, ANY_TEXT)
+        if any(name not in self._enforced and name not in self._larks for name, _ in self._tools[:index]):
+            return
+        key = f'{self.text(layout.before_key)} /[^<>"\\n]+/ {self.text(layout.after_key)}'
+        yield f"any_argument: {key} any_value {self.text(layout.after_value)}"
+        yield from self._text_value("any_value", layout, ANY_TEXT)
 
     def _enforced_arguments(self, index: int, layout: TaggedFormat) -> Iterator[str]:
         name, schema = self._tools[index]
         is_strict = name in self._strict
-        if is_strict and _constrains_besides(schema, *_OBJECT_WORDS):
-            raise UnenforceableError(
-                index, "has keywords beside its properties that this format cannot follow"
-            )
-        properties = schema.get("properties")
-        properties = properties if isinstance(properties, dict) else {}
-        required = [key for key in list_of(schema.get("required")) if isinstance(key, str)]
-        keys = [*properties, *(key for key in required if key not in properties)]
+        if is_strict and _constrains_besides(schema, *_WORDS["object"], "type"):
+            raise ValueError("has keywords beside its properties that this format cannot follow")
         parts = []
-        for number, key in enumerate(keys):
+        properties, required = _members_of(schema)
+        for number, (key, schema_of_key) in enumerate(properties.items()):
             if any(character in key for character in ("\n" if layout.has_entities else '<>"\n')):
-                raise UnenforceableError(index, "has a property whose name this format cannot write")
+                raise ValueError("has a property whose name this format cannot write")
             rule = f"value_{index}_{number}"
-            schema_of_key = properties.get(key, {})
             types = find_types(schema_of_key, schema)
             alternatives = []
             for suffix, part, kinds in _by_marked_type(schema_of_key, types, layout):
                 written = escape_entities(key) if layout.has_entities else key
                 head = self.text(layout.before_key + written + layout.after_key, kinds or ALL_TYPES)
                 alternatives.append(f"{head} {rule}{suffix} {self.text(layout.after_value)}")
-                yield from self._value(index, rule + suffix, part, is_strict, layout)
+                yield from self._value(schema, rule + suffix, part, is_strict, layout)
             argument = " | ".join(alternatives)
             parts.append(f"({argument})" if key in required else f"({argument})?")
         yield f"arguments_{index}: " + (" ".join(parts) or '""')
 
     def _value(
-        self, index: int, rule: str, schema: object, is_strict: bool, layout: TaggedFormat
+        self, root: dict[str, Any], rule: str, schema: object, is_strict: bool, layout: TaggedFormat
     ) -> Iterator[str]:
         """Yield the rules of a value and its end tag."""
-        root = self._tools[index][1]
         types = find_types(schema, root)
         if schema is False:
-            raise UnenforceableError(index, "has a property that allows no value")
+            raise ValueError("has a property that allows no value")
         if types is None or "string" not in types:
             if types is None and is_strict and schema not in ({}, True):
-                raise UnenforceableError(index, "has a property without a type")
+                raise ValueError("has a property without a type")
             if types is None:
                 yield from self._text_value(rule, layout, ANY_TEXT)
             else:
@@ -421,7 +407,7 @@ class CallGrammar:
                 yield f"json_{rule}: {json_rule(_within(root, schema))}"
             return
         node = schema if isinstance(schema, dict) else {}
-        if types == STRING and not _constrains_besides(node, *_STRING_WORDS):
+        if types == STRING and not _constrains_besides(node, "type", "enum", "const", *_TEXT_WORDS):
             texts = [node["const"]] if "const" in node else node.get("enum")
             if isinstance(texts, list):
                 choices = (self._choice(text, layout) for text in texts if isinstance(text, str))
@@ -430,7 +416,7 @@ class CallGrammar:
                 yield from self._text_value(rule, layout, *text_patterns(node))
             return
         if is_strict and (types == STRING or _constrains_besides(node, "type")):
-            raise UnenforceableError(index, "has a property whose schema this format cannot follow")
+            raise ValueError("has a property whose schema this format cannot follow")
         yield from self._text_value(rule, layout, ANY_TEXT)
 
     def _text_value(self, rule: str, layout: TaggedFormat, *patterns: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from reprise.engine.text.markers import Markers
-from reprise.server.tools.formats import CallFormat, JsonFormat, ListedFormat, TaggedFormat
+from reprise.server.tools.formats import CallFormat, ListedFormat, TaggedFormat
 from reprise.server.tools.values import (
     GUESSED,
     MAX_SIGNS,
@@ -103,7 +103,7 @@ class Reader:
         self.num_closed = 0
         self.is_broken = False
         self.is_open = False
-        self._layout = call_format
+        self._format = call_format
         self._schemas = schemas
         self._pending = ""
         self._trailing: list[str] = []
@@ -115,7 +115,7 @@ class Reader:
     def rest(self) -> str:
         """The text that the reader has not consumed yet, without what closes the section."""
         rest = "".join((self._pending, *self._trailing))
-        closing = self._layout.closing
+        closing = self._format.closing
         return (
             rest.lstrip().removeprefix(closing) if closing and self.num_closed and not self.is_open else rest
         )
@@ -138,7 +138,7 @@ class Reader:
 
     def read_other_forms(self, text: str) -> list[WrittenCall]:
         """Return the calls of a whole section that feed() cannot read; empty if its text is no call."""
-        return read_other_forms(text, self._layout.other_forms, self._schemas)
+        return read_other_forms(text, self._format.other_forms, self._schemas)
 
     def _advance(self) -> bool:
         raise NotImplementedError
@@ -155,7 +155,7 @@ class Reader:
         call = OpenedCall(match["name"], match.groupdict().get("id"))
         if call.name in self._schemas:
             self._fragments.append(call)
-        elif self._layout.needs_known_name:
+        elif self._format.needs_known_name:
             self.is_broken = True
             return ""
         else:
@@ -197,23 +197,22 @@ def escaped(text: str) -> str:
 _JSON_MARK = re.compile(r'\\.|["{}\[\]]|\\$', re.DOTALL)
 
 
-def make_reader(call_format: CallFormat, schemas: Schemas) -> "JsonReader | TaggedReader | ListedReader":
+def make_reader(call_format: CallFormat, schemas: Schemas) -> Reader:
     """Return a reader for one section of tool calls in the format."""
-    match call_format:
-        case JsonFormat():
-            return JsonReader(call_format, schemas)
-        case TaggedFormat():
-            return TaggedReader(call_format, schemas)
-        case ListedFormat():
-            return ListedReader(call_format, schemas)
+    if isinstance(call_format, TaggedFormat):
+        return TaggedReader(call_format, schemas)
+    if isinstance(call_format, ListedFormat):
+        return ListedReader(call_format, schemas)
+    return JsonReader(call_format, schemas)
 
 
 class _ArgumentReader(Reader):
     """The base of readers of formats in which each argument has a name and a value."""
 
+    _format: TaggedFormat | ListedFormat
+
     def __init__(self, call_format: TaggedFormat | ListedFormat, schemas: Schemas) -> None:
         super().__init__(call_format, schemas)
-        self._format = call_format
         self._schema: dict[str, Any] = {}
         self._keys: set[str] = set()
 
@@ -344,9 +343,8 @@ class ListedReader(_ArgumentReader):
 class JsonReader(Reader):
     """Reads calls whose arguments are a JSON object. See Reader."""
 
-    def __init__(self, call_format: JsonFormat, schemas: Schemas) -> None:
+    def __init__(self, call_format: CallFormat, schemas: Schemas) -> None:
         super().__init__(call_format, schemas)
-        self._format = call_format
         self._arguments: list[str] | None = None
         self._depth = 0
         self._is_in_string = False
