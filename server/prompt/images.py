@@ -31,6 +31,9 @@ class Placed:
     tokens: tuple[int, ...]
     images: tuple[PromptImage, ...] = ()
 
+    def __len__(self) -> int:
+        return len(self.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -70,16 +73,8 @@ class Seen:
             for part in picture.parts:
                 tokens += part.before
                 shown = placeholders(processor, part.grid)
-                images.append(
-                    PromptImage(
-                        start=len(tokens),
-                        length=len(shown),
-                        grid=part.grid,
-                        pixels=part.pixels,
-                        shape=part.shape,
-                        key=part.key,
-                    )
-                )
+                place_of = (len(tokens), len(shown))
+                images.append(PromptImage(*place_of, part.grid, part.pixels, part.shape, part.key))
                 tokens += shown
             done = place + 1
             if processor.last_end is not None:
