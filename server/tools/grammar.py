@@ -7,7 +7,7 @@ argument has tags of its own, a value is enforced by its own schema: as text if 
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from reprise.engine.text.markers import Marker, Markers
@@ -39,6 +39,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 _MAX_ITEMS = 1000
 
 
+@dataclass
 class Literals:
     """The grammar rules of one tool's arguments, written as names and literals.
 
@@ -47,23 +48,14 @@ class Literals:
         that cannot be enforced.
     """
 
-    def __init__(
-        self,
-        layout: ListedFormat,
-        text: Callable[[str], str],
-        root: dict[str, Any],
-        name: str,
-        *,
-        is_strict: bool,
-    ) -> None:
-        self._layout = layout
-        self._text = text
-        self._root = root
-        self._name = name
-        self._is_strict = is_strict
-        self._rules: list[str] = []
-        self._references: dict[int, str] = {}
-        self._any = ""
+    layout: ListedFormat
+    text: Callable[[str], str]
+    root: dict[str, Any]
+    name: str
+    is_strict: bool
+    _rules: list[str] = field(default_factory=list)
+    _references: dict[int, str] = field(default_factory=dict)
+    _any: str = ""
 
     def rules(self, start: str, lark: str | None) -> Iterator[str]:
         """Yield the rules.
@@ -71,20 +63,20 @@ class Literals:
         start: the name of the first rule. lark: the Lark grammar of the only argument, `input`, of a
             free-form tool, else None.
         """
-        layout = self._layout
+        layout = self.layout
         if lark is not None:
-            quote = self._text(layout.quotes[0])
+            quote = self.text(layout.quotes[0])
             inner = lark_rule(escape_lark(lark) if layout.has_escapes else lark)
-            yield f"{start}: {self._text('input' + layout.after_key)} {quote} {self._add(inner)} {quote}"
+            yield f"{start}: {self.text('input' + layout.after_key)} {quote} {self._add(inner)} {quote}"
         else:
             names = (layout.after_key, layout.comma)
-            yield f"{start}: {self._members(self._root, names, is_bare=True)}"
+            yield f"{start}: {self._members(self.root, names, is_bare=True)}"
         yield from self._rules
 
     def _add(self, expression: str) -> str:
         """Add a rule; return its name."""
-        self._rules.append(f"{self._name}_{len(self._rules)}: {expression}")
-        return f"{self._name}_{len(self._rules) - 1}"
+        self._rules.append(f"{self.name}_{len(self._rules)}: {expression}")
+        return f"{self.name}_{len(self._rules) - 1}"
 
     def _value(self, schema: object) -> str:
         """Return the expression for a value of a schema."""
@@ -92,7 +84,7 @@ class Literals:
             raise ValueError("has a property that allows no value")
         if not isinstance(schema, dict):
             return self._anything()
-        if (target := target_of(self._root, schema)) is not None:
+        if (target := target_of(self.root, schema)) is not None:
             self._check(schema, "$ref")
             return self._reference(target)
         if "const" in schema or isinstance(schema.get("enum"), list):
@@ -107,7 +99,7 @@ class Literals:
         if len(parts) == 1:
             self._check(schema, "allOf")
             return self._value(parts[0])
-        types = find_types(schema, self._root)
+        types = find_types(schema, self.root)
         if types is None:
             self._check(schema)
             return self._anything()
@@ -116,7 +108,7 @@ class Literals:
         return f"({' | '.join(self._typed(kind, schema) for kind in sorted(kinds))})"
 
     def _check(self, schema: dict[str, Any], *known: str) -> None:
-        if self._is_strict and _constrains_besides(schema, *known):
+        if self.is_strict and _constrains_besides(schema, *known):
             raise ValueError("has a property whose schema this format cannot follow")
 
     def _reference(self, target: dict[str, Any]) -> str:
@@ -132,40 +124,37 @@ class Literals:
             case "string":
                 return self._string({word: schema[word] for word in _TEXT_WORDS if word in schema})
             case "boolean":
-                return f"({' | '.join(map(self._text, self._layout.constants[:2]))})"
+                return f"({' | '.join(map(self.text, self.layout.constants[:2]))})"
             case "null":
-                return self._text(self._layout.constants[2])
+                return self.text(self.layout.constants[2])
             case "array":
                 return self._array(schema)
             case "object":
-                names = (":", ",") if self._layout.has_bare_keys else (": ", ", ")
-                inner = self._members(schema, names, is_bare=self._layout.has_bare_keys)
+                names = (":", ",") if self.layout.has_bare_keys else (": ", ", ")
+                inner = self._members(schema, names, is_bare=self.layout.has_bare_keys)
                 return f'"{{" {inner} "}}"'
         return json_rule({"type": kind, **{w: schema[w] for w in _NUMBER_WORDS if w in schema}})
 
     def _string(self, schema: dict[str, Any]) -> str:
         """Return the expression for a string of a schema, with its quotes."""
-        if self._layout.has_escapes:
+        if self.layout.has_escapes:
             return json_rule({"type": "string", **schema})
-        quote = self._layout.quotes[0]
-        mark = self._text(quote)
+        quote = self.layout.quotes[0]
+        mark = self.text(quote)
         patterns = text_patterns(schema)
         if mark.startswith("<["):
             # Text cannot contain the token.
-            return f"{mark} {self._add_terminal(' & '.join(patterns))} {mark}"
+            name = f"{self.name}_{len(self._rules)}".upper()
+            self._rules.append(f"{name}: {' & '.join(patterns)}")
+            return f"{mark} {name} {mark}"
         ends = " & ".join(f"({pattern} {json.dumps(quote)})" for pattern in patterns)
-        self._rules.append(f"{self._name}_{len(self._rules)}[lazy]: {ends}")
-        return f"{mark} {self._name}_{len(self._rules) - 1}"
-
-    def _add_terminal(self, expression: str) -> str:
-        name = f"{self._name}_{len(self._rules)}".upper()
-        self._rules.append(f"{name}: {expression}")
-        return name
+        self._rules.append(f"{self.name}_{len(self._rules)}[lazy]: {ends}")
+        return f"{mark} {self.name}_{len(self._rules) - 1}"
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         item = self._add(self._value(schema.get("items", True)))
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        comma = self._text("," if self._layout.has_bare_keys else ", ")
+        comma = self.text("," if self.layout.has_bare_keys else ", ")
         if most == 0:
             return '"[" "]"'
         if least > _MAX_ITEMS or (most or 0) > _MAX_ITEMS:
@@ -186,13 +175,13 @@ class Literals:
         if not properties:
             return self._map(schema.get("additionalProperties", True), signs, is_bare=is_bare)
         first, later = '""', '""'
-        for key in sorted(properties, reverse=True) if self._layout.is_sorted else reversed(properties):
+        for key in sorted(properties, reverse=True) if self.layout.is_sorted else reversed(properties):
             shown = key if is_bare else json.dumps(key, ensure_ascii=False)
             if is_bare and (not key or any(character in key for character in " :{}[],<>()=\"'\n")):
                 raise ValueError("has a property whose name this format cannot write")
-            member = self._add(f"{self._text(shown + after_key)} {self._value(properties[key])}")
+            member = self._add(f"{self.text(shown + after_key)} {self._value(properties[key])}")
             start = self._add(f"{member} {later}")
-            following = f"{self._text(comma)} {member}"
+            following = f"{self.text(comma)} {member}"
             if key in required:
                 first, later = start, self._add(f"{following} {later}")
             else:
@@ -204,8 +193,8 @@ class Literals:
         if values is False:
             return '""'
         name = r"/[A-Za-z_][A-Za-z0-9_.-]*/" if is_bare else json_rule({"type": "string"})
-        member = self._add(f"{name} {self._text(signs[0])} {self._value(values)}")
-        return f"({member} ({self._text(signs[1])} {member})*)?"
+        member = self._add(f"{name} {self.text(signs[0])} {self._value(values)}")
+        return f"({member} ({self.text(signs[1])} {member})*)?"
 
     def _anything(self) -> str:
         """Return the name of the rule of any value."""
@@ -219,15 +208,12 @@ class Literals:
     def _literal(self, value: object) -> str:
         """Return the expression for one value."""
         match value:
-            case str() if not self._layout.has_escapes:
-                quote = self._text(self._layout.quotes[0])
-                return (
-                    f"{quote} {json.dumps(value, ensure_ascii=False)} {quote}"
-                    if value
-                    else f"{quote} {quote}"
-                )
+            case str() if not self.layout.has_escapes:
+                quote = self.text(self.layout.quotes[0])
+                inner = f"{json.dumps(value, ensure_ascii=False)} " if value else ""
+                return f"{quote} {inner}{quote}"
             case bool() | None:
-                return self._text(self._layout.constants[{True: 0, False: 1, None: 2}[value]])
+                return self.text(self.layout.constants[{True: 0, False: 1, None: 2}[value]])
             case str() | int() | float():
                 return json.dumps(json.dumps(value, ensure_ascii=False), ensure_ascii=False)
         raise ValueError("has an enum of objects or arrays, which this format cannot follow")
@@ -263,6 +249,7 @@ class UnenforceableError(ValueError):
         self.tool = tool
 
 
+@dataclass(frozen=True)
 class CallGrammar:
     """The grammar rules of one request's tool calls.
 
@@ -271,21 +258,12 @@ class CallGrammar:
     larks: by tool name, the Lark grammar of a free-form tool's argument `input`.
     """
 
-    def __init__(
-        self,
-        call_format: CallFormat,
-        markers: Markers,
-        tools: Tools,
-        enforced: Collection[str],
-        strict: Collection[str],
-        larks: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self._format = call_format
-        self._markers = markers
-        self._tools = tools
-        self._enforced = enforced
-        self._strict = strict
-        self._larks = larks
+    call_format: CallFormat
+    markers: Markers
+    tools: Tools
+    enforced: Collection[str]
+    strict: Collection[str]
+    larks: Mapping[str, str] = field(default_factory=dict)
 
     def rules(self, is_parallel: bool) -> list[str]:
         """Return the grammar rules of tool calls. Raises UnenforceableError.
@@ -293,21 +271,21 @@ class CallGrammar:
         `section`: all calls between two markers. `more`: the same without the start marker. `calls`: one
         section, or several if is_parallel.
         """
-        layout, markers = self._format, self._markers
-        start, end = self._marker(markers.call_start), self._marker(markers.call_end)
+        layout, markers = self.call_format, self.markers
+        start, end = (self.text(one.text) if one else "" for one in (markers.call_start, markers.call_end))
         if layout.is_one_per_section or not is_parallel:
             inner = "call"
         else:
             inner = f"call ({self.text(layout.separator)} call)*"
         several = is_parallel and layout.is_one_per_section
-        names = " | ".join(f"call_{index}" for index in range(len(self._tools)))
+        names = " | ".join(f"call_{index}" for index in range(len(self.tools)))
         rules = [
             "calls: section (SPACE section)*" if several else "calls: section",
             f"section: {start} more",
             f"more: {self.text(layout.opening)} {inner} {self.text(layout.closing)} {end}",
             f"call: {names}",
         ]
-        for index in range(len(self._tools)):
+        for index in range(len(self.tools)):
             try:
                 rules += self._call(index)
             except ValueError as fault:
@@ -339,12 +317,12 @@ class CallGrammar:
 
     def _call(self, index: int) -> Iterator[str]:
         """Yield the rules of one tool's calls. Raises ValueError if they cannot be enforced."""
-        (name, schema), layout = self._tools[index], self._format
-        head, lark = self.text(layout.before + name + layout.after_name), self._larks.get(name)
+        (name, schema), layout = self.tools[index], self.call_format
+        head, lark = self.text(layout.before + name + layout.after_name), self.larks.get(name)
         yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
-        shown = schema if name in self._enforced else ANY_ARGUMENTS
+        shown = schema if name in self.enforced else ANY_ARGUMENTS
         if isinstance(layout, ListedFormat):
-            literals = Literals(layout, self.text, shown, f"v{index}", is_strict=name in self._strict)
+            literals = Literals(layout, self.text, shown, f"v{index}", is_strict=name in self.strict)
             yield from literals.rules(f"arguments_{index}", lark)
         elif not isinstance(layout, TaggedFormat):
             yield from json_arguments(index, shown, lark)
@@ -354,7 +332,7 @@ class CallGrammar:
             end = self.text(after + layout.value_end + layout.after_value)
             yield f"arguments_{index}: {key} input_{index} {end}"
             yield f"input_{index}: {lark_rule(lark)}"
-        elif name in self._enforced:
+        elif name in self.enforced:
             yield from self._enforced_arguments(index, layout)
         else:
             yield f"arguments_{index}: any_argument*"
@@ -362,15 +340,15 @@ class CallGrammar:
 
     def _any_argument(self, index: int, layout: TaggedFormat) -> Iterator[str]:
         # Defined once: the first tool without an enforced schema brings it.
-        if any(name not in self._enforced and name not in self._larks for name, _ in self._tools[:index]):
+        if any(name not in self.enforced and name not in self.larks for name, _ in self.tools[:index]):
             return
         key = f'{self.text(layout.before_key)} /[^<>"\\n]+/ {self.text(layout.after_key)}'
         yield f"any_argument: {key} any_value {self.text(layout.after_value)}"
         yield from self._text_value("any_value", layout, ANY_TEXT)
 
     def _enforced_arguments(self, index: int, layout: TaggedFormat) -> Iterator[str]:
-        name, schema = self._tools[index]
-        is_strict = name in self._strict
+        name, schema = self.tools[index]
+        is_strict = name in self.strict
         if is_strict and _constrains_besides(schema, *_WORDS["object"], "type"):
             raise ValueError("has keywords beside its properties that this format cannot follow")
         parts = []
@@ -454,14 +432,10 @@ class CallGrammar:
             text = text.join(layout.quotes)
         return json.dumps(text, ensure_ascii=False)
 
-    def _marker(self, marker: Marker | None) -> str:
-        """Return a marker, of which only single tokens have to be written as such."""
-        return "" if marker is None else self.text(marker.text)
-
     @property
     def _tokens(self) -> list[Marker]:
         """The markers that are single tokens."""
-        return [marker for marker in self._markers.all if len(marker.tokens) == 1]
+        return [marker for marker in self.markers.all if len(marker.tokens) == 1]
 
 
 def marker_tokens(marker: Marker | None) -> str:
