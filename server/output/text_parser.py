@@ -141,7 +141,7 @@ class MarkedText(OutputParser):
 
     def __init__(self, markers: Markers, rules: ToolCallRules | None) -> None:
         self._markers = markers
-        self._rules = rules
+        self._takes_calls, self._rules = rules is not None, rules or ToolCallRules()
         self._text = ""
         self._parts: list[Part] = []
         self._num_calls = 0

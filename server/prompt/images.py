@@ -168,7 +168,6 @@ def _is_image(part: Part) -> TypeGuard[Media]:
 
 
 def _images(messages: Sequence[Message]) -> Iterator[tuple[int, Media]]:
-    """Yield the images of a conversation, with the index of their message."""
     for index, message in enumerate(messages):
         for part in message.parts:
             if _is_image(part):

@@ -172,7 +172,6 @@ def _text_arguments(schema: Json) -> list[str]:
 
 
 def _like(names: Sequence[str], at: int) -> int | None:
-    """Return the number of the argument that this one is often like."""
     if not _AFTER.search(names[at]):
         return None
     return next((before for before in range(at) if _BEFORE.search(names[before])), None)

@@ -83,7 +83,6 @@ class EmbeddingsRequest(AcceptsPeerFields):
 
 
 def _documents(given: object) -> tuple[str, ...]:
-    """Return the documents' texts, of strings or of objects with a text."""
     if not isinstance(given, list):
         raise field_error("invalid_type", "must be an array of texts")
     if not 1 <= len(given) <= MAX_DOCUMENTS:

@@ -300,7 +300,6 @@ def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> Too
 
 
 def _is_own_choice(given: Any, api: str) -> bool:
-    """Return whether a choice has a form of the API, and not that of another."""
     if isinstance(given, str):
         return api != "messages" and given != "any"
     kind = given.get("type")

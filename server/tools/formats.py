@@ -145,7 +145,6 @@ def _invocations(prefix: str, after_name: str = r"\s*+", after_key: str = '">') 
 
 
 def _gemma(quote: str) -> ListedFormat:
-    """Return Gemma's format. Only its quotes have changed."""
     return ListedFormat(
         head=re.compile(rf"\s*+call:{_NAME}\s*+\{{"),
         key=re.compile(r"\s*+,?\s*+(?P<key>[^\s:{}\[\],<>]+)\s*+:\s*+"),

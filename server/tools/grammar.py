@@ -74,12 +74,10 @@ class Literals:
         yield from self._rules
 
     def _add(self, expression: str) -> str:
-        """Add a rule; return its name."""
         self._rules.append(f"{self.name}_{len(self._rules)}: {expression}")
         return f"{self.name}_{len(self._rules) - 1}"
 
     def _value(self, schema: object) -> str:
-        """Return the expression for a value of a schema."""
         if schema is False:
             raise ValueError("has a property that allows no value")
         if not isinstance(schema, dict):
@@ -189,7 +187,6 @@ class Literals:
         return first
 
     def _map(self, values: object, signs: tuple[str, str], *, is_bare: bool) -> str:
-        """Return the expression for members of any name."""
         if values is False:
             return '""'
         name = r"/[A-Za-z_][A-Za-z0-9_.-]*/" if is_bare else json_rule({"type": "string"})
@@ -197,7 +194,6 @@ class Literals:
         return f"({member} ({self.text(signs[1])} {member})*)?"
 
     def _anything(self) -> str:
-        """Return the name of the rule of any value."""
         if not self._any:
             at = len(self._rules)
             self._any = self._add("")
@@ -206,7 +202,6 @@ class Literals:
         return self._any
 
     def _literal(self, value: object) -> str:
-        """Return the expression for one value."""
         match value:
             case str() if not self.layout.has_escapes:
                 quote = self.text(self.layout.quotes[0])
@@ -228,7 +223,6 @@ def _members_of(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _constrains_besides(schema: dict[str, Any], *keys: str) -> bool:
-    """Return whether a schema constrains values by keywords other than these."""
     return bool(schema.keys() - ANNOTATIONS - set(keys))
 
 
@@ -371,7 +365,6 @@ class CallGrammar:
     def _value(
         self, root: dict[str, Any], rule: str, schema: object, is_strict: bool, layout: TaggedFormat
     ) -> Iterator[str]:
-        """Yield the rules of a value and its end tag."""
         types = find_types(schema, root)
         if schema is False:
             raise ValueError("has a property that allows no value")
@@ -427,14 +420,12 @@ class CallGrammar:
         return f"({expression} | {before} {expression} {after}) {end}"
 
     def _choice(self, text: str, layout: TaggedFormat) -> str:
-        """Return the expression for one text."""
         if layout.quotes is not None and not re.fullmatch(_BARE[1:-1], text):
             text = text.join(layout.quotes)
         return json.dumps(text, ensure_ascii=False)
 
     @property
     def _tokens(self) -> list[Marker]:
-        """The markers that are single tokens."""
         return [marker for marker in self.markers.all if len(marker.tokens) == 1]
 
 
@@ -457,7 +448,6 @@ def json_arguments(index: int, schema: object, lark: str | None) -> list[str]:
 
 
 def _one_of(texts: Collection[str]) -> str:
-    """Return the expression for one of several texts."""
     return f"({' | '.join(map(json.dumps, sorted(texts)))})"
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic_core import to_json
 
@@ -144,7 +144,6 @@ class Reader:
         raise NotImplementedError
 
     def _add(self, arguments: str) -> None:
-        """Add the next bit of the arguments, as JSON."""
         (self._fragments if self._unknown is None else self._held).append(arguments)
 
     def _open(self, pattern: re.Pattern[str]) -> str:
@@ -242,7 +241,6 @@ class _ArgumentReader(Reader):
         self._keys.add(key)
 
     def _key(self, match: re.Match[str]) -> str:
-        """Return the name of an argument."""
         return match["key"]
 
 
@@ -499,7 +497,6 @@ class TaggedReader(_ArgumentReader):
         return True
 
     def _converted(self, text: str, types: frozenset[str]) -> str:
-        """Return a value as JSON of one of the types."""
         if types == GUESSED and self._format.guesses_json:
             is_string = text.strip().startswith('"') and is_json(text.strip())
             if self._unknown is not None or is_string:
@@ -536,12 +533,11 @@ class BareCalls:
 
     starts: how calls of the request's tools begin, up to the first argument or the end of the call, since a
         mere mention of a function is text. They count only at the start of a line.
-    prefix: the common beginning of all starts.
     """
 
+    prefix: ClassVar = "<function="
+    end: ClassVar = "</function>"
     starts: frozenset[str]
-    prefix: str
-    end: str
 
     def starts_in(self, text: str) -> list[str]:
         """Return the strings, each with a line break before it, with which bare calls may begin in a text.
@@ -561,6 +557,5 @@ def bare_calls(markers: Markers, names: Collection[str]) -> BareCalls | None:
     """
     if markers.call_format != "qwen3_coder" or not names:
         return None
-    heads = [f"<function={name}>{space}" for name in names for space in ("", "\n")]
-    starts = (head + after for head in heads for after in ("<parameter=", "</function>"))
-    return BareCalls(frozenset(starts), "<function=", "</function>")
+    heads = [f"{BareCalls.prefix}{name}>{space}" for name in names for space in ("", "\n")]
+    return BareCalls(frozenset(head + after for head in heads for after in ("<parameter=", BareCalls.end)))

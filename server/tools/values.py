@@ -200,7 +200,6 @@ def convert_words(text: str, layout: ListedFormat) -> str | None:
 
 
 def _unescape_all(text: str) -> str:
-    """Return a string's text without its escapes."""
     parts, at = [], 0
     while (found := text.find("\\", at)) >= 0:
         character, length = unescape(text[found : found + 12] + ("" if found + 12 < len(text) else " " * 12))
@@ -278,7 +277,6 @@ def _is_encodable(text: str) -> bool:
 
 
 def _call_of(call: Any) -> WrittenCall:
-    """Return an object's call. Raises ValueError if it is none."""
     if not isinstance(call, dict):
         raise ValueError("not an object")
     name, arguments, own_id = call.get("name"), call.get("arguments", {}), call.get("id")

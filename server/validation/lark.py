@@ -132,7 +132,6 @@ def _escape_token(match: re.Match[str]) -> str:
 
 
 def _rule_name(terminal: str) -> str:
-    """Return the name of the rule that takes the place of a terminal."""
     return f"t_{terminal.lower()}"
 
 

@@ -398,7 +398,6 @@ def as_switch(value: Any) -> Any:
 
 
 def _formats(known: Collection[str]) -> bool:
-    """Return whether a body says of which format its answer is."""
     return any(name in known for name in ("response_format", "text", "output_config"))
 
 
