@@ -21,7 +21,7 @@ from reprise.server.tools.formats import (
     TaggedFormat,
 )
 from reprise.server.tools.values import ALL_TYPES, STRING, escape_entities, find_types
-from reprise.server.validation.json_schema import ANNOTATIONS, list_of, target_of
+from reprise.server.validation.json_schema import ANNOTATIONS, dict_of, list_of, target_of
 from reprise.server.validation.lark import ANY_TEXT, escape_lark, json_rule, lark_rule, text_patterns
 
 _NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -216,10 +216,9 @@ class Literals:
 
 def _members_of(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the schemas of all properties that an object schema names, and which of them are required."""
-    properties = schema.get("properties")
+    properties = dict_of(schema.get("properties"))
     required = [key for key in list_of(schema.get("required")) if isinstance(key, str)]
-    named = properties if isinstance(properties, dict) else {}
-    return {**named, **{key: True for key in required if key not in named}}, required
+    return {**properties, **{key: True for key in required if key not in properties}}, required
 
 
 def _constrains_besides(schema: dict[str, Any], *keys: str) -> bool:

@@ -26,6 +26,7 @@ from reprise.server.tools.values import (
     unescape,
     unescape_entities,
 )
+from reprise.server.validation.json_schema import dict_of
 
 _QUOTE_OR_ESCAPE = re.compile(r'\\.|"', re.DOTALL)
 
@@ -467,8 +468,7 @@ class TaggedReader(_ArgumentReader):
             return STRING if match["is_text"] in ("true", "string", None) else NOT_STRING
         if self._unknown is not None:
             return GUESSED if self._format.guesses_json else STRING_OR_NULL
-        properties = self._schema.get("properties")
-        known = properties.get(self._key(match)) if isinstance(properties, dict) else None
+        known = dict_of(self._schema.get("properties")).get(self._key(match))
         return find_types(known, self._schema) or GUESSED
 
     def _read_value(self, types: frozenset[str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from reprise.server.tools.formats import PYTHONIC, ListedFormat, OtherForm
-from reprise.server.validation.json_schema import list_of, target_of
+from reprise.server.validation.json_schema import dict_of, list_of, target_of
 
 Json = dict[str, Any]
 STRING = frozenset({"string"})
@@ -312,8 +312,7 @@ def _read_plain(text: str, schemas: Mapping[str, dict[str, Any]]) -> list[Writte
 
 def _pairs(text: str, schema: dict[str, Any]) -> Json:
     """Return the keys and values of words like key=value; empty if there is anything else."""
-    properties = schema.get("properties")
-    properties = properties if isinstance(properties, dict) else {}
+    properties = dict_of(schema.get("properties"))
     found: Json = {}
     at, text = 0, text.rstrip()
     while at < len(text):
