@@ -7,7 +7,7 @@ from typing import Any
 
 from reprise.bench.workloads.chats import Chat, Message, Turn, read_prompts
 from reprise.server.anthropic_api.schemas import from_messages
-from reprise.server.validation.fields import Notes
+from reprise.server.requests.fields import Notes
 
 
 def read_session(path: Path) -> list[Chat]:

@@ -14,8 +14,8 @@ from reprise.engine.interface.images import ImageProcessor, PromptImage, mark, n
 from reprise.engine.sandbox.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
 from reprise.server.errors import BadRequestError
 from reprise.server.http.request_log import note_ignored
+from reprise.server.requests.fields import Notes
 from reprise.server.requests.messages import Media, Message, Part, check_answerable, newest_start
-from reprise.server.validation.fields import Notes
 
 DECODER = ImageDecoder()
 MAX_KEPT_BYTES = 64 * 2**20

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from reprise.server.requests.fields import INT32_MAX, AcceptsPeerFields, field_error, read_by
 from reprise.server.requests.generation_fields import KeepAlive
-from reprise.server.validation.fields import INT32_MAX, AcceptsPeerFields, field_error, read_by
 
 MAX_INPUTS = MAX_DOCUMENTS = 2048
 MAX_INSTRUCTION_CHARACTERS = 10_000

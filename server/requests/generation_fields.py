@@ -7,9 +7,7 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from reprise.engine.interface.request import DraftType
 from reprise.server.errors import bad_field, shortened
-from reprise.server.requests.messages import parts_of
-from reprise.server.requests.structured_output import StructuredFields
-from reprise.server.validation.fields import (
+from reprise.server.requests.fields import (
     INT32_MAX,
     INT64_MAX,
     INT64_MIN,
@@ -27,6 +25,8 @@ from reprise.server.validation.fields import (
     notes_in,
     read_by,
 )
+from reprise.server.requests.messages import parts_of
+from reprise.server.requests.structured_output import StructuredFields
 
 
 class WindowFields(RequestModel):

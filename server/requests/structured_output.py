@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from pydantic_core import from_json, to_json
 
 from reprise.engine.interface.request import Grammar
-from reprise.server.validation.fields import (
+from reprise.server.requests.fields import (
     AcceptsPeerFields,
     RequestModel,
     Rules,
@@ -17,7 +17,7 @@ from reprise.server.validation.fields import (
     single,
     tagged_union,
 )
-from reprise.server.validation.json_schema import (
+from reprise.server.requests.json_schema import (
     MAX_SCHEMA_BYTES,
     check_regex,
     check_schema,
@@ -25,7 +25,7 @@ from reprise.server.validation.json_schema import (
     relaxations,
     with_null_types,
 )
-from reprise.server.validation.lark import check_lark
+from reprise.server.requests.lark import check_lark
 
 MAX_CHOICES = 1000
 MAX_CHOICES_CHARACTERS = 32_768

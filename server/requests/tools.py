@@ -9,16 +9,16 @@ from typing import Any
 from pydantic_core import PydanticCustomError, from_json, to_json
 
 from reprise.server.errors import bad_field, shortened
-from reprise.server.requests.messages import Json, Tool, ToolChoice, note_unknown
-from reprise.server.validation.fields import MAX_PARSED, Notes, field_error
-from reprise.server.validation.json_schema import (
+from reprise.server.requests.fields import MAX_PARSED, Notes, field_error
+from reprise.server.requests.json_schema import (
     MAX_SCHEMA_BYTES,
     check_regex,
     check_schema,
     relaxations,
     with_null_types,
 )
-from reprise.server.validation.lark import check_lark, escape_lark
+from reprise.server.requests.lark import check_lark, escape_lark
+from reprise.server.requests.messages import Json, Tool, ToolChoice, note_unknown
 
 
 def input_schema(pattern: str | None = None) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reprise.engine.text.markers import Marker, Markers
+from reprise.server.requests.json_schema import ANNOTATIONS, dict_of, list_of, target_of
+from reprise.server.requests.lark import ANY_TEXT, escape_lark, json_rule, lark_rule, text_patterns
 from reprise.server.tools.formats import (
     BREAK,
     DIGITS,
@@ -21,8 +23,6 @@ from reprise.server.tools.formats import (
     TaggedFormat,
 )
 from reprise.server.tools.values import ALL_TYPES, STRING, escape_entities, find_types
-from reprise.server.validation.json_schema import ANNOTATIONS, dict_of, list_of, target_of
-from reprise.server.validation.lark import ANY_TEXT, escape_lark, json_rule, lark_rule, text_patterns
 
 _NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _TEXT_WORDS = ("pattern", "minLength", "maxLength")

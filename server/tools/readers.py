@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pydantic_core import to_json
 
 from reprise.engine.text.markers import Markers
+from reprise.server.requests.json_schema import dict_of
 from reprise.server.tools.formats import CallFormat, ListedFormat, TaggedFormat
 from reprise.server.tools.values import (
     GUESSED,
@@ -26,7 +27,6 @@ from reprise.server.tools.values import (
     unescape,
     unescape_entities,
 )
-from reprise.server.validation.json_schema import dict_of
 
 _QUOTE_OR_ESCAPE = re.compile(r'\\.|"', re.DOTALL)
 

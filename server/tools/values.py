@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from reprise.server.requests.json_schema import dict_of, list_of, target_of
 from reprise.server.tools.formats import PYTHONIC, ListedFormat, OtherForm
-from reprise.server.validation.json_schema import dict_of, list_of, target_of
 
 Json = dict[str, Any]
 STRING = frozenset({"string"})

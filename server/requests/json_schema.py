@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from pydantic_core import PydanticCustomError, to_json
 
 from reprise.server.errors import shortened
-from reprise.server.validation.fields import field_error
+from reprise.server.requests.fields import field_error
 
 MAX_REGEX_CHARACTERS = 4096
 MAX_SCHEMA_BYTES = 65_536

@@ -14,8 +14,8 @@ from pydantic_core import from_json
 
 from reprise.engine.interface.spans import span
 from reprise.server.errors import BadRequestError
-from reprise.server.validation.fields import MAX_FIELDS, AcceptsPeerFields, Notes, validate
-from reprise.server.validation.peer_fields import translate_fields
+from reprise.server.requests.fields import MAX_FIELDS, AcceptsPeerFields, Notes, validate
+from reprise.server.requests.peer_fields import translate_fields
 
 FRAGMENT_BYTES = 2**18
 FRAGMENT_VALUES = 20_000
