@@ -32,7 +32,14 @@ from reprise.server.requests.fields import (
     unsupported,
     validate,
 )
-from reprise.server.requests.generation_fields import DraftFields, KeepAlive, WindowFields
+from reprise.server.requests.generation_fields import (
+    GUIDED,
+    NO_WORDS,
+    DraftFields,
+    KeepAlive,
+    WindowFields,
+    at_most_one,
+)
 from reprise.server.requests.messages import (
     Call,
     Json,
@@ -54,7 +61,6 @@ from reprise.server.requests.messages import (
     parts_of,
     settle,
 )
-from reprise.server.requests.structured_output import GUIDED, NO_WORDS, at_most_one
 from reprise.server.requests.tools import ToolReader, read_choice
 
 _ROLES: tuple[Role, ...] = ("user", "assistant", "system")

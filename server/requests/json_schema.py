@@ -345,7 +345,7 @@ def closed(schema: Node) -> Node:
         return {**changed, "additionalProperties": False} if _is_described(node) else changed
 
     result = close("", schema)
-    return schema if _has_reference(fixed) else result
+    return schema if has_reference(fixed) else result
 
 
 def _is_closable(key: str, node: Node) -> bool:
@@ -372,11 +372,11 @@ def _is_described(node: Node) -> bool:
     return has_enough and all(name in properties for name in list_of(node.get("required")))
 
 
-def _has_reference(part: Any) -> bool:
+def has_reference(part: Any) -> bool:
     """Return whether there is a reference anywhere in a part of a schema."""
     if isinstance(part, dict):
-        return "$ref" in part or any(map(_has_reference, part.values()))
-    return isinstance(part, list) and any(map(_has_reference, part))
+        return "$ref" in part or any(map(has_reference, part.values()))
+    return isinstance(part, list) and any(map(has_reference, part))
 
 
 def takes_nothing(schema: Node) -> bool:

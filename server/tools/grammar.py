@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reprise.engine.text.markers import Marker, Markers
-from reprise.server.requests.json_schema import ANNOTATIONS, dict_of, list_of, target_of
+from reprise.server.requests.json_schema import ANNOTATIONS, dict_of, has_reference, list_of, target_of
 from reprise.server.requests.lark import ANY_TEXT, escape_lark, json_rule, lark_rule, text_patterns
 from reprise.server.tools.formats import (
     BREAK,
@@ -465,24 +465,17 @@ def _by_marked_type(
 
 def _within(root: dict[str, Any], schema: object) -> object:
     """Return the schema of a property as a document of its own, with what its references name."""
-    moved, has_references = _move_references(schema)
-    if not has_references or not isinstance(moved, dict):
-        return moved
-    return {**moved, "$defs": {"root": _move_references(root)[0]}}
+    if not isinstance(schema, dict) or not has_reference(schema):
+        return schema
+    return {**_moved(schema), "$defs": {"root": _moved(root)}}
 
 
-def _move_references(node: Any) -> tuple[Any, bool]:
-    """Return a schema whose references point into #/$defs/root, and whether there are any."""
+def _moved(node: Any) -> Any:
+    """Return a schema whose references point into #/$defs/root."""
     if isinstance(node, list):
-        moved = [_move_references(child) for child in node]
-        return [child for child, _ in moved], any(has for _, has in moved)
+        return [_moved(child) for child in node]
     if not isinstance(node, dict):
-        return node, False
-    result, found = {}, False
-    for key, child in node.items():
-        if key == "$ref" and isinstance(child, str) and child.startswith("#"):
-            result[key], found = f"#/$defs/root{child[1:]}", True
-        else:
-            result[key], has = _move_references(child)
-            found |= has
-    return result, found
+        return node
+    is_local = isinstance(node.get("$ref"), str) and node["$ref"].startswith("#")
+    moved = {key: _moved(child) for key, child in node.items()}
+    return {**moved, "$ref": f"#/$defs/root{node['$ref'][1:]}"} if is_local else moved
