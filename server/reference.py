@@ -12,8 +12,8 @@ from reprise.config.version import VERSION
 from reprise.server.app import BODIES, ROUTES
 from reprise.server.errors import ApiError
 from reprise.server.metrics.definitions import GROUPS, MODEL
-from reprise.server.validation.fields import INSIDE, REFUSED
-from reprise.server.validation.peer_fields import LEFT_OUT, UNDERSTOOD
+from reprise.server.requests.fields import INSIDE, REFUSED
+from reprise.server.requests.peer_fields import LEFT_OUT, UNDERSTOOD
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 API_PAGE, METRICS_PAGE = DOCS / "api.md", DOCS / "metrics.md"

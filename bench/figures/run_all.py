@@ -3,7 +3,7 @@
 Runs every command that a figure comes from. Tables are written between `<!-- figures: NAME -->` and
 `<!-- end -->` as soon as they are made, so that none is copied by hand. docs/figures.json keeps the cells of
 those that a page shows, with command, date and machine, so that a test can tell whether it still does. With
---page nothing runs: documents of other benchmarks (--json) are drawn as one HTML page, which needs no network.
+--page nothing runs: documents of other benchmarks (--json) are drawn as one HTML page, without network.
 """
 
 import argparse

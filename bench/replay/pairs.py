@@ -18,7 +18,7 @@ from reprise.engine.interface.request import View
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.server.anthropic_api.schemas import from_messages
 from reprise.server.prompt.views import ViewMaker
-from reprise.server.validation.fields import Notes
+from reprise.server.requests.fields import Notes
 
 VIEW_BYTES = 1 << 30
 """Views of files that are shown again are not made again."""

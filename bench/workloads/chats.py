@@ -15,9 +15,9 @@ from reprise.engine.text.tokenizer import Tokenizer
 from reprise.server.errors import BadRequestError
 from reprise.server.prompt.views import ViewMaker
 from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.fields import Notes, validate
 from reprise.server.requests.messages import from_chats
 from reprise.server.requests.tools import read_tool
-from reprise.server.validation.fields import Notes, validate
 
 Message = dict[str, Any]
 """One message in OpenAI's format: role, content and optional fields."""

@@ -10,12 +10,8 @@ from reprise.config.settings import SETTINGS, Settings
 from reprise.engine.batch.batch import Batch, Device
 from reprise.engine.generating.worker import Worker
 from reprise.engine.interface.errors import ModelError
-<<<<<<< HEAD
-from reprise.engine.interface.models import ModelInfo
-from reprise.engine.kv_cache.exact_widths import Exactness, Tried, find_exact_shapes
-=======
 from reprise.engine.interface.models import ModelInfo, Progress, StartProgress
->>>>>>> h3
+from reprise.engine.kv_cache.exact_widths import Exactness, Tried, find_exact_shapes
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.probes import kv_bits_fault
 from reprise.engine.kv_cache.rows import Sharing

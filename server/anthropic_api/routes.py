@@ -19,7 +19,7 @@ from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.validation.fields import Notes
+from reprise.server.requests.fields import Notes
 
 router = APIRouter()
 BODIES = (MessagesRequest, CountTokensRequest)

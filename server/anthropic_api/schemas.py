@@ -15,7 +15,31 @@ from reprise.server.requests.chat import (
     extended,
     of_chats,
 )
-from reprise.server.requests.generation_fields import DraftFields, KeepAlive, WindowFields
+from reprise.server.requests.fields import (
+    INT32_MAX,
+    AcceptsPeerFields,
+    Limit,
+    Notes,
+    RequestModel,
+    Rules,
+    Stops,
+    Temperature,
+    TopP,
+    field_error,
+    neutral,
+    no_effect,
+    notes_in,
+    unsupported,
+    validate,
+)
+from reprise.server.requests.generation_fields import (
+    GUIDED,
+    NO_WORDS,
+    DraftFields,
+    KeepAlive,
+    WindowFields,
+    at_most_one,
+)
 from reprise.server.requests.messages import (
     Call,
     Json,
@@ -37,25 +61,7 @@ from reprise.server.requests.messages import (
     parts_of,
     settle,
 )
-from reprise.server.requests.structured_output import GUIDED, NO_WORDS, at_most_one
 from reprise.server.requests.tools import ToolReader, read_choice
-from reprise.server.validation.fields import (
-    INT32_MAX,
-    AcceptsPeerFields,
-    Limit,
-    Notes,
-    RequestModel,
-    Rules,
-    Stops,
-    Temperature,
-    TopP,
-    field_error,
-    neutral,
-    no_effect,
-    notes_in,
-    unsupported,
-    validate,
-)
 
 _ROLES: tuple[Role, ...] = ("user", "assistant", "system")
 

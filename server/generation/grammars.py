@@ -17,8 +17,17 @@ from reprise.server.engine_types import ModelEngine
 from reprise.server.errors import BadRequestError, shortened
 from reprise.server.http.request_log import note_relaxed
 from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.generation_fields import StructuredFields
+from reprise.server.requests.json_schema import (
+    RelaxedSchema,
+    check_schema,
+    closed,
+    forms,
+    takes_nothing,
+    with_null_types,
+)
+from reprise.server.requests.lark import escape_regex, json_rule
 from reprise.server.requests.messages import Tool
-from reprise.server.requests.structured_output import StructuredFields
 from reprise.server.requests.tools import MAX_ENFORCED_BYTES, of_tool
 from reprise.server.tools.formats import JsonFormat, find_format
 from reprise.server.tools.grammar import (
@@ -28,15 +37,6 @@ from reprise.server.tools.grammar import (
     json_arguments,
     marker_tokens,
 )
-from reprise.server.validation.json_schema import (
-    RelaxedSchema,
-    check_schema,
-    closed,
-    forms,
-    takes_nothing,
-    with_null_types,
-)
-from reprise.server.validation.lark import escape_regex, json_rule
 
 _TEXT = "TEXT: /(.|\\n)*/"
 _SPACE = "SPACE: /[ \\n]{0,4}/"

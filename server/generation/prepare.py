@@ -49,9 +49,9 @@ from reprise.server.prompt.encoder import (
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.generation_fields import GenerationFields, WindowFields
+from reprise.server.requests.json_schema import modern
 from reprise.server.tools.formats import find_format
 from reprise.server.tools.readers import bare_calls, make_reader
-from reprise.server.validation.json_schema import modern
 
 _OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
 """Draft types that depend on the models served."""

@@ -24,8 +24,8 @@ from reprise.server.errors import (
 from reprise.server.http.error_responses import refuse
 from reprise.server.http.executor import PROMPT_LOG, SMALL_BYTES, Executor, client_of, weight_of
 from reprise.server.logs import is_logging_prompts, log_prompt, record_in
-from reprise.server.validation.fields import Notes, validate
-from reprise.server.validation.json_body import parse_liberally
+from reprise.server.requests.fields import Notes, validate
+from reprise.server.requests.json_body import parse_liberally
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

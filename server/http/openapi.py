@@ -18,7 +18,7 @@ from reprise.server.http.error_responses import (
     speaks_ollama,
 )
 from reprise.server.http.request_log import ID_PATTERN, REQUEST_ID
-from reprise.server.validation.fields import IS_ID, UNLIMITED, RequestModel
+from reprise.server.requests.fields import IS_ID, UNLIMITED, RequestModel
 
 _REFERENCE = "#/components/schemas/{model}"
 _FRAMEWORK_SCHEMAS = ("HTTPValidationError", "ValidationError")

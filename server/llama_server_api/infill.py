@@ -18,7 +18,7 @@ from reprise.server.output.parts import ChoiceOutput, EndPart, Part, TextPart
 from reprise.server.output.presenter import Events, Json, OneChoicePresenter
 from reprise.server.prompt.encoder import Hole
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.validation.fields import RequestModel, field_error, unsupported
+from reprise.server.requests.fields import RequestModel, field_error, unsupported
 
 MAX_EXTRA = 1024
 

@@ -17,7 +17,7 @@ from reprise.server.http.executor import FORMAT
 from reprise.server.http.openapi import body_schema
 from reprise.server.prompt.encoder import TokenIds, decode, encode_text
 from reprise.server.requests.chat import ONE_END, ChatRequest, Messages, TemplateArguments, Tools, read_chat
-from reprise.server.validation.fields import (
+from reprise.server.requests.fields import (
     RequestModel,
     Rules,
     TokenId,

@@ -51,8 +51,8 @@ from reprise.server.ollama_api.schemas import (
     to_completion,
 )
 from reprise.server.requests.embeddings import EmbeddingsRequest
+from reprise.server.requests.fields import Notes
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
-from reprise.server.validation.fields import Notes
 
 TAG = ":latest"
 """The end of a model's name that Ollama's clients add where there is none."""

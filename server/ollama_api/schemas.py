@@ -10,20 +10,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, WithJso
 from reprise.server.requests.chat import MESSAGES_SCHEMA, ChatRequest, ReasoningEffort, Tools, of_chats
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.embeddings import Inputs, Text, read_inputs
-from reprise.server.requests.generation_fields import DraftFields, KeepAlive
-from reprise.server.requests.messages import (
-    MAX_PARTS,
-    Json,
-    Message,
-    Part,
-    check_answerable,
-    check_size,
-    from_chats,
-    image,
-    settle,
-)
-from reprise.server.requests.tools import ToolReader
-from reprise.server.validation.fields import (
+from reprise.server.requests.fields import (
     INT32_MAX,
     INT64_MAX,
     INT64_MIN,
@@ -38,7 +25,20 @@ from reprise.server.validation.fields import (
     unsupported,
     validate,
 )
-from reprise.server.validation.peer_fields import IGNORED
+from reprise.server.requests.generation_fields import DraftFields, KeepAlive
+from reprise.server.requests.messages import (
+    MAX_PARTS,
+    Json,
+    Message,
+    Part,
+    check_answerable,
+    check_size,
+    from_chats,
+    image,
+    settle,
+)
+from reprise.server.requests.peer_fields import IGNORED
+from reprise.server.requests.tools import ToolReader
 
 SILENT = frozenset(("index", "type"))
 """Keys inside calls and tools that Ollama's API has and that need no mention."""

@@ -34,11 +34,10 @@ from reprise.server.output.parts import (
     merge_runs,
 )
 from reprise.server.output.presenter import Events, Json, Presenter, ResponseHead, chat_logprobs, finite
-from reprise.server.output.text_parser import PromptPositions, TokenPositions
+from reprise.server.output.text_parser import InputDecoder, PromptPositions, TokenPositions
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.generation_fields import GenerationFields
-from reprise.server.requests.tools import InputDecoder
 
 
 class CompletionLogprobs:

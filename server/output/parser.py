@@ -33,10 +33,7 @@ Kind = Literal["header", "reasoning", "content", "call", "done"]
 
 
 class HarmonyParser(MarkedText):
-    """Parser of harmony. See OutputParser.
-
-    rules: how to treat tool calls; None if the request has no tools, so that calls become content.
-    """
+    """Parser of harmony. See OutputParser. Without rules, calls become content."""
 
     def __init__(self, markers: Markers, rules: ToolCallRules | None = None) -> None:
         super().__init__(markers, rules)
@@ -62,7 +59,6 @@ class HarmonyParser(MarkedText):
         return self._finish(finished, starts_in_reasoning=False, ends_in_content=is_open)
 
     def _advance(self) -> bool:
-        """See MarkedText."""
         before, marker = self._take_until([_BODY] if self._kind == "header" else self._ends)
         self._consume(before)
         if marker is None:
@@ -75,7 +71,6 @@ class HarmonyParser(MarkedText):
         return True
 
     def _consume(self, text: str) -> None:
-        """Take text of the current part of a message."""
         match self._kind:
             case "header":
                 self._header += text
@@ -90,7 +85,7 @@ class HarmonyParser(MarkedText):
                 self._parts.append(ReasoningPart(text))
             case "call" if text:
                 self._arguments.append(text)
-                if self._rules is not None and self._rules.is_streamed:
+                if self._rules.is_streamed:
                     self._parts.append(CallArgumentsPart(text, self._num_calls))
             case "done":
                 self._alignment.skip(text)
@@ -99,8 +94,10 @@ class HarmonyParser(MarkedText):
         self._alignment.skip(self._header + marker)
         channel, recipient = _CHANNEL.search(self._header), _RECIPIENT.search(self._header)
         is_function, is_analysis = _FUNCTION in self._header, channel is not None and channel[1] == "analysis"
-        if recipient is not None and is_function and self._rules is not None:
-            self._start_call(recipient[1])
+        if recipient is not None and is_function and self._takes_calls:
+            self._kind, self._name, self._arguments = "call", recipient[1], []
+            if self._rules.is_streamed:
+                self._parts.append(CallStartPart(_new_id(), self._name, self._num_calls))
         elif is_analysis or (recipient is not None and not is_function):
             # Calls of tools that are built into the model, such as python, are part of its reasoning.
             self._kind = "reasoning"
@@ -111,28 +108,22 @@ class HarmonyParser(MarkedText):
             self._kind, self._separator = "content", "\n\n" if self._has_content else ""
         self._header = ""
 
-    def _start_call(self, name: str) -> None:
-        self._kind, self._name, self._arguments = "call", name, []
-        if self._rules is not None and self._rules.is_streamed:
-            self._parts.append(CallStartPart(f"call_{token_hex(12)}", name, self._num_calls))
-
     def _end_body(self, is_whole: bool) -> None:
         """End the message. is_whole: it was not cut short."""
-        if self._kind == "call" and self._rules is not None:
-            self._end_call(self._rules, is_whole)
+        if self._kind == "call":
+            self._end_call(is_whole)
         elif self._kind != "done":
             self._kind = "header"
 
-    def _end_call(self, rules: ToolCallRules, is_whole: bool) -> None:
-        text = "".join(self._arguments)
+    def _end_call(self, is_whole: bool) -> None:
+        text, rules = "".join(self._arguments), self._rules
         if not text.strip() and is_whole:
             text = "{}"
             self._parts += [CallArgumentsPart(text, self._num_calls)] if rules.is_streamed else []
         if rules.is_streamed or (is_whole and is_object(text)):
             self._alignment.skip(text)
             if not rules.is_streamed:
-                call_id = f"call_{token_hex(12)}"
-                self._parts.append(CallStartPart(call_id, self._name, self._num_calls))
+                self._parts.append(CallStartPart(_new_id(), self._name, self._num_calls))
                 self._parts.append(CallArgumentsPart(text, self._num_calls))
             self._num_calls += 1
             self._kind = "header" if rules.is_parallel else "done"
@@ -204,8 +195,11 @@ class MarkerParser(MarkedText):
         self._read_parts: list[Part] = []
         self._num_read = self._num_sent = 0
         self._call_within: Literal["content", "reasoning"] = "content"
-        self._bare_calls = None if self._rules is None else self._rules.bare_calls
+        self._bare_calls = self._rules.bare_calls
         self._is_bare = False
+        start = self._call_start = markers.call_start if self._takes_calls else None
+        # With and without the template's whitespace.
+        self._call_starts = [] if start is None else [start.text, markers.call_gap + start.text]
 
     def end(self, finished: Finished) -> list[Part]:
         """See OutputParser."""
@@ -231,7 +225,6 @@ class MarkerParser(MarkedText):
         )
 
     def _advance(self) -> bool:
-        """See MarkedText."""
         markers = self._markers
         match self._state:
             case "content" if not self._has_content:
@@ -253,16 +246,6 @@ class MarkerParser(MarkedText):
                 self._alignment.skip(self._text)
                 self._text = ""
                 return False
-
-    @property
-    def _call_start(self) -> Marker | None:
-        return None if self._rules is None else self._markers.call_start
-
-    @property
-    def _call_starts(self) -> list[str]:
-        """The markers that begin a tool call after content, with and without the template's whitespace."""
-        start = self._call_start
-        return [] if start is None else [start.text, self._markers.call_gap + start.text]
 
     @staticmethod
     def _marker_texts(*markers: Marker | None) -> list[str]:
@@ -329,7 +312,6 @@ class MarkerParser(MarkedText):
         return True
 
     def _handle_marker(self, text: str) -> None:
-        """Change the state as the marker demands."""
         markers = self._markers
         if self._state == "call":
             self._handle_marker_in_call(text)
@@ -359,8 +341,7 @@ class MarkerParser(MarkedText):
         self._state, self._call, self._json_strings = "call", [], JsonStringTracker()
         self._call_opening, self._is_bare = opening, is_bare
         self._read_parts, self._num_read, self._num_sent = [], 0, 0
-        make_reader = None if self._rules is None else self._rules.make_reader
-        self._reader = None if make_reader is None else make_reader()
+        self._reader = self._rules.make_reader() if self._rules.make_reader else None
 
     def _append_to_call(self, text: str) -> None:
         if text:
@@ -389,24 +370,23 @@ class MarkerParser(MarkedText):
             self._handle_marker(text)
 
     def _read(self, text: str) -> None:
-        """Let the reader read text of the section, and emit or keep what it has read."""
-        if self._reader is not None and not self._reader.is_broken and self._rules is not None:
+        if self._reader is not None and not self._reader.is_broken:
             for fragment in self._reader.feed(text):
-                self._take_fragment(fragment, self._rules)
+                self._take_fragment(fragment)
 
-    def _take_fragment(self, fragment: CallFragment, rules: ToolCallRules) -> None:
+    def _take_fragment(self, fragment: CallFragment) -> None:
         is_opening = not isinstance(fragment, str)
         self._num_read += is_opening
-        if self._num_read > 1 and not rules.is_parallel:
+        if self._num_read > 1 and not self._rules.is_parallel:
             return
         index = self._num_calls + self._num_read - 1
         # What follows a call that waits for the section's end waits too.
-        is_sent = rules.is_streamed and not self._read_parts and not isinstance(fragment, WrittenCall)
+        is_sent = self._rules.is_streamed and not self._read_parts and not isinstance(fragment, WrittenCall)
         self._num_sent += is_sent and is_opening
         parts = self._parts if is_sent else self._read_parts
         match fragment:
             case OpenedCall():
-                parts.append(CallStartPart(fragment.id or f"call_{token_hex(12)}", fragment.name, index))
+                parts.append(CallStartPart(fragment.id or _new_id(), fragment.name, index))
             case WrittenCall():
                 parts.append(_whole_part(fragment, index))
             case _:
@@ -417,12 +397,14 @@ class MarkerParser(MarkedText):
         if self._emit_read_calls(ending, can_be_whole=True):
             return
         calls = [] if self._reader is None else self._reader.read_other_forms("".join(self._call))
-        if calls:
-            self._emit_calls(calls, ending)
-        else:
+        self._rules.note("parsed" if calls else "malformed")
+        if not calls:
             self._emit_call_as_text(ending)
-        if self._rules is not None:
-            self._rules.note("parsed" if calls else "malformed")
+            return
+        self._leave_call(ending)
+        for call in calls if self._rules.is_parallel else calls[:1]:
+            self._parts.append(_whole_part(call, self._num_calls))
+            self._num_calls += 1
 
     def _cut_call(self) -> None:
         """End a section that was cut short: what has been sent stays a call, and all else is text."""
@@ -432,12 +414,10 @@ class MarkerParser(MarkedText):
     def _emit_read_calls(self, ending: str, can_be_whole: bool) -> bool:
         """Emit the section's calls as the reader has read them; return whether it could read all.
 
-        In a stream, what has been sent stays a call even if the rest of the section is malformed.
         ending: the marker that ends the section, which the reader has read too.
-        can_be_whole: false if the section was cut short.
         """
         reader, rules = self._reader, self._rules
-        if reader is None or rules is None:
+        if reader is None:
             return False
         rest = reader.rest.removesuffix(ending)
         has_end = self._markers.call_end is not None
@@ -456,20 +436,11 @@ class MarkerParser(MarkedText):
             self._emit_text(rest)
         return True
 
-    def _emit_calls(self, calls: Sequence[WrittenCall], ending: str) -> None:
-        """Emit the collected text as tool calls."""
-        is_parallel = self._leave_call(ending)
-        for call in calls if is_parallel else calls[:1]:
-            self._parts.append(_whole_part(call, self._num_calls))
-            self._num_calls += 1
-
-    def _leave_call(self, ending: str) -> bool:
-        """Go on after a section that was read. Return whether there may be further calls."""
-        is_parallel = self._rules is None or self._rules.is_parallel
+    def _leave_call(self, ending: str) -> None:
+        """Go on after a section that was read."""
         self._alignment.skip(self._call_text(ending))
-        self._state = "content" if is_parallel else "done"
+        self._state = "content" if self._rules.is_parallel else "done"
         self._has_content = self._drops_whitespace = False
-        return is_parallel
 
     def _emit_call_as_text(self, end: str) -> None:
         """Emit the collected text as content or reasoning, since it is not a tool call."""
@@ -482,7 +453,6 @@ class MarkerParser(MarkedText):
             self._emit_text(text)
 
     def _call_text(self, end: str) -> str:
-        """Return the collected tool call as the model wrote it, with its markers."""
         return "".join((self._call_opening, *self._call, end))
 
     def _emit_text(self, text: str) -> None:
@@ -504,5 +474,9 @@ class MarkerParser(MarkedText):
             self._held_whitespace.append(text[len(stripped) :])
 
 
+def _new_id() -> str:
+    return f"call_{token_hex(12)}"
+
+
 def _whole_part(call: WrittenCall, index: int) -> ToolCallPart:
-    return ToolCallPart(call.id or f"call_{token_hex(12)}", call.name, call.arguments, index)
+    return ToolCallPart(call.id or _new_id(), call.name, call.arguments, index)

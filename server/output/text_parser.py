@@ -1,5 +1,6 @@
 """Parse output that is plain text, and assign log probabilities to parts of a text."""
 
+import re
 from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Sequence
@@ -16,6 +17,37 @@ from reprise.server.output.parts import (
     ToolCallRules,
 )
 from reprise.server.tools.readers import count_partial_marker, find_first_marker
+from reprise.server.tools.values import unescape
+
+_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_PLAIN = re.compile(r'[^"\\]+')
+
+
+class InputDecoder:
+    """Decodes a free-form tool's input from the JSON of a call's arguments, which arrives bit by bit."""
+
+    def __init__(self) -> None:
+        self._pending = ""
+        self._is_inside = False
+
+    def feed(self, arguments: str) -> str:
+        """Add text of the arguments' JSON; return the part of the decoded input that is certain now."""
+        self._pending += arguments
+        if not self._is_inside:
+            head = _HEAD.match(self._pending)
+            if head is None:
+                return ""
+            self._is_inside = True
+            self._pending = self._pending[head.end() :]
+        decoded = []
+        while self._pending:
+            plain = _PLAIN.match(self._pending)
+            text, length = (plain[0], plain.end()) if plain else unescape(self._pending)
+            if not length:
+                break
+            decoded.append(text)
+            self._pending = self._pending[length:]
+        return "".join(decoded)
 
 
 class TokenPositions:
@@ -109,7 +141,7 @@ class MarkedText(OutputParser):
 
     def __init__(self, markers: Markers, rules: ToolCallRules | None) -> None:
         self._markers = markers
-        self._rules = rules
+        self._takes_calls, self._rules = rules is not None, rules or ToolCallRules()
         self._text = ""
         self._parts: list[Part] = []
         self._num_calls = 0

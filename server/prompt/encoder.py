@@ -5,10 +5,10 @@ certainly too long for the context is refused before it is encoded.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import to_json
 
@@ -154,10 +154,8 @@ def encode_chat(engine: ModelEngine, body: ChatRequest, seen: Seen) -> ChatPromp
     is_harmony, arguments = tokenizer.markers.is_harmony, body.template_arguments
     shown_tools = to_harmony_tools(tools) if is_harmony else tools
     arguments = to_harmony_arguments(arguments) if is_harmony else arguments
-    # By the prompt's identity: of several conversations that are encoded, one is kept.
-    images: dict[int, Placed] = {}
 
-    def encode(some: Sequence[Json]) -> TokenIds:
+    def encode(some: Sequence[Json]) -> Placed:
         check_wanted()
         given = to_harmony_messages(some) if is_harmony else list(some)
         # A tokenizer of a model that sees nothing need not know of images.
@@ -170,29 +168,27 @@ def encode_chat(engine: ModelEngine, body: ChatRequest, seen: Seen) -> ChatPromp
         # TemplateError is a ValueError; importing it would import MLX.
         except ValueError as fault:
             raise BadRequestError(f"{fault}", param="messages", code="template_error") from fault
-        placed = seen.place(ids, some)
-        images[id(placed.tokens)] = placed
-        return placed.tokens
+        return seen.place(ids, some)
 
     prediction = tuple(tokenizer.encode_answer(predicted)) if predicted else ()
     if len(prediction) >= context_tokens:
         raise context_error(len(prediction), "prediction", engine.info)
     num_dropped = 0
     if reserved_tokens is None:
-        tokens = encode(messages)
+        placed = encode(messages)
     else:
         # The newest turn may be too long to encode.
         newest_size = sum(len(one["content"] or "") for one in newest_turn(messages))
         _check_size(engine, newest_size, "messages")
-        tokens, num_dropped = fit(messages, context_tokens, reserved_tokens, encode)
+        placed, num_dropped = fit(messages, context_tokens, reserved_tokens, encode)
     said = next((one["content"] for one in messages if one["role"] == "user"), None)
     return ChatPrompt(
-        tokens,
+        placed.tokens,
         prediction,
-        tokenizer.opens_thinking(tokens),
+        tokenizer.opens_thinking(placed.tokens),
         num_dropped,
-        tokenizer.find_head_end(tokens, before_images(said or "")),
-        images[id(tokens)].images,
+        tokenizer.find_head_end(placed.tokens, before_images(said or "")),
+        placed.images,
     )
 
 
@@ -300,11 +296,6 @@ class Hole:
     after: str
     others: Sequence[tuple[str, str]] = ()
 
-    @property
-    def num_characters(self) -> int:
-        """The length of all its texts."""
-        return len(self.before) + len(self.after) + sum(len(name) + len(text) for name, text in self.others)
-
 
 def fim_of(tokenizer: Tokenizer, model: str, param: str) -> FimTokens:
     """Return the model's fill-in-the-middle tokens. Raises BadRequestError if it has none.
@@ -329,7 +320,8 @@ def encode_holes(
     has_special: whether to begin with the special tokens of the model's prompts, such as BOS, if any.
     """
     for hole in holes:
-        _check_size(engine, hole.num_characters, "prompt")
+        others = sum(len(name) + len(text) for name, text in hole.others)
+        _check_size(engine, len(hole.before) + len(hole.after) + others, "prompt")
     return [encode_hole(engine.tokenizer, fim, hole, has_special) for hole in holes]
 
 
@@ -408,6 +400,7 @@ def _calls(message: Json, results: dict[str, Json], placed: set[str], *, is_only
             yield {"role": "tool", "content": result["content"]}
 
 
+EncodedT = TypeVar("EncodedT", bound=Sized)
 MAX_CHARACTERS_PER_TOKEN = 6
 """More is never encoded to see whether it fits: turns are left out until the average is at most this."""
 
@@ -464,19 +457,18 @@ def fit(
     messages: Messages,
     context_tokens: int,
     reserved_tokens: int,
-    encode: Callable[[Messages], tuple[int, ...]],
-) -> tuple[tuple[int, ...], int]:
+    encode: Callable[[Messages], EncodedT],
+) -> tuple[EncodedT, int]:
     """Encode a conversation, without its oldest turns if it does not fit into the context.
 
-    reserved_tokens: room that is left for the answer if turns are left out. encode: returns the tokens of a
-        conversation.
-    Returns the tokens, and how many messages were left out. The tokens may still be too many, if the newest
-        turn alone is too long.
+    reserved_tokens: room that is left for the answer if turns are left out. encode: returns the tokens.
+    Returns what encode returned, and how many messages were left out. It may still be too long, if the newest
+        turn alone is.
     """
     every = cuts(messages, max(1, context_tokens // 2))
     longest = MAX_CHARACTERS_PER_TOKEN * context_tokens
     tried = [cut for cut in every if cut.num_characters <= longest] or every[-1:]
-    encoded: dict[int, tuple[int, ...]] = {}
+    encoded: dict[int, EncodedT] = {}
 
     def fits(at: int) -> bool:
         tokens = encoded[at] = encode(tried[at].messages)

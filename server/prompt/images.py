@@ -14,8 +14,8 @@ from reprise.engine.interface.images import ImageProcessor, PromptImage, mark, n
 from reprise.engine.sandbox.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
 from reprise.server.errors import BadRequestError
 from reprise.server.http.request_log import note_ignored
+from reprise.server.requests.fields import Notes
 from reprise.server.requests.messages import Media, Message, Part, check_answerable, newest_start
-from reprise.server.validation.fields import Notes
 
 DECODER = ImageDecoder()
 MAX_KEPT_BYTES = 64 * 2**20
@@ -30,6 +30,9 @@ class Placed:
 
     tokens: tuple[int, ...]
     images: tuple[PromptImage, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +73,8 @@ class Seen:
             for part in picture.parts:
                 tokens += part.before
                 shown = placeholders(processor, part.grid)
-                images.append(
-                    PromptImage(
-                        start=len(tokens),
-                        length=len(shown),
-                        grid=part.grid,
-                        pixels=part.pixels,
-                        shape=part.shape,
-                        key=part.key,
-                    )
-                )
+                place_of = (len(tokens), len(shown))
+                images.append(PromptImage(*place_of, part.grid, part.pixels, part.shape, part.key))
                 tokens += shown
             done = place + 1
             if processor.last_end is not None:
@@ -173,7 +168,6 @@ def _is_image(part: Part) -> TypeGuard[Media]:
 
 
 def _images(messages: Sequence[Message]) -> Iterator[tuple[int, Media]]:
-    """Yield the images of a conversation, with the index of their message."""
     for index, message in enumerate(messages):
         for part in message.parts:
             if _is_image(part):

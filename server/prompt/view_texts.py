@@ -49,11 +49,7 @@ def probe_arguments(render: Callable[[list[dict[str, Any]]], str]) -> ArgumentFo
     marks = [f"q{at:02}z" for at in range(len(PROBED) + 1)]
     probe = "".join(map("".join, zip(marks, PROBED, strict=False))) + marks[-1]
     function = {"name": "look", "arguments": {"text": probe}}
-    calls = [{"id": "probeid01", "type": "function", "function": function}]
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": calls}
-    ]  # fmt: skip
-    rest = render(messages).partition(marks[0])[2]
+    rest = render(_messages("", function)).partition(marks[0])[2]
     written: dict[str, str] = {}
     for character, mark in zip(PROBED, marks[1:], strict=True):
         written[character], found, rest = rest.partition(mark)
@@ -61,6 +57,11 @@ def probe_arguments(render: Callable[[list[dict[str, Any]]], str]) -> ArgumentFo
             return None
     changed = {ord(one): text for one, text in written.items() if text != one and one.isascii()}
     return ArgumentForm(changed, written["é"].startswith("\\u"))
+
+
+def _messages(said: str, function: dict[str, Any]) -> list[dict[str, Any]]:
+    calls = [{"id": "probeid01", "type": "function", "function": function}]
+    return [{"role": "user", "content": "a"}, {"role": "assistant", "content": said, "tool_calls": calls}]
 
 
 def _escaped(character: str) -> str:
@@ -145,10 +146,7 @@ def call_forms(tool: Json, write: Callable[[Json], Iterable[str]], arguments: Ar
 
 def rendered_call(call: Json, render: Callable[[list[Json]], str]) -> str:
     """Return a call as a chat template writes it. render: returns the text of rendered messages."""
-    calls = [{"id": "probeid01", "type": "function", "function": call}]
-    return render([
-        {"role": "user", "content": "a"}, {"role": "assistant", "content": _SPOKEN, "tool_calls": calls}
-    ]).rpartition(_SPOKEN)[2].lstrip()  # fmt: skip
+    return render(_messages(_SPOKEN, call)).rpartition(_SPOKEN)[2].lstrip()
 
 
 def harmony_calls(call: Json) -> Iterator[str]:
@@ -172,7 +170,6 @@ def _text_arguments(schema: Json) -> list[str]:
 
 
 def _like(names: Sequence[str], at: int) -> int | None:
-    """Return the number of the argument that this one is often like."""
     if not _AFTER.search(names[at]):
         return None
     return next((before for before in range(at) if _BEFORE.search(names[before])), None)

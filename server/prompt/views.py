@@ -186,7 +186,6 @@ class ViewMaker:
         made.append(SignedLines(*texts, ends))
 
     def _answered(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens before one that ends an answer."""
         ends = self._engine.tokenizer.eos_ids
         return tuple(takewhile(lambda token: token not in ends, ids))
 
@@ -309,7 +308,6 @@ def _count_one(view: View) -> int:
 
 
 def _cut_lines(text: str) -> Iterator[str]:
-    """Cut a text where lines end."""
     start = 0
     while start < len(text):
         most = start + MAX_SLICE_CHARACTERS

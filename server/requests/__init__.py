@@ -1,1 +1,1 @@
-"""Bodies, messages and tools in the normal form, which those of every API are translated into."""
+"""Fields of bodies with their limits; bodies, messages and tools in the normal form of every API."""

@@ -15,19 +15,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from reprise.engine.interface.request import PromptEnd
-from reprise.server.requests.generation_fields import GenerationFields, Prediction
-from reprise.server.requests.messages import (
-    Json,
-    Message,
-    Tool,
-    ToolChoice,
-    check_answerable,
-    check_size,
-    from_chats,
-    settle,
-)
-from reprise.server.requests.tools import MAX_TOOLS, ToolReader, check_enforced, read_choice
-from reprise.server.validation.fields import (
+from reprise.server.requests.fields import (
     AcceptsPeerFields,
     Count,
     Limit,
@@ -41,7 +29,19 @@ from reprise.server.validation.fields import (
     read_by,
     unsupported,
 )
-from reprise.server.validation.peer_fields import as_switch
+from reprise.server.requests.generation_fields import GenerationFields, Prediction
+from reprise.server.requests.messages import (
+    Json,
+    Message,
+    Tool,
+    ToolChoice,
+    check_answerable,
+    check_size,
+    from_chats,
+    settle,
+)
+from reprise.server.requests.peer_fields import as_switch
+from reprise.server.requests.tools import MAX_TOOLS, ToolReader, check_enforced, read_choice
 
 _RESERVED = """
     add_generation_prompt chat_template continue_final_message conversation max_length messages padding

@@ -4,8 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from reprise.server.requests.generation_fields import GenerationFields
-from reprise.server.validation.fields import (
+from reprise.server.requests.fields import (
     INT32_MAX,
     Rules,
     TokenId,
@@ -16,6 +15,7 @@ from reprise.server.validation.fields import (
     read_by,
     single,
 )
+from reprise.server.requests.generation_fields import GenerationFields
 
 MAX_PROMPTS = 64
 _Text = Annotated[str, Field(min_length=1)]

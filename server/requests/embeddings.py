@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from reprise.server.requests.fields import INT32_MAX, AcceptsPeerFields, field_error, read_by
 from reprise.server.requests.generation_fields import KeepAlive
-from reprise.server.validation.fields import INT32_MAX, AcceptsPeerFields, field_error, read_by
 
 MAX_INPUTS = MAX_DOCUMENTS = 2048
 MAX_INSTRUCTION_CHARACTERS = 10_000
@@ -83,7 +83,6 @@ class EmbeddingsRequest(AcceptsPeerFields):
 
 
 def _documents(given: object) -> tuple[str, ...]:
-    """Return the documents' texts, of strings or of objects with a text."""
     if not isinstance(given, list):
         raise field_error("invalid_type", "must be an array of texts")
     if not 1 <= len(given) <= MAX_DOCUMENTS:

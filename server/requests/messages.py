@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from reprise.server.errors import BadRequestError, bad_field
-from reprise.server.validation.fields import INSIDE, MAX_NOTES, Notes
-from reprise.server.validation.json_body import check_values
+from reprise.server.requests.fields import INSIDE, MAX_NOTES, Notes
+from reprise.server.requests.json_body import check_values
 
 Json = dict[str, Any]
 Detail = Literal["low", "high", "auto"]

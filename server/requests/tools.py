@@ -9,19 +9,16 @@ from typing import Any
 from pydantic_core import PydanticCustomError, from_json, to_json
 
 from reprise.server.errors import bad_field, shortened
-from reprise.server.requests.messages import Json, Tool, ToolChoice, note_unknown
-from reprise.server.validation.fields import MAX_PARSED, Notes, field_error
-from reprise.server.validation.json_schema import (
+from reprise.server.requests.fields import MAX_PARSED, Notes, field_error
+from reprise.server.requests.json_schema import (
     MAX_SCHEMA_BYTES,
     check_regex,
     check_schema,
     relaxations,
     with_null_types,
 )
-from reprise.server.validation.lark import check_lark, escape_lark
-
-_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_PART = re.compile(r'[^"\\]+|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....|\\[^u]')
+from reprise.server.requests.lark import check_lark, escape_lark
+from reprise.server.requests.messages import Json, Tool, ToolChoice, note_unknown
 
 
 def input_schema(pattern: str | None = None) -> dict[str, Any]:
@@ -29,42 +26,6 @@ def input_schema(pattern: str | None = None) -> dict[str, Any]:
     text = {"type": "string"} | ({} if pattern is None else {"pattern": pattern})
     needs = {"required": ["input"], "additionalProperties": False}
     return {"type": "object", "properties": {"input": text}, **needs}
-
-
-class InputDecoder:
-    """Decodes a free-form tool's input from the JSON of a call's arguments, which arrives bit by bit."""
-
-    def __init__(self) -> None:
-        self._pending = ""
-        self._is_inside = False
-
-    def feed(self, arguments: str) -> str:
-        """Add text of the arguments' JSON; return the part of the decoded input that is certain now."""
-        self._pending += arguments
-        if not self._is_inside:
-            head = _HEAD.match(self._pending)
-            if head is None:
-                return ""
-            self._is_inside = True
-            self._pending = self._pending[head.end() :]
-        decoded = []
-        while (part := _PART.match(self._pending)) is not None:
-            decoded.append(_decode(part[0]))
-            self._pending = self._pending[part.end() :]
-        return "".join(decoded)
-
-
-def _decode(part: str) -> str:
-    if not part.startswith("\\"):
-        return part
-    escapes = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-    if part[1] != "u":
-        return escapes.get(part[1], part[1])
-    try:
-        units = [int(unit, 16) for unit in part.split("\\u")[1:]]
-        return b"".join(unit.to_bytes(2, "big") for unit in units).decode("utf-16-be", "replace")
-    except ValueError:
-        return part
 
 
 MAX_TOOLS = 1024
@@ -339,7 +300,6 @@ def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> Too
 
 
 def _is_own_choice(given: Any, api: str) -> bool:
-    """Return whether a choice has a form of the API, and not that of another."""
     if isinstance(given, str):
         return api != "messages" and given != "any"
     kind = given.get("type")

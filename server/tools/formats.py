@@ -25,12 +25,12 @@ A plain call is a name and its arguments: a JSON object, or words like key=value
 _ATTRIBUTES = r"(?:\s+(?!tool=)\w+=\"[^\"]*\")*+"
 
 
-@dataclass(frozen=True, slots=True)
-class JsonFormat:
-    """A format whose arguments are a JSON object.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """What the formats have in common.
 
     head, tail: match what precedes the arguments, from the last call on, and what follows them.
-    before, between, after: what is written before the name, after it, and after the arguments.
+    before, after_name, after: what is written before the name, after it, and after the arguments.
     opening, separator, closing: what is written before all calls of a section, between them, and after them.
     needs_known_name: a call of a tool that is not in the request is text.
     other_forms: how else models write the calls of a section.
@@ -38,9 +38,9 @@ class JsonFormat:
 
     head: re.Pattern[str]
     tail: re.Pattern[str]
-    before: str
-    between: str
-    after: str
+    before: str = ""
+    after_name: str
+    after: str = ""
     opening: str = ""
     separator: str = ""
     closing: str = ""
@@ -49,82 +49,57 @@ class JsonFormat:
     other_forms: tuple[OtherForm, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TaggedFormat:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonFormat(CallFormat):
+    """A format whose arguments are a JSON object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedFormat(CallFormat):
     """A format in which every argument stands between tags of its own.
 
-    head, key, tail: match what precedes the arguments, what precedes a value, and what follows the arguments.
-    before, after: what is written around the name and the arguments; after_name: what follows the name.
+    key: matches what precedes a value.
     before_key, after_key, value_end: what is written around an argument's name and value.
     after_value: what is written between an argument and what follows it.
-    has_breaks: a line break after before_value and one before value_end do not belong to the value.
+    has_breaks: a line break before a value and one before value_end do not belong to the value.
     quotes: what may stand around a value. A value without them is stripped.
     has_entities: quotes and ampersands in arguments' names are written as XML's entities.
-    tail_is_marker: the section's end marker is the tail.
     object_head, object_end: match and follow all arguments as one JSON object, instead of arguments in tags.
-    guesses_json: a value without a known type is JSON if it can be. See also needs_known_name and
-        other_forms of JsonFormat.
+    guesses_json: a value without a known type is JSON if it can be.
     """
 
-    head: re.Pattern[str]
     key: re.Pattern[str]
-    tail: re.Pattern[str]
-    before: str
-    after_name: str
     before_key: str
     after_key: str
     value_end: str
-    after_value: str
-    after: str
-    opening: str = ""
-    separator: str = ""
-    closing: str = ""
+    after_value: str = ""
     has_breaks: bool = False
     quotes: tuple[str, str] | None = None
     has_entities: bool = False
-    tail_is_marker: bool = False
-    is_one_per_section: bool = False
     object_head: re.Pattern[str] | None = None
     object_end: str = ""
     guesses_json: bool = False
-    needs_known_name: bool = False
-    other_forms: tuple[OtherForm, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ListedFormat:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedFormat(CallFormat):
     """A format in which arguments are names and literals: as Python has them, or with other quotes.
 
-    head, key, tail: match what precedes the arguments, what precedes a value (a comma included), and what
-        follows the arguments.
+    key: matches what precedes a value, a comma included.
+    after_key, comma: what is written between a name and its value, and between two arguments.
     quotes: what strings stand between; the grammar writes the first. has_escapes: strings have Python's.
     constants: what is written for true, false and null.
-    before, after_name, after_key, comma, after: as in TaggedFormat; comma stands between two arguments.
     has_bare_keys: names within objects have no quotes. is_sorted: arguments are in alphabetical order.
     """
 
-    head: re.Pattern[str]
     key: re.Pattern[str]
-    tail: re.Pattern[str]
-    quotes: tuple[str, ...]
-    before: str
-    after_name: str
     after_key: str
     comma: str
-    after: str
+    quotes: tuple[str, ...]
     constants: tuple[str, str, str] = ("true", "false", "null")
-    opening: str = ""
-    separator: str = ""
-    closing: str = ""
     has_escapes: bool = False
     has_bare_keys: bool = True
     is_sorted: bool = True
-    is_one_per_section: bool = True
-    needs_known_name: bool = False
-    other_forms: tuple[OtherForm, ...] = ()
-
-
-CallFormat = JsonFormat | TaggedFormat | ListedFormat
 
 
 def _json_head(start: str, keys: str = "arguments") -> re.Pattern[str]:
@@ -138,14 +113,11 @@ def _arg_tags(prefix: str, call: str, *other_forms: OtherForm) -> TaggedFormat:
         head=re.compile(rf"\s*+{_NAME}\s*+(?=<)"),
         key=re.compile(rf"\s*+<{key}>(?P<key>[^<>]+)</{key}>(?:\s|\\n)*+<{value}>"),
         tail=re.compile(rf"\s*+</{call}>"),
-        before="",
         after_name=BREAK,
         before_key=f"<{key}>",
         after_key=f"</{key}>{BREAK}<{value}>",
         value_end=f"</{value}>",
         after_value=BREAK,
-        after="",
-        tail_is_marker=True,
         is_one_per_section=True,
         guesses_json=True,
         other_forms=other_forms,
@@ -173,7 +145,6 @@ def _invocations(prefix: str, after_name: str = r"\s*+", after_key: str = '">') 
 
 
 def _gemma(quote: str) -> ListedFormat:
-    """Return Gemma's format. Only its quotes have changed."""
     return ListedFormat(
         head=re.compile(rf"\s*+call:{_NAME}\s*+\{{"),
         key=re.compile(r"\s*+,?\s*+(?P<key>[^\s:{}\[\],<>]+)\s*+:\s*+"),
@@ -184,15 +155,34 @@ def _gemma(quote: str) -> ListedFormat:
         after_key=":",
         comma=",",
         after="}",
+        is_one_per_section=True,
     )
 
+
+PYTHONIC = ListedFormat(
+    head=re.compile(r"\s*+[\[,]\s*+(?P<name>[\w.-]++)\s*+\("),
+    key=re.compile(r"\s*+,?\s*+(?P<key>\w+)\s*+=\s*+"),
+    tail=re.compile(r"\s*+\)"),
+    quotes=('"', "'"),
+    after_name="(",
+    after_key="=",
+    comma=", ",
+    after=")",
+    constants=("True", "False", "None"),
+    opening="[",
+    separator=", ",
+    closing="]",
+    has_escapes=True,
+    has_bare_keys=False,
+    is_sorted=False,
+)
 
 FORMATS: dict[str, CallFormat] = {
     "json_tools": JsonFormat(
         head=_json_head(r'\s*+\{\s*+"name"\s*+:\s*+'),
         tail=re.compile(r"\s*+\}"),
         before='\n{"name": "',
-        between='", "arguments": ',
+        after_name='", "arguments": ',
         after="}\n",
         is_one_per_section=True,
         other_forms=("object", "list"),
@@ -201,7 +191,7 @@ FORMATS: dict[str, CallFormat] = {
         head=_json_head(r'(?:\s*+;?\s*+\{\s*+"name"\s*+:\s*+)?', "parameters|arguments"),
         tail=re.compile(r"\s*+\}"),
         before='"',
-        between='", "parameters": ',
+        after_name='", "parameters": ',
         after="}",
         separator='; {"name": ',
         needs_known_name=True,
@@ -211,9 +201,7 @@ FORMATS: dict[str, CallFormat] = {
             rf"\s*+(?:\[TOOL_CALLS\])?\s*+{_NAME}\s*+(?:\[CALL_ID\]\s*+(?P<id>\w+)\s*+)?\[ARGS\]\s*+(?=\{{)"
         ),
         tail=re.compile(""),
-        before="",
-        between="[ARGS]",
-        after="",
+        after_name="[ARGS]",
         separator="[TOOL_CALLS]",
         other_forms=("list",),
     ),
@@ -221,7 +209,7 @@ FORMATS: dict[str, CallFormat] = {
         head=_json_head(r'\s*+[\[,]\s*+\{\s*+"name"\s*+:\s*+'),
         tail=re.compile(r'\s*+(?:,\s*+"id"\s*+:\s*+"[^"]*"\s*+)?\}'),
         before='{"name": "',
-        between='", "arguments": ',
+        after_name='", "arguments": ',
         after="}",
         opening=" [",
         separator=", ",
@@ -235,7 +223,7 @@ FORMATS: dict[str, CallFormat] = {
         ),
         tail=re.compile(r"\s*+(?:```)?\s*+<｜tool▁call▁end｜>"),
         before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-        between="\n```json\n",
+        after_name="\n```json\n",
         after="\n```<｜tool▁call▁end｜>",
         separator="\n",
         needs_known_name=True,
@@ -248,7 +236,7 @@ FORMATS: dict[str, CallFormat] = {
         # A call alone may lack its own tags.
         tail=re.compile(r"\s*+(?:<\|tool_call_end\|>|(?=<\|tool_calls_section_end\|>))"),
         before="<|tool_call_begin|>functions.",
-        between=f":{DIGITS}<|tool_call_argument_begin|>",
+        after_name=f":{DIGITS}<|tool_call_argument_begin|>",
         after="<|tool_call_end|>",
     ),
     "qwen3_coder": TaggedFormat(
@@ -283,10 +271,7 @@ FORMATS: dict[str, CallFormat] = {
         before_key='<param name="',
         after_key='">',
         value_end="</param>",
-        after_value="",
-        after="",
         quotes=("<![CDATA[", "]]>"),
-        tail_is_marker=True,
         is_one_per_section=True,
     ),
     "muse_spark": replace(
@@ -308,7 +293,6 @@ FORMATS: dict[str, CallFormat] = {
         before_key='<|open|>argument key="',
         after_key=f'" type="{TYPE}"<|sep|>',
         value_end="<|close|>argument<|sep|>",
-        after_value="",
         after="<|close|>call<|sep|>",
         has_entities=True,
         object_head=re.compile(rf"\s*+<\|open\|>json{_ATTRIBUTES}\s*+<\|sep\|>"),
@@ -316,36 +300,17 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "gemma4": _gemma('<|"|>'),
     "function_gemma": _gemma("<escape>"),
-    "pythonic": ListedFormat(
-        head=re.compile(r"\s*+[\[,]\s*+(?P<name>[\w.-]++)\s*+\("),
-        key=re.compile(r"\s*+,?\s*+(?P<key>\w+)\s*+=\s*+"),
-        tail=re.compile(r"\s*+\)"),
-        quotes=('"', "'"),
-        before="",
-        after_name="(",
-        after_key="=",
-        comma=", ",
-        after=")",
-        constants=("True", "False", "None"),
-        opening="[",
-        separator=", ",
-        closing="]",
-        has_escapes=True,
-        has_bare_keys=False,
-        is_sorted=False,
-        is_one_per_section=False,
-    ),
+    "pythonic": PYTHONIC,
     "glm47": _arg_tags("", "tool_call", "object", "list", "plain"),
     "laguna": _arg_tags("", "tool_call", "object", "list", "plain"),
     "longcat": _arg_tags("longcat_", "longcat_tool_call", "object"),
 }
-FORMATS["deepseek_v31"] = JsonFormat(
-    head=FORMATS["deepseek_v3"].head,
-    tail=FORMATS["deepseek_v3"].tail,
+FORMATS["deepseek_v31"] = replace(
+    FORMATS["deepseek_v3"],
     before="<｜tool▁call▁begin｜>",
-    between="<｜tool▁sep｜>",
+    after_name="<｜tool▁sep｜>",
     after="<｜tool▁call▁end｜>",
-    needs_known_name=True,
+    separator="",
 )
 
 

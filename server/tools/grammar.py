@@ -7,23 +7,22 @@ argument has tags of its own, a value is enforced by its own schema: as text if 
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from reprise.engine.text.markers import Marker, Markers
+from reprise.server.requests.json_schema import ANNOTATIONS, dict_of, has_reference, list_of, target_of
+from reprise.server.requests.lark import ANY_TEXT, escape_lark, json_rule, lark_rule, text_patterns
 from reprise.server.tools.formats import (
     BREAK,
     DIGITS,
     IS_TEXT,
     TYPE,
     CallFormat,
-    JsonFormat,
     ListedFormat,
     TaggedFormat,
 )
 from reprise.server.tools.values import ALL_TYPES, STRING, escape_entities, find_types
-from reprise.server.validation.json_schema import ANNOTATIONS, list_of, target_of
-from reprise.server.validation.lark import ANY_TEXT, escape_lark, json_rule, lark_rule, text_patterns
 
 _NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _TEXT_WORDS = ("pattern", "minLength", "maxLength")
@@ -40,6 +39,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 _MAX_ITEMS = 1000
 
 
+@dataclass
 class Literals:
     """The grammar rules of one tool's arguments, written as names and literals.
 
@@ -48,23 +48,14 @@ class Literals:
         that cannot be enforced.
     """
 
-    def __init__(
-        self,
-        layout: ListedFormat,
-        text: Callable[[str], str],
-        root: dict[str, Any],
-        name: str,
-        *,
-        is_strict: bool,
-    ) -> None:
-        self._layout = layout
-        self._text = text
-        self._root = root
-        self._name = name
-        self._is_strict = is_strict
-        self._rules: list[str] = []
-        self._references: dict[int, str] = {}
-        self._any = ""
+    layout: ListedFormat
+    text: Callable[[str], str]
+    root: dict[str, Any]
+    name: str
+    is_strict: bool
+    _rules: list[str] = field(default_factory=list)
+    _references: dict[int, str] = field(default_factory=dict)
+    _any: str = ""
 
     def rules(self, start: str, lark: str | None) -> Iterator[str]:
         """Yield the rules.
@@ -72,28 +63,26 @@ class Literals:
         start: the name of the first rule. lark: the Lark grammar of the only argument, `input`, of a
             free-form tool, else None.
         """
-        layout = self._layout
+        layout = self.layout
         if lark is not None:
-            quote = self._text(layout.quotes[0])
+            quote = self.text(layout.quotes[0])
             inner = lark_rule(escape_lark(lark) if layout.has_escapes else lark)
-            yield f"{start}: {self._text('input' + layout.after_key)} {quote} {self._add(inner)} {quote}"
+            yield f"{start}: {self.text('input' + layout.after_key)} {quote} {self._add(inner)} {quote}"
         else:
             names = (layout.after_key, layout.comma)
-            yield f"{start}: {self._members(self._root, names, is_bare=True)}"
+            yield f"{start}: {self._members(self.root, names, is_bare=True)}"
         yield from self._rules
 
     def _add(self, expression: str) -> str:
-        """Add a rule; return its name."""
-        self._rules.append(f"{self._name}_{len(self._rules)}: {expression}")
-        return f"{self._name}_{len(self._rules) - 1}"
+        self._rules.append(f"{self.name}_{len(self._rules)}: {expression}")
+        return f"{self.name}_{len(self._rules) - 1}"
 
     def _value(self, schema: object) -> str:
-        """Return the expression for a value of a schema."""
         if schema is False:
             raise ValueError("has a property that allows no value")
         if not isinstance(schema, dict):
             return self._anything()
-        if (target := target_of(self._root, schema)) is not None:
+        if (target := target_of(self.root, schema)) is not None:
             self._check(schema, "$ref")
             return self._reference(target)
         if "const" in schema or isinstance(schema.get("enum"), list):
@@ -108,7 +97,7 @@ class Literals:
         if len(parts) == 1:
             self._check(schema, "allOf")
             return self._value(parts[0])
-        types = find_types(schema, self._root)
+        types = find_types(schema, self.root)
         if types is None:
             self._check(schema)
             return self._anything()
@@ -117,7 +106,7 @@ class Literals:
         return f"({' | '.join(self._typed(kind, schema) for kind in sorted(kinds))})"
 
     def _check(self, schema: dict[str, Any], *known: str) -> None:
-        if self._is_strict and _constrains_besides(schema, *known):
+        if self.is_strict and _constrains_besides(schema, *known):
             raise ValueError("has a property whose schema this format cannot follow")
 
     def _reference(self, target: dict[str, Any]) -> str:
@@ -133,40 +122,37 @@ class Literals:
             case "string":
                 return self._string({word: schema[word] for word in _TEXT_WORDS if word in schema})
             case "boolean":
-                return f"({' | '.join(map(self._text, self._layout.constants[:2]))})"
+                return f"({' | '.join(map(self.text, self.layout.constants[:2]))})"
             case "null":
-                return self._text(self._layout.constants[2])
+                return self.text(self.layout.constants[2])
             case "array":
                 return self._array(schema)
             case "object":
-                names = (":", ",") if self._layout.has_bare_keys else (": ", ", ")
-                inner = self._members(schema, names, is_bare=self._layout.has_bare_keys)
+                names = (":", ",") if self.layout.has_bare_keys else (": ", ", ")
+                inner = self._members(schema, names, is_bare=self.layout.has_bare_keys)
                 return f'"{{" {inner} "}}"'
         return json_rule({"type": kind, **{w: schema[w] for w in _NUMBER_WORDS if w in schema}})
 
     def _string(self, schema: dict[str, Any]) -> str:
         """Return the expression for a string of a schema, with its quotes."""
-        if self._layout.has_escapes:
+        if self.layout.has_escapes:
             return json_rule({"type": "string", **schema})
-        quote = self._layout.quotes[0]
-        mark = self._text(quote)
+        quote = self.layout.quotes[0]
+        mark = self.text(quote)
         patterns = text_patterns(schema)
         if mark.startswith("<["):
             # Text cannot contain the token.
-            return f"{mark} {self._add_terminal(' & '.join(patterns))} {mark}"
+            name = f"{self.name}_{len(self._rules)}".upper()
+            self._rules.append(f"{name}: {' & '.join(patterns)}")
+            return f"{mark} {name} {mark}"
         ends = " & ".join(f"({pattern} {json.dumps(quote)})" for pattern in patterns)
-        self._rules.append(f"{self._name}_{len(self._rules)}[lazy]: {ends}")
-        return f"{mark} {self._name}_{len(self._rules) - 1}"
-
-    def _add_terminal(self, expression: str) -> str:
-        name = f"{self._name}_{len(self._rules)}".upper()
-        self._rules.append(f"{name}: {expression}")
-        return name
+        self._rules.append(f"{self.name}_{len(self._rules)}[lazy]: {ends}")
+        return f"{mark} {self.name}_{len(self._rules) - 1}"
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         item = self._add(self._value(schema.get("items", True)))
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        comma = self._text("," if self._layout.has_bare_keys else ", ")
+        comma = self.text("," if self.layout.has_bare_keys else ", ")
         if most == 0:
             return '"[" "]"'
         if least > _MAX_ITEMS or (most or 0) > _MAX_ITEMS:
@@ -183,20 +169,17 @@ class Literals:
         signs: what follows a name, and what stands between two members. is_bare: names have no quotes.
         """
         after_key, comma = signs
-        properties = schema.get("properties")
-        properties = properties if isinstance(properties, dict) else {}
-        required = [key for key in list_of(schema.get("required")) if isinstance(key, str)]
-        keys = list(dict.fromkeys((*properties, *required)))
-        if not keys:
+        properties, required = _members_of(schema)
+        if not properties:
             return self._map(schema.get("additionalProperties", True), signs, is_bare=is_bare)
         first, later = '""', '""'
-        for key in sorted(keys, reverse=True) if self._layout.is_sorted else reversed(keys):
+        for key in sorted(properties, reverse=True) if self.layout.is_sorted else reversed(properties):
             shown = key if is_bare else json.dumps(key, ensure_ascii=False)
             if is_bare and (not key or any(character in key for character in " :{}[],<>()=\"'\n")):
                 raise ValueError("has a property whose name this format cannot write")
-            member = self._add(f"{self._text(shown + after_key)} {self._value(properties.get(key, True))}")
+            member = self._add(f"{self.text(shown + after_key)} {self._value(properties[key])}")
             start = self._add(f"{member} {later}")
-            following = f"{self._text(comma)} {member}"
+            following = f"{self.text(comma)} {member}"
             if key in required:
                 first, later = start, self._add(f"{following} {later}")
             else:
@@ -204,15 +187,13 @@ class Literals:
         return first
 
     def _map(self, values: object, signs: tuple[str, str], *, is_bare: bool) -> str:
-        """Return the expression for members of any name."""
         if values is False:
             return '""'
         name = r"/[A-Za-z_][A-Za-z0-9_.-]*/" if is_bare else json_rule({"type": "string"})
-        member = self._add(f"{name} {self._text(signs[0])} {self._value(values)}")
-        return f"({member} ({self._text(signs[1])} {member})*)?"
+        member = self._add(f"{name} {self.text(signs[0])} {self._value(values)}")
+        return f"({member} ({self.text(signs[1])} {member})*)?"
 
     def _anything(self) -> str:
-        """Return the name of the rule of any value."""
         if not self._any:
             at = len(self._rules)
             self._any = self._add("")
@@ -221,30 +202,30 @@ class Literals:
         return self._any
 
     def _literal(self, value: object) -> str:
-        """Return the expression for one value."""
         match value:
-            case str() if not self._layout.has_escapes:
-                quote = self._text(self._layout.quotes[0])
-                return (
-                    f"{quote} {json.dumps(value, ensure_ascii=False)} {quote}"
-                    if value
-                    else f"{quote} {quote}"
-                )
+            case str() if not self.layout.has_escapes:
+                quote = self.text(self.layout.quotes[0])
+                inner = f"{json.dumps(value, ensure_ascii=False)} " if value else ""
+                return f"{quote} {inner}{quote}"
             case bool() | None:
-                return self._text(self._layout.constants[{True: 0, False: 1, None: 2}[value]])
+                return self.text(self.layout.constants[{True: 0, False: 1, None: 2}[value]])
             case str() | int() | float():
                 return json.dumps(json.dumps(value, ensure_ascii=False), ensure_ascii=False)
         raise ValueError("has an enum of objects or arrays, which this format cannot follow")
 
 
+def _members_of(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the schemas of all properties that an object schema names, and which of them are required."""
+    properties = dict_of(schema.get("properties"))
+    required = [key for key in list_of(schema.get("required")) if isinstance(key, str)]
+    return {**properties, **{key: True for key in required if key not in properties}}, required
+
+
 def _constrains_besides(schema: dict[str, Any], *keys: str) -> bool:
-    """Return whether a schema constrains values by keywords other than these."""
     return bool(schema.keys() - ANNOTATIONS - set(keys))
 
 
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
-_STRING_WORDS = ("type", "enum", "const", "pattern", "minLength", "maxLength")
-_OBJECT_WORDS = ("type", "properties", "required", "additionalProperties", "propertyOrdering")
 
 _BARE = r"/([^\s<&]([^\n<&]*[^\s<&])?)?/"
 """Text that can stand without quotes in a format that has them: nothing of it is dropped or read as a tag."""
@@ -261,6 +242,7 @@ class UnenforceableError(ValueError):
         self.tool = tool
 
 
+@dataclass(frozen=True)
 class CallGrammar:
     """The grammar rules of one request's tool calls.
 
@@ -269,21 +251,12 @@ class CallGrammar:
     larks: by tool name, the Lark grammar of a free-form tool's argument `input`.
     """
 
-    def __init__(
-        self,
-        call_format: CallFormat,
-        markers: Markers,
-        tools: Tools,
-        enforced: Collection[str],
-        strict: Collection[str],
-        larks: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self._format = call_format
-        self._markers = markers
-        self._tools = tools
-        self._enforced = enforced
-        self._strict = strict
-        self._larks = larks
+    call_format: CallFormat
+    markers: Markers
+    tools: Tools
+    enforced: Collection[str]
+    strict: Collection[str]
+    larks: Mapping[str, str] = field(default_factory=dict)
 
     def rules(self, is_parallel: bool) -> list[str]:
         """Return the grammar rules of tool calls. Raises UnenforceableError.
@@ -291,22 +264,25 @@ class CallGrammar:
         `section`: all calls between two markers. `more`: the same without the start marker. `calls`: one
         section, or several if is_parallel.
         """
-        layout, markers = self._format, self._markers
-        start, end = self._marker(markers.call_start), self._marker(markers.call_end)
+        layout, markers = self.call_format, self.markers
+        start, end = (self.text(one.text) if one else "" for one in (markers.call_start, markers.call_end))
         if layout.is_one_per_section or not is_parallel:
             inner = "call"
         else:
             inner = f"call ({self.text(layout.separator)} call)*"
         several = is_parallel and layout.is_one_per_section
-        names = " | ".join(f"call_{index}" for index in range(len(self._tools)))
+        names = " | ".join(f"call_{index}" for index in range(len(self.tools)))
         rules = [
             "calls: section (SPACE section)*" if several else "calls: section",
             f"section: {start} more",
             f"more: {self.text(layout.opening)} {inner} {self.text(layout.closing)} {end}",
             f"call: {names}",
         ]
-        for index in range(len(self._tools)):
-            rules += self._call(index)
+        for index in range(len(self.tools)):
+            try:
+                rules += self._call(index)
+            except ValueError as fault:
+                raise UnenforceableError(index, str(fault)) from None
         return rules
 
     def text(self, text: str, types: frozenset[str] = ALL_TYPES) -> str:
@@ -333,87 +309,67 @@ class CallGrammar:
         return " ".join(expressions)
 
     def _call(self, index: int) -> Iterator[str]:
-        """Yield the rules of one tool's calls."""
-        (name, schema), layout = self._tools[index], self._format
-        if isinstance(layout, JsonFormat):
-            shown = schema if name in self._enforced else ANY_ARGUMENTS
-            yield (
-                f"call_{index}: {self.text(layout.before + name + layout.between)} arguments_{index} "
-                f"{self.text(layout.after)}"
-            )
-            yield from json_arguments(index, shown, self._larks.get(name))
-        elif isinstance(layout, ListedFormat):
-            head = self.text(layout.before + name + layout.after_name)
-            yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
-            shown = schema if name in self._enforced else ANY_ARGUMENTS
-            literals = Literals(layout, self.text, shown, f"v{index}", is_strict=name in self._strict)
-            try:
-                yield from literals.rules(f"arguments_{index}", self._larks.get(name))
-            except ValueError as fault:
-                raise UnenforceableError(index, str(fault)) from None
+        """Yield the rules of one tool's calls. Raises ValueError if they cannot be enforced."""
+        (name, schema), layout = self.tools[index], self.call_format
+        head, lark = self.text(layout.before + name + layout.after_name), self.larks.get(name)
+        yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
+        shown = schema if name in self.enforced else ANY_ARGUMENTS
+        if isinstance(layout, ListedFormat):
+            literals = Literals(layout, self.text, shown, f"v{index}", is_strict=name in self.strict)
+            yield from literals.rules(f"arguments_{index}", lark)
+        elif not isinstance(layout, TaggedFormat):
+            yield from json_arguments(index, shown, lark)
+        elif lark is not None:
+            before, after = layout.quotes or ("", "")
+            key = self.text(layout.before_key + "input" + layout.after_key + before, STRING)
+            end = self.text(after + layout.value_end + layout.after_value)
+            yield f"arguments_{index}: {key} input_{index} {end}"
+            yield f"input_{index}: {lark_rule(lark)}"
+        elif name in self.enforced:
+            yield from self._enforced_arguments(index, layout)
         else:
-            head = self.text(layout.before + name + layout.after_name)
-            yield f"call_{index}: {head} arguments_{index} {self.text(layout.after)}"
-            if name in self._larks:
-                before, after = layout.quotes or ("", "")
-                key = self.text(layout.before_key + "input" + layout.after_key + before, STRING)
-                end = self.text(after + layout.value_end + layout.after_value)
-                yield f"arguments_{index}: {key} input_{index} {end}"
-                yield f"input_{index}: {lark_rule(self._larks[name])}"
-            elif name in self._enforced:
-                yield from self._enforced_arguments(index, layout)
-            else:
-                yield f"arguments_{index}: any_argument*"
-                yield from self._any_argument(index, layout)
+            yield f"arguments_{index}: any_argument*"
+            yield from self._any_argument(index, layout)
 
     def _any_argument(self, index: int, layout: TaggedFormat) -> Iterator[str]:
         # Defined once: the first tool without an enforced schema brings it.
-        known = (self._enforced, self._larks)
-        first = next(i for i, (name, _) in enumerate(self._tools) if all(name not in one for one in known))
-        if index == first:
-            key = f'{self.text(layout.before_key)} /[^<>"\\n]+/ {self.text(layout.after_key)}'
-            yield f"any_argument: {key} any_value {self.text(layout.after_value)}"
-            yield from self._text_value("any_value", layout, ANY_TEXT)
+        if any(name not in self.enforced and name not in self.larks for name, _ in self.tools[:index]):
+            return
+        key = f'{self.text(layout.before_key)} /[^<>"\\n]+/ {self.text(layout.after_key)}'
+        yield f"any_argument: {key} any_value {self.text(layout.after_value)}"
+        yield from self._text_value("any_value", layout, ANY_TEXT)
 
     def _enforced_arguments(self, index: int, layout: TaggedFormat) -> Iterator[str]:
-        name, schema = self._tools[index]
-        is_strict = name in self._strict
-        if is_strict and _constrains_besides(schema, *_OBJECT_WORDS):
-            raise UnenforceableError(
-                index, "has keywords beside its properties that this format cannot follow"
-            )
-        properties = schema.get("properties")
-        properties = properties if isinstance(properties, dict) else {}
-        required = [key for key in list_of(schema.get("required")) if isinstance(key, str)]
-        keys = [*properties, *(key for key in required if key not in properties)]
+        name, schema = self.tools[index]
+        is_strict = name in self.strict
+        if is_strict and _constrains_besides(schema, *_WORDS["object"], "type"):
+            raise ValueError("has keywords beside its properties that this format cannot follow")
         parts = []
-        for number, key in enumerate(keys):
+        properties, required = _members_of(schema)
+        for number, (key, schema_of_key) in enumerate(properties.items()):
             if any(character in key for character in ("\n" if layout.has_entities else '<>"\n')):
-                raise UnenforceableError(index, "has a property whose name this format cannot write")
+                raise ValueError("has a property whose name this format cannot write")
             rule = f"value_{index}_{number}"
-            schema_of_key = properties.get(key, {})
             types = find_types(schema_of_key, schema)
             alternatives = []
             for suffix, part, kinds in _by_marked_type(schema_of_key, types, layout):
                 written = escape_entities(key) if layout.has_entities else key
                 head = self.text(layout.before_key + written + layout.after_key, kinds or ALL_TYPES)
                 alternatives.append(f"{head} {rule}{suffix} {self.text(layout.after_value)}")
-                yield from self._value(index, rule + suffix, part, is_strict, layout)
+                yield from self._value(schema, rule + suffix, part, is_strict, layout)
             argument = " | ".join(alternatives)
             parts.append(f"({argument})" if key in required else f"({argument})?")
         yield f"arguments_{index}: " + (" ".join(parts) or '""')
 
     def _value(
-        self, index: int, rule: str, schema: object, is_strict: bool, layout: TaggedFormat
+        self, root: dict[str, Any], rule: str, schema: object, is_strict: bool, layout: TaggedFormat
     ) -> Iterator[str]:
-        """Yield the rules of a value and its end tag."""
-        root = self._tools[index][1]
         types = find_types(schema, root)
         if schema is False:
-            raise UnenforceableError(index, "has a property that allows no value")
+            raise ValueError("has a property that allows no value")
         if types is None or "string" not in types:
             if types is None and is_strict and schema not in ({}, True):
-                raise UnenforceableError(index, "has a property without a type")
+                raise ValueError("has a property without a type")
             if types is None:
                 yield from self._text_value(rule, layout, ANY_TEXT)
             else:
@@ -421,7 +377,7 @@ class CallGrammar:
                 yield f"json_{rule}: {json_rule(_within(root, schema))}"
             return
         node = schema if isinstance(schema, dict) else {}
-        if types == STRING and not _constrains_besides(node, *_STRING_WORDS):
+        if types == STRING and not _constrains_besides(node, "type", "enum", "const", *_TEXT_WORDS):
             texts = [node["const"]] if "const" in node else node.get("enum")
             if isinstance(texts, list):
                 choices = (self._choice(text, layout) for text in texts if isinstance(text, str))
@@ -430,7 +386,7 @@ class CallGrammar:
                 yield from self._text_value(rule, layout, *text_patterns(node))
             return
         if is_strict and (types == STRING or _constrains_besides(node, "type")):
-            raise UnenforceableError(index, "has a property whose schema this format cannot follow")
+            raise ValueError("has a property whose schema this format cannot follow")
         yield from self._text_value(rule, layout, ANY_TEXT)
 
     def _text_value(self, rule: str, layout: TaggedFormat, *patterns: str) -> Iterator[str]:
@@ -463,19 +419,13 @@ class CallGrammar:
         return f"({expression} | {before} {expression} {after}) {end}"
 
     def _choice(self, text: str, layout: TaggedFormat) -> str:
-        """Return the expression for one text."""
         if layout.quotes is not None and not re.fullmatch(_BARE[1:-1], text):
             text = text.join(layout.quotes)
         return json.dumps(text, ensure_ascii=False)
 
-    def _marker(self, marker: Marker | None) -> str:
-        """Return a marker, of which only single tokens have to be written as such."""
-        return "" if marker is None else self.text(marker.text)
-
     @property
     def _tokens(self) -> list[Marker]:
-        """The markers that are single tokens."""
-        return [marker for marker in self._markers.all if len(marker.tokens) == 1]
+        return [marker for marker in self.markers.all if len(marker.tokens) == 1]
 
 
 def marker_tokens(marker: Marker | None) -> str:
@@ -497,7 +447,6 @@ def json_arguments(index: int, schema: object, lark: str | None) -> list[str]:
 
 
 def _one_of(texts: Collection[str]) -> str:
-    """Return the expression for one of several texts."""
     return f"({' | '.join(map(json.dumps, sorted(texts)))})"
 
 
@@ -516,24 +465,17 @@ def _by_marked_type(
 
 def _within(root: dict[str, Any], schema: object) -> object:
     """Return the schema of a property as a document of its own, with what its references name."""
-    moved, has_references = _move_references(schema)
-    if not has_references or not isinstance(moved, dict):
-        return moved
-    return {**moved, "$defs": {"root": _move_references(root)[0]}}
+    if not isinstance(schema, dict) or not has_reference(schema):
+        return schema
+    return {**_moved(schema), "$defs": {"root": _moved(root)}}
 
 
-def _move_references(node: Any) -> tuple[Any, bool]:
-    """Return a schema whose references point into #/$defs/root, and whether there are any."""
+def _moved(node: Any) -> Any:
+    """Return a schema whose references point into #/$defs/root."""
     if isinstance(node, list):
-        moved = [_move_references(child) for child in node]
-        return [child for child, _ in moved], any(has for _, has in moved)
+        return [_moved(child) for child in node]
     if not isinstance(node, dict):
-        return node, False
-    result, found = {}, False
-    for key, child in node.items():
-        if key == "$ref" and isinstance(child, str) and child.startswith("#"):
-            result[key], found = f"#/$defs/root{child[1:]}", True
-        else:
-            result[key], has = _move_references(child)
-            found |= has
-    return result, found
+        return node
+    is_local = isinstance(node.get("$ref"), str) and node["$ref"].startswith("#")
+    moved = {key: _moved(child) for key, child in node.items()}
+    return {**moved, "$ref": f"#/$defs/root{node['$ref'][1:]}"} if is_local else moved

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic_core import to_json
 
 from reprise.engine.text.markers import Markers
-from reprise.server.tools.formats import CallFormat, JsonFormat, ListedFormat, TaggedFormat
+from reprise.server.requests.json_schema import dict_of
+from reprise.server.tools.formats import CallFormat, ListedFormat, TaggedFormat
 from reprise.server.tools.values import (
     GUESSED,
     MAX_SIGNS,
@@ -103,7 +104,7 @@ class Reader:
         self.num_closed = 0
         self.is_broken = False
         self.is_open = False
-        self._layout = call_format
+        self._format = call_format
         self._schemas = schemas
         self._pending = ""
         self._trailing: list[str] = []
@@ -115,7 +116,7 @@ class Reader:
     def rest(self) -> str:
         """The text that the reader has not consumed yet, without what closes the section."""
         rest = "".join((self._pending, *self._trailing))
-        closing = self._layout.closing
+        closing = self._format.closing
         return (
             rest.lstrip().removeprefix(closing) if closing and self.num_closed and not self.is_open else rest
         )
@@ -138,13 +139,12 @@ class Reader:
 
     def read_other_forms(self, text: str) -> list[WrittenCall]:
         """Return the calls of a whole section that feed() cannot read; empty if its text is no call."""
-        return read_other_forms(text, self._layout.other_forms, self._schemas)
+        return read_other_forms(text, self._format.other_forms, self._schemas)
 
     def _advance(self) -> bool:
         raise NotImplementedError
 
     def _add(self, arguments: str) -> None:
-        """Add the next bit of the arguments, as JSON."""
         (self._fragments if self._unknown is None else self._held).append(arguments)
 
     def _open(self, pattern: re.Pattern[str]) -> str:
@@ -155,7 +155,7 @@ class Reader:
         call = OpenedCall(match["name"], match.groupdict().get("id"))
         if call.name in self._schemas:
             self._fragments.append(call)
-        elif self._layout.needs_known_name:
+        elif self._format.needs_known_name:
             self.is_broken = True
             return ""
         else:
@@ -197,23 +197,22 @@ def escaped(text: str) -> str:
 _JSON_MARK = re.compile(r'\\.|["{}\[\]]|\\$', re.DOTALL)
 
 
-def make_reader(call_format: CallFormat, schemas: Schemas) -> "JsonReader | TaggedReader | ListedReader":
+def make_reader(call_format: CallFormat, schemas: Schemas) -> Reader:
     """Return a reader for one section of tool calls in the format."""
-    match call_format:
-        case JsonFormat():
-            return JsonReader(call_format, schemas)
-        case TaggedFormat():
-            return TaggedReader(call_format, schemas)
-        case ListedFormat():
-            return ListedReader(call_format, schemas)
+    if isinstance(call_format, TaggedFormat):
+        return TaggedReader(call_format, schemas)
+    if isinstance(call_format, ListedFormat):
+        return ListedReader(call_format, schemas)
+    return JsonReader(call_format, schemas)
 
 
 class _ArgumentReader(Reader):
     """The base of readers of formats in which each argument has a name and a value."""
 
+    _format: TaggedFormat | ListedFormat
+
     def __init__(self, call_format: TaggedFormat | ListedFormat, schemas: Schemas) -> None:
         super().__init__(call_format, schemas)
-        self._format = call_format
         self._schema: dict[str, Any] = {}
         self._keys: set[str] = set()
 
@@ -243,7 +242,6 @@ class _ArgumentReader(Reader):
         self._keys.add(key)
 
     def _key(self, match: re.Match[str]) -> str:
-        """Return the name of an argument."""
         return match["key"]
 
 
@@ -344,9 +342,8 @@ class ListedReader(_ArgumentReader):
 class JsonReader(Reader):
     """Reads calls whose arguments are a JSON object. See Reader."""
 
-    def __init__(self, call_format: JsonFormat, schemas: Schemas) -> None:
+    def __init__(self, call_format: CallFormat, schemas: Schemas) -> None:
         super().__init__(call_format, schemas)
-        self._format = call_format
         self._arguments: list[str] | None = None
         self._depth = 0
         self._is_in_string = False
@@ -471,8 +468,7 @@ class TaggedReader(_ArgumentReader):
             return STRING if match["is_text"] in ("true", "string", None) else NOT_STRING
         if self._unknown is not None:
             return GUESSED if self._format.guesses_json else STRING_OR_NULL
-        properties = self._schema.get("properties")
-        known = properties.get(self._key(match)) if isinstance(properties, dict) else None
+        known = dict_of(self._schema.get("properties")).get(self._key(match))
         return find_types(known, self._schema) or GUESSED
 
     def _read_value(self, types: frozenset[str]) -> bool:
@@ -501,7 +497,6 @@ class TaggedReader(_ArgumentReader):
         return True
 
     def _converted(self, text: str, types: frozenset[str]) -> str:
-        """Return a value as JSON of one of the types."""
         if types == GUESSED and self._format.guesses_json:
             is_string = text.strip().startswith('"') and is_json(text.strip())
             if self._unknown is not None or is_string:
@@ -538,12 +533,11 @@ class BareCalls:
 
     starts: how calls of the request's tools begin, up to the first argument or the end of the call, since a
         mere mention of a function is text. They count only at the start of a line.
-    prefix: the common beginning of all starts.
     """
 
+    prefix: ClassVar = "<function="
+    end: ClassVar = "</function>"
     starts: frozenset[str]
-    prefix: str
-    end: str
 
     def starts_in(self, text: str) -> list[str]:
         """Return the strings, each with a line break before it, with which bare calls may begin in a text.
@@ -563,6 +557,5 @@ def bare_calls(markers: Markers, names: Collection[str]) -> BareCalls | None:
     """
     if markers.call_format != "qwen3_coder" or not names:
         return None
-    heads = [f"<function={name}>{space}" for name in names for space in ("", "\n")]
-    starts = (head + after for head in heads for after in ("<parameter=", "</function>"))
-    return BareCalls(frozenset(starts), "<function=", "</function>")
+    heads = [f"{BareCalls.prefix}{name}>{space}" for name in names for space in ("", "\n")]
+    return BareCalls(frozenset(head + after for head in heads for after in ("<parameter=", BareCalls.end)))

@@ -2,16 +2,17 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from reprise.server.tools.formats import FORMATS, ListedFormat, OtherForm
-from reprise.server.validation.json_schema import list_of, target_of
+from reprise.server.requests.json_schema import dict_of, list_of, target_of
+from reprise.server.tools.formats import PYTHONIC, ListedFormat, OtherForm
 
+Json = dict[str, Any]
 STRING = frozenset({"string"})
 GUESSED = frozenset({"string", "object", "array"})
 """The types of a value without a known type: JSON objects and arrays are recognized, all else is a string."""
@@ -46,7 +47,7 @@ def find_types(schema: object, root: dict[str, Any], depth: int = 0) -> frozense
         return frozenset([kinds] if isinstance(kinds, str) else map(str, kinds)) & ALL_TYPES or None
     if "const" in schema or isinstance(schema.get("enum"), list):
         values = [schema["const"]] if "const" in schema else schema["enum"]
-        return frozenset(_JSON_NAMES.get(type(value), "null") for value in values)
+        return frozenset(map(_kind_of, values))
     for name in ("anyOf", "oneOf"):
         found = [find_types(choice, root, depth + 1) for choice in list_of(schema.get(name))]
         if found:
@@ -57,19 +58,25 @@ def find_types(schema: object, root: dict[str, Any], depth: int = 0) -> frozense
     return None
 
 
+def _kind_of(value: object) -> str:
+    return _JSON_NAMES.get(type(value), "null")
+
+
 def to_json_value(text: str, types: frozenset[str]) -> str:
     """Convert a value's text to JSON of one of the types, or to a JSON string if it has none of them."""
     if types != STRING:
         try:
             value = parse_json(text.strip())
         except ValueError:
-            value = _read_word(text.strip().lower(), types)
+            # Python's constants, too, in any case.
+            value = _WORDS.get(text.strip().lower(), text)
             if types & _NESTED and (written := _nested_literal(text)) is not None:
                 value = from_json(written)
-        for kind in _kinds_of(value):
-            if kind in types:
-                whole = int(value) if kind == "integer" and isinstance(value, float) else value
-                return to_json(whole).decode()
+        if isinstance(value, float) and value.is_integer() and "integer" in types:
+            value = int(value)
+        kind = _kind_of(value)
+        if kind != "string" and (kind in types or (kind == "integer" and "number" in types)):
+            return to_json(value).decode()
     return to_json(text).decode()
 
 
@@ -108,8 +115,8 @@ def _nested_literal(text: str) -> str | None:
     text = text.strip()
     if not text.startswith(("{", "[")) or len(text) > MAX_LITERAL_CHARACTERS:
         return None
-    layout = FORMATS["pythonic"]
-    return literal_to_json(text, layout) if isinstance(layout, ListedFormat) else None
+    written = convert_words(text, PYTHONIC)
+    return written if written is not None and is_json(written) else None
 
 
 def escape_entities(name: str) -> str:
@@ -122,49 +129,14 @@ def unescape_entities(name: str) -> str:
     return name.replace("&quot;", '"').replace("&amp;", "&")
 
 
-def _read_word(word: str, types: frozenset[str]) -> object:
-    """Return the value of a word that is not JSON but means a constant, such as Python's True."""
-    constants: dict[str, tuple[str, object]] = {
-        "true": ("boolean", True),
-        "false": ("boolean", False),
-        "none": ("null", None),
-        "null": ("null", None),
-    }
-    kind, value = constants.get(word, ("", word))
-    return value if kind in types else word
-
-
-def _kinds_of(value: object) -> tuple[str, ...]:
-    """Return the types of a JSON value other than a string, the narrowest first."""
-    match value:
-        case bool():
-            return ("boolean",)
-        case int():
-            return ("integer", "number")
-        case float():
-            return ("integer", "number") if value.is_integer() else ("number",)
-        case None:
-            return ("null",)
-        case dict():
-            return ("object",)
-        case list():
-            return ("array",)
-    return ()
-
-
 _ESCAPE = re.compile(
     r"\\(?:u(?P<high>[dD][89abAB]..)\\u(?P<low>[dD][c-fC-F]..)|u(?P<u>....)|x(?P<x>..)|(?P<other>[^ux]))",
     re.DOTALL,
 )
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
-_CONSTANTS = {
-    "True": "true",
-    "False": "false",
-    "None": "null",
-    "true": "true",
-    "false": "false",
-    "null": "null",
-}
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+_CONSTANTS |= {written: written for written in _CONSTANTS.values()}
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
 def unescape(text: str) -> tuple[str, int]:
@@ -206,12 +178,6 @@ def _literals(layout: ListedFormat) -> re.Pattern[str]:
     return re.compile(f"{'|'.join(strings)}|{name}(?P<word>[A-Za-z_][\\w.-]*)|{rest}", re.DOTALL)
 
 
-def literal_to_json(text: str, layout: ListedFormat) -> str | None:
-    """Convert a literal to JSON; return None if the text is not a literal of the layout."""
-    written = convert_words(text, layout)
-    return written if written is not None and is_json(written) else None
-
-
 def convert_words(text: str, layout: ListedFormat) -> str | None:
     """Write the words and strings of a literal as JSON has them; None if one has no meaning.
 
@@ -234,7 +200,6 @@ def convert_words(text: str, layout: ListedFormat) -> str | None:
 
 
 def _unescape_all(text: str) -> str:
-    """Return a string's text without its escapes."""
     parts, at = [], 0
     while (found := text.find("\\", at)) >= 0:
         character, length = unescape(text[found : found + 12] + ("" if found + 12 < len(text) else " " * 12))
@@ -312,7 +277,6 @@ def _is_encodable(text: str) -> bool:
 
 
 def _call_of(call: Any) -> WrittenCall:
-    """Return an object's call. Raises ValueError if it is none."""
     if not isinstance(call, dict):
         raise ValueError("not an object")
     name, arguments, own_id = call.get("name"), call.get("arguments", {}), call.get("id")
@@ -342,21 +306,21 @@ def _read_plain(text: str, schemas: Mapping[str, dict[str, Any]]) -> list[Writte
             return [_call_of({"name": name, "arguments": json.loads(guessed_to_json(rest))})]
         except ValueError:
             return []
-    pairs = dict(_pairs(rest, schemas.get(name, {})))
-    return [_call_of({"name": name, "arguments": pairs})] if pairs and None not in pairs else []
+    pairs = _pairs(rest, schemas.get(name, {}))
+    return [_call_of({"name": name, "arguments": pairs})] if pairs else []
 
 
-def _pairs(text: str, schema: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:
-    """Yield the keys and values of words like key=value; a key of None if there is anything else."""
-    properties = schema.get("properties")
-    properties = properties if isinstance(properties, dict) else {}
+def _pairs(text: str, schema: dict[str, Any]) -> Json:
+    """Return the keys and values of words like key=value; empty if there is anything else."""
+    properties = dict_of(schema.get("properties"))
+    found: Json = {}
     at, text = 0, text.rstrip()
     while at < len(text):
         if (match := _PAIR.match(text, at)) is None:
-            yield None, None
-            return
+            return {}
         at = match.end()
-        value = next(found for found in match.group("double", "single", "bare") if found is not None)
+        value = next(one for one in match.group("double", "single", "bare") if one is not None)
         types = find_types(properties.get(match["key"]), schema)
         written = guessed_to_json(value) if types is None else to_json_value(value, types)
-        yield match["key"], json.loads(written)
+        found[match["key"]] = json.loads(written)
+    return found

@@ -4,7 +4,7 @@
 
 NAME: only bodies and routes whose names have it. Prints for each the processor time of the longest piece, and
 the longest wait of a thread that wants to run every half a millisecond: other threads keep the interpreter.
-The figures of docs/security.md are from here, and from tests.server.validation.longest_waits.
+The figures of docs/security.md are from here, and from tests.server.requests.longest_waits.
 """
 
 import asyncio

@@ -14,7 +14,7 @@ from reprise.server.app import create_app
 from reprise.server.http.connection import MAX_PIPELINED, MAX_SMALL_CHUNKS
 from reprise.server.metrics import loop_lag
 from reprise.server.metrics.loop_lag import NOT_HELD
-from reprise.server.validation.fields import MAX_FIELDS
+from reprise.server.requests.fields import MAX_FIELDS
 from tests.holds import MOST_S
 from tests.machine import allowed_s
 from tests.server.fake_engine import says

@@ -23,8 +23,8 @@ from reprise.server.reference import API_PAGE, SINCE, UndocumentedError, read_ro
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.embeddings import EmbeddingsRequest
-from reprise.server.validation.fields import INSIDE, RequestModel, unsupported
-from reprise.server.validation.peer_fields import IGNORED
+from reprise.server.requests.fields import INSIDE, RequestModel, unsupported
+from reprise.server.requests.peer_fields import IGNORED
 
 
 def test_the_page_is_what_the_code_says():

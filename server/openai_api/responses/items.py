@@ -9,6 +9,7 @@ from reprise.server.errors import BadRequestError, requested_name
 from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
 from reprise.server.openai_api.responses.store import Turn
 from reprise.server.requests.chat import ChatRequest, extended
+from reprise.server.requests.fields import Notes, validate
 from reprise.server.requests.messages import (
     ASSISTANT_ONLY,
     OF_API,
@@ -33,7 +34,6 @@ from reprise.server.requests.messages import (
     settle,
 )
 from reprise.server.requests.tools import ToolReader, function_name, read_choice
-from reprise.server.validation.fields import Notes, validate
 
 REASONING_PREFIX = "reprise:"
 """Prefix of encrypted_content; the reasoning, or the summary of a compaction, follows in base64."""

@@ -21,8 +21,8 @@ from reprise.server.output.parts import (
     ToolCallPart,
 )
 from reprise.server.output.presenter import Json, OneChoicePresenter, ResponseHead, chat_logprobs
+from reprise.server.output.text_parser import InputDecoder
 from reprise.server.requests.messages import Tool
-from reprise.server.requests.tools import InputDecoder
 
 _PREFIX = "resp_"
 

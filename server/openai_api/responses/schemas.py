@@ -23,17 +23,7 @@ from reprise.server.requests.chat import (
     ReasoningEffort,
     extension,
 )
-from reprise.server.requests.generation_fields import KeepAlive
-from reprise.server.requests.messages import check_size
-from reprise.server.requests.structured_output import (
-    ANY_TEXT,
-    GUIDED,
-    NO_WORDS,
-    JsonObjectFormat,
-    at_most_one,
-)
-from reprise.server.requests.structured_output import TextFormat as PlainText
-from reprise.server.validation.fields import (
+from reprise.server.requests.fields import (
     AcceptsPeerFields,
     Count,
     RequestModel,
@@ -46,6 +36,16 @@ from reprise.server.validation.fields import (
     tagged_union,
     unsupported,
 )
+from reprise.server.requests.generation_fields import (
+    ANY_TEXT,
+    GUIDED,
+    NO_WORDS,
+    JsonObjectFormat,
+    KeepAlive,
+    at_most_one,
+)
+from reprise.server.requests.generation_fields import TextFormat as PlainText
+from reprise.server.requests.messages import check_size
 
 MAX_LISTED = 100
 MAX_POSITION = 999_999_999

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from tests.server.validation.any_request import OPERATIONS, send_many
+from tests.server.requests.any_request import OPERATIONS, send_many
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

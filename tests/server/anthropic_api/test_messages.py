@@ -15,7 +15,7 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.events import Delta, Finished, Usage
 from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesRequest, to_chat_request
 from reprise.server.app import create_app
-from reprise.server.validation.fields import Notes
+from reprise.server.requests.fields import Notes
 from tests.server.anthropic_api.anthropic_shapes import assert_anthropic_error, valid_events, valid_message
 from tests.server.fake_engine import THINKING, FakeEngine, fail_first, fail_midway, wait_midway
 from tests.server.openai_shapes import valid

@@ -14,8 +14,8 @@ from reprise.server.errors import BadRequestError
 from reprise.server.http.body import read_body
 from reprise.server.http.executor import SMALL_BYTES, Executor
 from reprise.server.logs import RequestRecord, attach_record
-from reprise.server.validation.fields import RequestModel
-from reprise.server.validation.json_body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, check_values
+from reprise.server.requests.fields import RequestModel
+from reprise.server.requests.json_body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, check_values
 from tests.server.openai_shapes import assert_error
 
 JSON = {"Content-Type": "application/json"}

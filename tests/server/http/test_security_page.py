@@ -17,16 +17,16 @@ from reprise.server.http.executor import LARGE_BYTES
 from reprise.server.llama_server_api.tokens import TOKENS_AT_ONCE
 from reprise.server.openai_api.responses.routes import MAX_NAMED
 from reprise.server.openai_api.responses.schemas import MAX_ITEMS
-from reprise.server.requests.messages import MAX_MESSAGES, MAX_PARTS
-from reprise.server.tools.values import MAX_SIGNS
-from reprise.server.validation.fields import MAX_FIELDS
-from reprise.server.validation.json_body import (
+from reprise.server.requests.fields import MAX_FIELDS
+from reprise.server.requests.json_body import (
     FRAGMENT_BYTES,
     FRAGMENT_VALUES,
     MAX_CONTAINERS,
     MAX_MEMBERS,
     MAX_VALUES,
 )
+from reprise.server.requests.messages import MAX_MESSAGES, MAX_PARTS
+from reprise.server.tools.values import MAX_SIGNS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
 

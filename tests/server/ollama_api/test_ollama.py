@@ -11,7 +11,7 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.models import SamplingDefaults
 from reprise.engine.text.markers import FimTokens
 from reprise.server.app import create_app
-from reprise.server.validation.fields import MAX_FIELDS
+from reprise.server.requests.fields import MAX_FIELDS
 from tests.server.fake_engine import CONTEXT_TOKENS, THINKING, fail_first, fail_midway, says, wait_midway
 from tests.server.ollama_api.ollama_shapes import (
     assert_ollama_error,

@@ -13,7 +13,7 @@ from reprise.server.output.parts import ChoiceOutput, PromptPart, TextPart
 from reprise.server.output.presenter import ResponseHead, chat_logprobs
 from reprise.server.output.text_parser import LogprobAlignment
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.validation.fields import validate
+from reprise.server.requests.fields import validate
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import (
     assert_error,

@@ -7,7 +7,7 @@ from reprise.server.output.parts import EndPart, ReportPart, TextPart
 from reprise.server.output.presenter import ResponseHead
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.validation.fields import validate
+from reprise.server.requests.fields import validate
 from tests.server.openai_shapes import stream_data
 
 HEAD = ResponseHead(id="1", created=5, model='a "model"', system_fingerprint="fp_1", service_tier="default")

@@ -14,9 +14,9 @@ from reprise.server.errors import BadRequestError
 from reprise.server.openai_api.responses.items import ChatConversion
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.fields import Notes
+from reprise.server.requests.json_body import parse_liberally
 from reprise.server.requests.messages import LEFT_OUT, MEDIA, ROLES, TEXTS
-from reprise.server.validation.fields import Notes
-from reprise.server.validation.json_body import parse_liberally
 
 VALUES: tuple[Any, ...] = (None, 5, True, "x", "", [], ["x"], {}, {"type": "text", "text": "x"}, {"url": "x"})
 KEYS = ("text", "content", "source", "file", "input", "name", "id", "call_id", "tools", "role", "arguments")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from reprise.server.errors import BadRequestError
+from reprise.server.requests.fields import Notes
 from reprise.server.requests.messages import (
     LEFT_OUT,
     MEDIA,
@@ -17,7 +18,6 @@ from reprise.server.requests.messages import (
     parts_of,
     settle,
 )
-from reprise.server.validation.fields import Notes
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"
 

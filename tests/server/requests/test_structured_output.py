@@ -13,9 +13,9 @@ from pydantic_core import PydanticCustomError
 from reprise.engine.interface.request import Grammar
 from reprise.server.errors import BadRequestError
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.validation.fields import Notes
-from reprise.server.validation.json_body import parse_liberally
-from reprise.server.validation.json_schema import check_schema, find_endless
+from reprise.server.requests.fields import Notes
+from reprise.server.requests.json_body import parse_liberally
+from reprise.server.requests.json_schema import check_schema, find_endless
 from tests.machine import allowed_s
 from tests.server.openai_shapes import assert_error
 

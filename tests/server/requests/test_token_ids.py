@@ -3,7 +3,7 @@
 import pytest
 
 from tests.server.fake_engine import says
-from tests.server.validation.test_peer_fields import CHAT, COMPLETIONS, ask, chunks_of
+from tests.server.requests.test_peer_fields import CHAT, COMPLETIONS, ask, chunks_of
 
 BODIES = [(CHAT, {}), (COMPLETIONS, {})]
 

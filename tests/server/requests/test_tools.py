@@ -15,8 +15,8 @@ from reprise.engine.text.markers import Marker, Markers
 from reprise.server.app import create_app
 from reprise.server.errors import BadRequestError
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.validation.fields import Notes
-from reprise.server.validation.json_body import parse_liberally
+from reprise.server.requests.fields import Notes
+from reprise.server.requests.json_body import parse_liberally
 from tests.server.fake_engine import CALLING, says
 from tests.server.openai_shapes import assert_error, valid_chat, valid_chat_chunks
 from tests.server.served import served

@@ -6,7 +6,7 @@ import pytest
 
 from reprise.engine.interface.request import Grammar
 from reprise.engine.sampling.grammar import Grammars
-from reprise.server.validation.lark import escape_lark
+from reprise.server.requests.lark import escape_lark
 from tests.engine.support import make_tokenizer
 from tests.server.tools.test_grammar import accepts
 

@@ -7,8 +7,8 @@ from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
 from reprise.server.openai_api.responses.items import as_listed, from_items
+from reprise.server.requests.fields import Notes
 from reprise.server.requests.messages import settle
-from reprise.server.validation.fields import Notes
 
 ITEM = TypeAdapter(ResponseItem)
 NOTHING = object()

@@ -6,7 +6,8 @@ import logging
 import pytest
 
 from reprise.engine.interface.request import Grammar
-from reprise.server.requests.tools import InputDecoder, function_name
+from reprise.server.output.text_parser import InputDecoder
+from reprise.server.requests.tools import function_name
 from tests.server.fake_engine import says
 from tests.server.openai_api.responses.responses_shapes import raw_events, valid_events, valid_response
 from tests.server.tools.test_json_lark import PATCH

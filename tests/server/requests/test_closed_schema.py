@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reprise.engine.sandbox.child_process import CHECKER
-from reprise.server.validation.json_schema import closed, modern
+from reprise.server.requests.json_schema import closed, modern
 from tests.server.fake_engine import says
-from tests.server.validation.tool_schemas import of_tools
+from tests.server.requests.tool_schemas import of_tools
 
 NAMES = st.sampled_from("abc")
 LEAVES = st.sampled_from([{}, True, False, {"type": "integer"}, {"const": 1}])

@@ -7,8 +7,8 @@ import pytest
 
 from reprise.server.errors import BadRequestError
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.validation.fields import Notes
-from reprise.server.validation.json_body import parse_liberally
+from reprise.server.requests.fields import Notes
+from reprise.server.requests.json_body import parse_liberally
 from tests.server.openai_shapes import assert_error
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from reprise.server.validation.json_body import FragmentParser, Outline
+from reprise.server.requests.json_body import FragmentParser, Outline
 
 parse_fragment = partial(from_json, allow_inf_nan=False)
 TEXTS = st.text(st.sampled_from('a"\\,:[]{}ä\U0001f600\n\t '), max_size=30)

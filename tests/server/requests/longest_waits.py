@@ -1,6 +1,6 @@
 """Measure how long the largest bodies keep other threads waiting while they are parsed and validated.
 
-    python -m tests.server.validation.longest_waits
+    python -m tests.server.requests.longest_waits
 
 Prints for each body the processor time that it takes, and the longest wait of a thread that wants to run
 every half a millisecond. The figures of docs/security.md are from here.
@@ -14,8 +14,8 @@ from reprise.server.errors import BadRequestError
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.validation.fields import Notes
-from reprise.server.validation.json_body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, parse_liberally
+from reprise.server.requests.fields import Notes
+from reprise.server.requests.json_body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, parse_liberally
 from tests.server.waits import measured_waits
 
 ROOM = Settings().max_body_bytes - 20

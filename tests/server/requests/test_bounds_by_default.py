@@ -17,15 +17,15 @@ from reprise.server.errors import BadRequestError
 from reprise.server.openai_api.responses.items import ChatConversion
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
+from reprise.server.requests.fields import Notes
+from reprise.server.requests.json_body import MAX_CONTAINERS, parse_liberally
 from reprise.server.requests.messages import arguments_of
 from reprise.server.requests.tools import MAX_NAME_CHARACTERS, function_name
-from reprise.server.validation.fields import Notes
-from reprise.server.validation.json_body import MAX_CONTAINERS, parse_liberally
 from tests.machine import allowed_s
 from tests.server.anthropic_api import test_bad_input as messages_rows
 from tests.server.openai_api.responses import test_bad_input as responses_rows
+from tests.server.requests import test_bad_input as chat_rows
 from tests.server.requests import test_tools as tools_rows
-from tests.server.validation import test_bad_input as chat_rows
 
 HELLO = [{"role": "user", "content": "hello"}]
 ROWS: list[tuple[str, dict[str, Any], str]] = [

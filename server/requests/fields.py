@@ -200,7 +200,6 @@ def _meant(error: ErrorDetails) -> Any:
 
 
 def _holder(given: Any, location: Sequence[int | str]) -> Any:
-    """Return the object or array that holds a field, in parsed JSON; None if it is not there."""
     for part in location[:-1]:
         try:
             given = given[part]
@@ -221,7 +220,6 @@ def _inner_errors(fault: ValidationError) -> Iterator[ErrorDetails]:
 
 
 def _bad_request(error: ErrorDetails) -> BadRequestError:
-    """Convert pydantic's error into OpenAI's."""
     context = error.get("ctx", {})
     param = shortened(_path(error["loc"], context.get("at", "")), 200)
     kind = error["type"]

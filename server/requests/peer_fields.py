@@ -5,6 +5,7 @@ out, and named in the header x-reprise-ignored. A field that no server has stays
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -93,7 +94,7 @@ def translate_fields(given: Json, known: Collection[str], names: dict[str, str])
     """
     if given.keys() <= set(known) and not _has_schema_inside(given.get("response_format")):
         return given, []
-    body = _Body(known, names, streams=given.get("stream") is True)
+    body = _Body(frozenset(known), names, streams=given.get("stream") is True)
     # Fields of the body's own API come first: those of others are added to them, or contradict them.
     for name in sorted(given, key=lambda name: name not in known):
         body.take(name, given[name])
@@ -109,26 +110,26 @@ def _object(name: str, value: Any) -> Json:
     return value
 
 
+@dataclass
 class _Body:
     """A body that is being translated. fields: in this API's names. ignored: what was left out.
 
     The methods for fields return whether the field means anything in this body.
     """
 
-    def __init__(self, known: Collection[str], names: dict[str, str], *, streams: bool) -> None:
-        self.fields: Json = {}
-        self.ignored: list[str] = []
-        self._known = frozenset(known)
-        self._names = names
-        self._streams = streams
-        self.system: list[Any] = []
+    known: frozenset[str]
+    names: dict[str, str]
+    streams: bool
+    fields: Json = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    system: list[Any] = field(default_factory=list)
 
     def take(self, name: str, value: Any) -> None:
         """Add a field under the name that it has in a request."""
         # Null means the default, here as in the fields of this API.
-        if value is None and (name in self._known or name in UNDERSTOOD):
+        if value is None and (name in self.known or name in UNDERSTOOD):
             return
-        if name in self._known:
+        if name in self.known:
             has_schema = name == "response_format" and _has_schema_inside(value)
             self._set(name, name, _as_openai_has_it(value) if has_schema else value)
         elif name in ("options", "extra_body"):
@@ -143,7 +144,7 @@ class _Body:
 
     def rename(self, name: str, value: Any) -> bool:
         names = _RENAMED.get(name) or _RENAMED_SISTERS[name]
-        own = next((own for own in names if own in self._known), None)
+        own = next((own for own in names if own in self.known), None)
         if own is None:
             return False
         # Peers write "no limit" as a negative number.
@@ -152,34 +153,34 @@ class _Body:
         return self._set(name, own, value)
 
     def refuse(self, name: str, value: Any) -> bool:
-        if value not in ("", []) and "guided_grammar" in self._known:
+        if value not in ("", []) and "guided_grammar" in self.known:
             raise bad_field(name, f"is not supported; {_INSTEAD[name]}", "unsupported_parameter")
         return value in ("", [])
 
     def take_number(self, name: str, value: Any) -> bool:
         # Elsewhere there is always one choice.
-        if value != 1 and self._known & {"max_output_tokens", "stop_sequences"}:
+        if value != 1 and self.known & {"max_output_tokens", "stop_sequences"}:
             phrase = "is supported only by chats; send as many requests"
             raise bad_field(name, phrase, "unsupported_parameter")
-        return bool(self._known & {"max_output_tokens", "stop_sequences"})
+        return bool(self.known & {"max_output_tokens", "stop_sequences"})
 
     def take_stored(self, name: str, value: Any) -> bool:
-        if value and "messages" in self._known:
+        if value and "messages" in self.known:
             phrase = "is supported only by /v1/responses; send all messages"
             raise bad_field(name, phrase, "unsupported_parameter")
         return not value
 
     def take_system(self, name: str, value: Any) -> bool:
-        own = next((own for own in ("instructions", "system") if own in self._known), None)
+        own = next((own for own in ("instructions", "system") if own in self.known), None)
         if own is not None:
             return self._set(name, own, value)
-        if "messages" in self._known and value:
+        if "messages" in self.known and value:
             self.system.append({"role": "system", "content": value})
-        return "messages" in self._known
+        return "messages" in self.known
 
     def take_single_call(self, name: str, value: Any) -> bool:  # noqa: ARG002 - as all have
         """Add parallel_tool_calls to the choice of tools, where Anthropic has it."""
-        if "tool_choice" not in self._known or not isinstance(value, bool):
+        if "tool_choice" not in self.known or not isinstance(value, bool):
             return False
         choice = self.fields.get("tool_choice", "auto")
         choice = {"type": choice} if isinstance(choice, str) else choice
@@ -189,25 +190,25 @@ class _Body:
 
     def take_logprobs(self, name: str, value: Any) -> bool:  # noqa: ARG002 - as all have
         included = self.fields.get("include", [])
-        if "include" not in self._known or not isinstance(value, bool) or not isinstance(included, list):
+        if "include" not in self.known or not isinstance(value, bool) or not isinstance(included, list):
             return False
         if value:
             self.fields["include"] = [*included, "message.output_text.logprobs"]
         return True
 
     def take_effort(self, name: str, value: Any) -> bool:
-        if "reasoning_effort" in self._known:
+        if "reasoning_effort" in self.known:
             return self._set(name, "reasoning_effort", value)
-        if "reasoning" in self._known:
+        if "reasoning" in self.known:
             return self._set_inside(name, "reasoning", "effort", value)
-        if "output_config" not in self._known:
+        if "output_config" not in self.known:
             return False
         if value == "none":
             return self.take_thinking(name, False)
         return self._set_inside(name, "output_config", "effort", value)
 
     def take_text(self, name: str, value: Any) -> bool:
-        if not _formats(self._known):
+        if not _formats(self.known):
             return False
         for key, setting in _object(name, value).items():
             if setting is None:
@@ -219,7 +220,7 @@ class _Body:
         return True
 
     def take_response_format(self, name: str, value: Any) -> bool:
-        if not _formats(self._known):
+        if not _formats(self.known):
             return False
         given = _object(name, {"type": value} if isinstance(value, str) else value)
         kind, inner = given.get("type"), given.get("json_schema")
@@ -229,10 +230,10 @@ class _Body:
         return self._set_format(name, kind, flat)
 
     def _set_format(self, name: str, kind: Any, flat: Json) -> bool:
-        if "response_format" in self._known:
+        if "response_format" in self.known:
             rest = {"json_schema": flat} if kind == "json_schema" else flat
             return self._set(name, "response_format", {"type": kind, **rest})
-        if "text" in self._known:
+        if "text" in self.known:
             return self._set_inside(name, "text", "format", {"type": kind, **flat})
         if kind == "text":
             return True
@@ -249,12 +250,12 @@ class _Body:
         if outer.get(key, value) != value:
             raise bad_field(name, f"and {own}.{key} differ; send one of them", "invalid_value")
         if key not in outer:
-            self._names[f"{own}.{key}"] = name
+            self.names[f"{own}.{key}"] = name
         self.fields[own] = {**outer, key: value}
         return True
 
     def take_grammar(self, name: str, value: Any) -> bool:
-        if "guided_grammar" not in self._known:
+        if "guided_grammar" not in self.known:
             return False
         if value == "":
             return True
@@ -269,7 +270,7 @@ class _Body:
         return self._set(name, "guided_grammar", lark)
 
     def take_structured(self, name: str, value: Any) -> bool:
-        if "guided_json" not in self._known:
+        if "guided_json" not in self.known:
             return False
         for kind, constraint in _object(name, value).items():
             if constraint is None:
@@ -286,25 +287,25 @@ class _Body:
         return True
 
     def take_format(self, name: str, value: Any) -> bool:
-        if "guided_json" not in self._known:
+        if "guided_json" not in self.known:
             return False
         if value == "json":
             return self._set_format(name, "json_object", {})
         return value == "" or self._set(name, "guided_json", value)
 
     def take_probabilities(self, name: str, value: Any) -> bool:
-        own = next((own for own in ("top_logprobs", "logprobs") if own in self._known), None)
+        own = next((own for own in ("top_logprobs", "logprobs") if own in self.known), None)
         if own is None or value == 0:
             return own is not None
-        if own == "top_logprobs" and "logprobs" in self._known:
+        if own == "top_logprobs" and "logprobs" in self.known:
             self._set(name, "logprobs", True)
         return self._set(name, own, value)
 
     def take_usage(self, name: str, value: Any) -> bool:
         """Add OpenRouter's wish for token counts, which only streams leave out."""
-        if "stream_options" not in self._known or not isinstance(value, dict):
+        if "stream_options" not in self.known or not isinstance(value, dict):
             return False
-        if value.get("include") is True and self._streams and "stream_options" not in self.fields:
+        if value.get("include") is True and self.streams and "stream_options" not in self.fields:
             self._set(name, "stream_options", {"include_usage": True})
         return True
 
@@ -312,7 +313,7 @@ class _Body:
         value = as_switch(value)
         if isinstance(value, str) and name == "think":
             return self.take_effort(name, value)
-        if "chat_template_kwargs" not in self._known:
+        if "chat_template_kwargs" not in self.known:
             return False
         if not isinstance(value, bool):
             raise bad_field(name, "must be a boolean", "invalid_type")
@@ -322,14 +323,14 @@ class _Body:
         return True
 
     def take_reasoning(self, name: str, value: Any) -> bool:
-        if "chat_template_kwargs" not in self._known:
+        if "chat_template_kwargs" not in self.known:
             return False
         value = _object(name, value)
         is_off = value.get("type") == "disabled" or as_switch(value.get("enabled")) is False
         for key, setting in value.items():
             if key == "effort":
                 self.take_effort(f"{name}.effort", setting)
-            elif key == "exclude" and isinstance(setting, bool) and "include_reasoning" in self._known:
+            elif key == "exclude" and isinstance(setting, bool) and "include_reasoning" in self.known:
                 self._set(f"{name}.{key}", "include_reasoning", not setting)
             elif key in ("max_tokens", "budget_tokens"):
                 if not is_off:
@@ -347,10 +348,10 @@ class _Body:
         if own == "chat_template_kwargs" and isinstance(value, dict) and isinstance(before, dict):
             value = {**before, **value}
         elif before != value:
-            other = self._names.pop(own, own)
+            other = self.names.pop(own, own)
             raise bad_field(name, f"and {other} differ; send one of them", "invalid_value")
         elif name != own and own not in self.fields:
-            self._names[own] = name
+            self.names[own] = name
         self.fields[own] = value
         return True
 
@@ -398,7 +399,6 @@ def as_switch(value: Any) -> Any:
 
 
 def _formats(known: Collection[str]) -> bool:
-    """Return whether a body says of which format its answer is."""
     return any(name in known for name in ("response_format", "text", "output_config"))
 
 

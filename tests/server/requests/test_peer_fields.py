@@ -7,7 +7,7 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
-from reprise.server.validation.peer_fields import UNDERSTOOD
+from reprise.server.requests.peer_fields import UNDERSTOOD
 from tests.server.fake_engine import THINKING, says, tells
 from tests.server.openai_shapes import assert_error
 

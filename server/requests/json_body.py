@@ -3,6 +3,7 @@
 import codecs
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,8 +14,8 @@ from pydantic_core import from_json
 
 from reprise.engine.interface.spans import span
 from reprise.server.errors import BadRequestError
-from reprise.server.validation.fields import MAX_FIELDS, AcceptsPeerFields, Notes, validate
-from reprise.server.validation.peer_fields import translate_fields
+from reprise.server.requests.fields import MAX_FIELDS, AcceptsPeerFields, Notes, validate
+from reprise.server.requests.peer_fields import translate_fields
 
 FRAGMENT_BYTES = 2**18
 FRAGMENT_VALUES = 20_000
@@ -28,8 +29,6 @@ _WHOLE_CHARACTERS = re.compile(
 _LONGEST_ESCAPE = 12
 _OPENING, _CLOSING = b"[{", b"]}"
 _QUOTE, _COLON, _COMMA = b'":,'
-
-ParseFragment = Callable[[str], Any]
 
 
 class Outline:
@@ -70,35 +69,31 @@ class Outline:
         self.is_closed = not is_inside and (not len(after) or bool(after[-1] == 0 and after.min() >= 0))
 
 
+@dataclass(frozen=True)
 class FragmentParser:
     """Parses JSON fragment by fragment. parse_fragment: parses the text of one, or raises ValueError."""
 
-    def __init__(
-        self,
-        body: bytes,
-        outline: Outline,
-        parse_fragment: ParseFragment,
-        fragment_bytes: int = FRAGMENT_BYTES,
-        fragment_values: int = FRAGMENT_VALUES,
-    ) -> None:
-        self._body, self._outline, self._parse_fragment = body, outline, parse_fragment
-        self._fragment_bytes, self._fragment_values = fragment_bytes, fragment_values
+    body: bytes
+    outline: Outline
+    parse_fragment: Callable[[str], Any]
+    fragment_bytes: int = FRAGMENT_BYTES
+    fragment_values: int = FRAGMENT_VALUES
 
     def parse(self) -> Any:
         """Return the body's value. Raises ValueError if it is not JSON."""
-        if not self._outline.is_closed:
+        if not self.outline.is_closed:
             raise ValueError("a string, an array or an object is not closed")
-        return self._value(0, len(self._body), 0, len(self._outline.at))
+        return self._value(0, len(self.body), 0, len(self.outline.at))
 
     def _value(self, start: int, end: int, first: int, last: int) -> Any:
         """Return the value at body[start:end], whose structure is outline[first:last]."""
-        if end - start <= self._fragment_bytes and last - first <= self._fragment_values:
+        if end - start <= self.fragment_bytes and last - first <= self.fragment_values:
             return self._fragment(start, end)
         if first == last:
             return self._long_text(start, end)
-        opening, closing = int(self._outline.at[first]), int(self._outline.at[last - 1])
-        kind = _OPENING.find(self._body[opening])
-        is_pair = kind >= 0 and _CLOSING[kind] == self._body[closing]
+        opening, closing = int(self.outline.at[first]), int(self.outline.at[last - 1])
+        kind = _OPENING.find(self.body[opening])
+        is_pair = kind >= 0 and _CLOSING[kind] == self.body[closing]
         if not is_pair or not self._is_blank(start, opening) or not self._is_blank(closing + 1, end):
             raise ValueError(f"invalid structure near byte {start}")
         if last - first == 2 and self._is_blank(opening + 1, closing):
@@ -121,9 +116,9 @@ class FragmentParser:
                 made |= self._fragment(start, end, b"{", b"}")
                 continue
             colon = inner_first
-            if inner_first == inner_last or self._outline.kinds[colon] != _COLON:
+            if inner_first == inner_last or self.outline.kinds[colon] != _COLON:
                 raise ValueError(f"a member without a name near byte {start}")
-            at = int(self._outline.at[colon])
+            at = int(self.outline.at[colon])
             key = self._value(start, at, inner_first, inner_first)
             if not isinstance(key, str):
                 raise ValueError(f"a name that is not a string near byte {start}")
@@ -135,7 +130,7 @@ class FragmentParser:
 
         Returns for each: start and end in the body, first and last of its structure, and whether it is small.
         """
-        outline = self._outline
+        outline = self.outline
         depth = outline.depths[first] + 1
         inner = slice(first + 1, last - 1)
         is_comma = (outline.kinds[inner] == _COMMA) & (outline.depths[inner] == depth)
@@ -145,8 +140,8 @@ class FragmentParser:
         starts, ends = outline.at[firsts - 1] + 1, outline.at[lasts]
         groups, at = [], 0
         while at < len(starts):
-            by_size = int(np.searchsorted(ends, starts[at] + self._fragment_bytes, "right"))
-            by_count = int(np.searchsorted(lasts, firsts[at] + self._fragment_values, "right"))
+            by_size = int(np.searchsorted(ends, starts[at] + self.fragment_bytes, "right"))
+            by_count = int(np.searchsorted(lasts, firsts[at] + self.fragment_values, "right"))
             after = max(at + 1, min(by_size, by_count))
             is_small = min(by_size, by_count) > at
             place = int(starts[at]), int(ends[after - 1]), int(firsts[at]), int(lasts[after - 1])
@@ -156,21 +151,21 @@ class FragmentParser:
 
     def _long_text(self, start: int, end: int) -> Any:
         """Return a value that is neither an array nor an object; a string in slices of whole characters."""
-        text = self._body
+        text = self.body
         start, end = self._without_blanks(start, end)
-        if end - start <= self._fragment_bytes:
-            return self._parse_fragment(text[start:end].decode())
+        if end - start <= self.fragment_bytes:
+            return self.parse_fragment(text[start:end].decode())
         if text[start] != _QUOTE or text[end - 1] != _QUOTE:
             raise ValueError(f"neither a string nor a number near byte {start}")
         parts, at, last = [], start + 1, end - 1
         while at < last:
-            cut = min(last, at + self._fragment_bytes)
+            cut = min(last, at + self.fragment_bytes)
             while cut < last and text[cut] & 0xC0 == 0x80:
                 cut -= 1
             whole = _WHOLE_CHARACTERS.match(text, at, cut)
             if whole and cut < last and cut - _LONGEST_ESCAPE < whole.end():
                 cut = whole.end()
-            parts.append(self._parse_fragment(f'"{text[at:cut].decode()}"'))
+            parts.append(self.parse_fragment(f'"{text[at:cut].decode()}"'))
             at = cut
         return "".join(parts)
 
@@ -180,13 +175,13 @@ class FragmentParser:
     def _without_blanks(self, start: int, end: int) -> tuple[int, int]:
         """Return start and end of what is left without white space around it. Copies little at a time."""
         while start < end:
-            window = self._body[start : min(end, start + self._fragment_bytes)]
+            window = self.body[start : min(end, start + self.fragment_bytes)]
             left = window.lstrip()
             start += len(window) - len(left)
             if left:
                 break
         while start < end:
-            window = self._body[max(start, end - self._fragment_bytes) : end]
+            window = self.body[max(start, end - self.fragment_bytes) : end]
             left = window.rstrip()
             end -= len(window) - len(left)
             if left:
@@ -194,11 +189,11 @@ class FragmentParser:
         return start, end
 
     def _fragment(self, start: int, end: int, opening: bytes = b"", closing: bytes = b"") -> Any:
-        text = self._body[start:end]
+        text = self.body[start:end]
         if opening and not text.strip():
             raise ValueError(f"nothing between two commas near byte {start}")
         try:
-            return self._parse_fragment((opening + text + closing).decode())
+            return self.parse_fragment((opening + text + closing).decode())
         except ValueError as fault:
             said = re.sub(r" at line .*", "", str(fault))
             raise ValueError(f"{said} near byte {start}") from None

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from pydantic_core import PydanticCustomError, to_json
 
 from reprise.server.errors import shortened
-from reprise.server.validation.fields import field_error
+from reprise.server.requests.fields import field_error
 
 MAX_REGEX_CHARACTERS = 4096
 MAX_SCHEMA_BYTES = 65_536
@@ -74,6 +74,11 @@ _IGNORED_BY_LIBRARY = {
 def list_of(value: object) -> Sequence[Any]:
     """Return the value if it is a list, else an empty sequence."""
     return value if isinstance(value, list) else ()
+
+
+def dict_of(value: object) -> dict[str, Any]:
+    """Return the value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
 
 
 def check_regex(regex: str, at: str = "") -> None:
@@ -154,8 +159,7 @@ def with_definitions(schema: Node) -> Node:
     if not found:
         return schema
     whole.pop("components", None)
-    own = whole.get("$defs")
-    return {**whole, "$defs": {**(own if isinstance(own, dict) else {}), **found}}
+    return {**whole, "$defs": {**dict_of(whole.get("$defs")), **found}}
 
 
 def with_null_types(node: Node, depth: int = 0) -> Node:
@@ -215,7 +219,7 @@ def check_schema(schema: Node, at: str = "") -> bytes:
             phrase = f"is nested too deeply; at most {MAX_SCHEMA_DEPTH} levels are allowed"
             raise field_error("schema_too_deep", phrase, at)
         _check_keywords(node, path)
-        num_properties += len(node["properties"]) if isinstance(node.get("properties"), dict) else 0
+        num_properties += len(dict_of(node.get("properties")))
         has_references |= "$ref" in node
         unseen += [(child, path + step, depth + 1) for step, child in _children(node)]
     if num_properties > MAX_PROPERTIES:
@@ -259,8 +263,7 @@ def _check_keywords(node: Node, path: str) -> None:
             raise field_error("unsupported_schema", f"is not supported; {instead}", f"{path}.{key}")
     if isinstance(node.get("items"), list):
         raise field_error("unsupported_schema", "is an array; use prefixItems instead", f"{path}.items")
-    patterned = node.get("patternProperties")
-    for regex in patterned if isinstance(patterned, dict) else ():
+    for regex in dict_of(node.get("patternProperties")):
         check_regex(regex, f"{path}.patternProperties")
     if isinstance(node.get("pattern"), str):
         check_regex(node["pattern"], f"{path}.pattern")
@@ -310,8 +313,7 @@ def _has_end(schema: Node, node: Node, ended: set[int]) -> bool:
     holds_objects, holds_arrays = "object" in kinds, "array" in kinds
     if "const" in node or "enum" in node or not kinds or len(kinds) > holds_objects + holds_arrays:
         return True
-    members = node.get("properties")
-    members = members if isinstance(members, dict) else {}
+    members = dict_of(node.get("properties"))
     names = [name for name in list_of(node.get("required")) if isinstance(name, str)]
     if holds_objects and all(ends(members.get(name, node.get("additionalProperties"))) for name in names):
         return True
@@ -343,7 +345,7 @@ def closed(schema: Node) -> Node:
         return {**changed, "additionalProperties": False} if _is_described(node) else changed
 
     result = close("", schema)
-    return schema if _has_reference(fixed) else result
+    return schema if has_reference(fixed) else result
 
 
 def _is_closable(key: str, node: Node) -> bool:
@@ -363,18 +365,18 @@ def _is_closable(key: str, node: Node) -> bool:
 
 def _is_described(node: Node) -> bool:
     """Return whether a schema lists all members that a value needs, and says nothing of others."""
-    properties, least = node.get("properties"), node.get("minProperties", 0)
-    if not isinstance(properties, dict) or not properties or not node.keys() <= _OF_CLOSED:
+    properties, least = dict_of(node.get("properties")), node.get("minProperties", 0)
+    if not properties or not node.keys() <= _OF_CLOSED:
         return False
     has_enough = isinstance(least, int) and least <= len(properties)
     return has_enough and all(name in properties for name in list_of(node.get("required")))
 
 
-def _has_reference(part: Any) -> bool:
+def has_reference(part: Any) -> bool:
     """Return whether there is a reference anywhere in a part of a schema."""
     if isinstance(part, dict):
-        return "$ref" in part or any(map(_has_reference, part.values()))
-    return isinstance(part, list) and any(map(_has_reference, part))
+        return "$ref" in part or any(map(has_reference, part.values()))
+    return isinstance(part, list) and any(map(has_reference, part))
 
 
 def takes_nothing(schema: Node) -> bool:
@@ -474,9 +476,7 @@ def _is_enforced(root: Node, key: str, node: Node) -> bool:
             return isinstance(value, list) and bool(value)
         case "minProperties" | "maxProperties":
             # The library counts properties only if none of them is optional.
-            properties = node.get("properties")
-            names = properties if isinstance(properties, dict) else {}
-            return all(name in list_of(node.get("required")) for name in names)
+            return all(name in list_of(node.get("required")) for name in dict_of(node.get("properties")))
     return True
 
 

@@ -7,8 +7,8 @@ import pytest
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
 from tests.server.fake_engine import FakeEngine
+from tests.server.requests.any_request import GOOD, OPERATIONS, send_many
 from tests.server.served import served
-from tests.server.validation.any_request import GOOD, OPERATIONS, send_many
 
 
 @pytest.fixture(scope="module")

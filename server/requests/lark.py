@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from json import JSONDecoder
 from typing import Any
 
-from reprise.server.validation.fields import field_error
-from reprise.server.validation.json_schema import check_schema
+from reprise.server.requests.fields import field_error
+from reprise.server.requests.json_schema import check_schema
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Spacing of JSON, the same as in the prompts that models see."""
@@ -132,7 +132,6 @@ def _escape_token(match: re.Match[str]) -> str:
 
 
 def _rule_name(terminal: str) -> str:
-    """Return the name of the rule that takes the place of a terminal."""
     return f"t_{terminal.lower()}"
 
 

@@ -10,7 +10,7 @@ from reprise.engine.interface.errors import GrammarError
 from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.sandbox.child_process import CHECK_LIMITS, CHECKER, SchemaChecker
 from reprise.server.generation.grammars import json_grammar
-from reprise.server.validation.json_schema import (
+from reprise.server.requests.json_schema import (
     check_schema,
     modern,
     relax,
@@ -20,7 +20,7 @@ from reprise.server.validation.json_schema import (
 from tests.engine.support import make_tokenizer
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import assert_error
-from tests.server.validation.tool_schemas import MISTAKEN, of_tools
+from tests.server.requests.tool_schemas import MISTAKEN, of_tools
 
 CHAT = "/v1/chat/completions"
 OVERLAPPING = {

@@ -1,1 +1,0 @@
-"""Validate request bodies: field types, JSON schemas, regular expressions and grammars, with their limits."""
