@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -10,10 +11,9 @@ from starlette.routing import Route
 
 from reprise.config.settings import Settings
 from reprise.config.version import VERSION
-from reprise.server.admin import health, ngram_mod
+from reprise.server.admin import health, ngram_mod, page
 from reprise.server.admin import models as model_routes
 from reprise.server.anthropic_api import routes as anthropic
-from reprise.server.engine_types import Models
 from reprise.server.generation.recorder import Recorder
 from reprise.server.generation.service import Service
 from reprise.server.http.access import CORS, OPEN_PATHS, Access, load_keys
@@ -28,14 +28,16 @@ from reprise.server.ollama_api import routes as ollama
 from reprise.server.openai_api import chat, embeddings
 from reprise.server.openai_api.responses import routes as responses
 from reprise.server.openai_api.responses.store import ResponseStore
-from reprise.server.page import files as page
+
+if TYPE_CHECKING:
+    from reprise.engine.engine import Engine
 
 WITH_BODIES = (chat, infill, anthropic, responses, ollama, embeddings, tokens, model_routes)
 ROUTES = (*WITH_BODIES, ngram_mod, health, page)
 BODIES = tuple(body for routes in WITH_BODIES for body in routes.BODIES)
 
 
-def create_app(models: Models, settings: Settings) -> FastAPI:
+def create_app(models: "Engine", settings: Settings) -> FastAPI:
     """Build the app. The caller starts and stops the models' engine.
 
     Raises SettingsError if the key file cannot be used or the record file cannot be written.

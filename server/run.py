@@ -33,7 +33,6 @@ from reprise.server.banner import (
     describe_sampling,
     describe_tools,
 )
-from reprise.server.engine_types import Models
 from reprise.server.http.access import load_keys
 from reprise.server.http.connection import (
     MAX_ACCEPTED,
@@ -49,6 +48,7 @@ from reprise.server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
+    from reprise.engine.engine import Engine
     from reprise.engine.model.loading import StartProgress
     from reprise.engine.pool.loads import MakeSourcesFor
     from reprise.engine.speculative.proposers import MakeSources
@@ -80,7 +80,7 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: Models,
+        engine: "Engine",
         drain_s: float,
         on_ready: Callable[[], None],
         count_cut: Callable[[], int] = int,
@@ -284,7 +284,7 @@ def exposure_error(settings: Settings, bound: socket.socket) -> str | None:
     )
 
 
-def serve(engine: Models, settings: Settings, bound: socket.socket) -> int:
+def serve(engine: "Engine", settings: Settings, bound: socket.socket) -> int:
     """Start the engine, serve it on a bound socket until a signal, and return the exit status.
 
     Raises what engine.start() raises.
@@ -341,7 +341,7 @@ def _show_progress(bar: LoadingBar, waiting: WhileLoading, settings: Settings) -
     return tell
 
 
-def _announce(engine: Models, settings: Settings, address: str) -> None:
+def _announce(engine: "Engine", settings: Settings, address: str) -> None:
     names = tuple(dict.fromkeys((engine.info.name, *settings.served_model_name)))
     if settings.log_format == "json":
         ready = {"event": "ready", "address": address, "model": engine.info.name}
@@ -358,7 +358,7 @@ def _announce(engine: Models, settings: Settings, address: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 
-def _can_draft(engine: Models) -> bool:
+def _can_draft(engine: "Engine") -> bool:
     try:
         engine.table.status()
     except SharedTableError:

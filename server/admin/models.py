@@ -18,6 +18,7 @@ from reprise.server.generation.served_models import (
     find_entry,
     known_sampling,
     named_entries,
+    resolve,
     unload,
 )
 from reprise.server.generation.service import Service, service_of
@@ -183,7 +184,7 @@ async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModel
     """Return a model, by its name or one of its aliases."""
     service = service_of(request)
     service.check_ready()
-    card = _card(service, name, await find_entry(service, name))
+    card = _card(service, name, await find_entry(service, resolve(service, name)))
     return messages_model(card) if ANTHROPIC in request.headers else card
 
 
@@ -231,7 +232,7 @@ async def pull_model(request: Request) -> Response:
 
 
 async def _card_response(service: Service, name: str) -> Response:
-    card = _card(service, name, await find_entry(service, name))
+    card = _card(service, name, await find_entry(service, resolve(service, name)))
     return Response(card.model_dump_json(), media_type="application/json")
 
 

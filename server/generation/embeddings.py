@@ -5,7 +5,7 @@ import sys
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from fastapi import Request, Response
 from pydantic_core import to_json
@@ -21,14 +21,15 @@ from reprise.engine.interface.embeddings import (
 from reprise.engine.interface.errors import EngineError
 from reprise.engine.interface.events import Failed
 from reprise.engine.interface.models import ModelInfo
-from reprise.server.engine_types import EmbeddingEngine
 from reprise.server.errors import bad_field, from_engine, from_failure
-from reprise.server.generation.service import LeasedModel
-from reprise.server.http.disconnects import wait_unless_gone
+from reprise.server.generation.service import LeasedModel, wait_unless_gone
 from reprise.server.http.executor import FORMAT
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.prompt.encoder import TokenIds, check_encoded, check_token_ids, encode_texts
 from reprise.server.requests.embeddings import Cut, EmbeddingsRequest, RerankRequest
+
+if TYPE_CHECKING:
+    from reprise.engine.embedding.embedding_engine import EmbeddingEngine
 
 FLOAT_BYTES = 4
 

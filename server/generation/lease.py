@@ -6,26 +6,23 @@ has no comments, sends lines without text.
 
 import asyncio
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
 from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.models import ModelUse
-from reprise.server.engine_types import Models
-from reprise.server.errors import (
-    ApiError,
-    ClientGoneError,
-    from_load,
-)
+from reprise.server.errors import ApiError, ClientGoneError, from_load
 from reprise.server.generation.served_models import check_purpose, find_loadable, resolve
-from reprise.server.generation.service import LeasedModel, Service, service_of
+from reprise.server.generation.service import LeasedModel, Service, service_of, wait_unless_gone
 from reprise.server.generation.stream import LINES_TYPE
-from reprise.server.http.disconnects import wait_unless_gone
 from reprise.server.http.error_responses import early_stream, end_later
 from reprise.server.http.executor import MODEL_FILES
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
+
+if TYPE_CHECKING:
+    from reprise.engine.engine import Engine
 
 QUIET_S = 0.25
 """Seconds for which a stream waits for its model without a word, so that an early error has its status."""
@@ -62,7 +59,7 @@ async def lease_model(
             note_ignored(request, ["keep_alive"])
     name = resolve(service, model, purpose)
     if (use := models.use_loaded(name)) is None:
-        name = await find_loadable(service, model, purpose)
+        name = await find_loadable(service, name, purpose)
         use = models.use_loaded(name) or await _load(request, service, name, silence)
     use.keep_s = keep_s
     end_later(request, use.end)
@@ -83,7 +80,7 @@ async def lease_for(request: Request, body: Any, purpose: Purpose | None = "gene
     )
 
 
-def _acquire(models: Models, name: str) -> "Future[ModelUse]":
+def _acquire(models: "Engine", name: str) -> "Future[ModelUse]":
     try:
         return models.acquire(name)
     except Exception as fault:

@@ -5,14 +5,13 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fastapi import Request
 
 from reprise.config.model_settings import display_name
 from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.models import ModelEntry, ModelInfo
-from reprise.server.engine_types import Models
 from reprise.server.errors import (
     ApiError,
     BadRequestError,
@@ -27,6 +26,9 @@ from reprise.server.generation.service import ANY_MODEL, Service
 from reprise.server.http.executor import MODEL_FILES
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER
+
+if TYPE_CHECKING:
+    from reprise.engine.engine import Engine
 
 MAX_PULLS = 4
 """Maximum number of downloads at once. Each has a thread, which may wait long for the hub."""
@@ -60,12 +62,12 @@ def _default_name(service: Service, purpose: Purpose | None) -> str:
     return display_name(source) if source else service.models.first_name
 
 
-async def find_entry(service: Service, model: str | None, purpose: Purpose | None = None) -> ModelEntry:
-    """Return the entry of the model that a request names, or of the one that serves unknown names.
+async def find_entry(service: Service, name: str, purpose: Purpose | None = None) -> ModelEntry:
+    """Return the entry of a model, or of the one that serves unknown names.
 
-    purpose: decides which model is the default; None for generating. Raises ModelNotFoundError.
+    name: see resolve(). purpose: decides which model is the default; None for generating.
+    Raises ModelNotFoundError.
     """
-    name = resolve(service, model, purpose)
     entry = await MODEL_FILES.run(service.models.find, name)
     if entry is None and ANY_MODEL in service.settings.served_model_name:
         entry = await MODEL_FILES.run(service.models.find, _default_name(service, purpose))
@@ -74,13 +76,13 @@ async def find_entry(service: Service, model: str | None, purpose: Purpose | Non
     return entry
 
 
-async def find_loadable(service: Service, model: str | None, purpose: Purpose | None = None) -> str:
+async def find_loadable(service: Service, name: str, purpose: Purpose | None = None) -> str:
     """Return the name of a model that requests may use.
 
-    purpose: what the model must be for; None for anything.
+    name: see resolve(). purpose: what the model must be for; None for anything.
     Raises ModelNotFoundError, ForbiddenError or BadRequestError.
     """
-    entry, settings = await find_entry(service, model, purpose), service.settings
+    entry, settings = await find_entry(service, name, purpose), service.settings
     check_purpose(entry.name, entry.purpose, purpose)
     may_load = settings.allow_load or entry.name == settings.model_name or entry.name in settings.beside
     if entry.state == "unloaded" and not may_load:
@@ -144,7 +146,7 @@ async def unload(service: Service, model: str | None) -> None:
     """Unload a model once its requests have ended. Raises ApiError."""
     check_loads(service)
     _check_allowed(service)
-    name = await find_loadable(service, model)
+    name = await find_loadable(service, resolve(service, model))
     future = await MODEL_FILES.run(service.models.unload, name)
     try:
         async with asyncio.timeout(service.settings.load_timeout_s):
@@ -171,7 +173,7 @@ class Pull:
 
     _slots = threading.BoundedSemaphore(MAX_PULLS)
 
-    def __init__(self, models: Models, name: str) -> None:
+    def __init__(self, models: "Engine", name: str) -> None:
         if not self._slots.acquire(blocking=False):
             message = f"{MAX_PULLS} downloads are running, which is the most. Try again later."
             raise TooBusyError(message, code="too_many_downloads", headers=retry_after(PULL_RETRY_S))

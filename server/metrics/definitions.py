@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
@@ -17,7 +17,7 @@ MODEL = "model"
 class Scrape:
     """What metrics are read from at a scrape.
 
-    prefixes: the counts of each prefix cache, by model. table: those of the n-gram table, empty without one.
+    prefixes: the counts of each prefix cache, by model.
     stored: the sizes of the store of responses. longest_hold_s: see Metrics.
     """
 
@@ -25,7 +25,6 @@ class Scrape:
     counts: EngineCounts
     models: Sequence[ModelEntry]
     prefixes: Mapping[str, Mapping[str, int]]
-    table: Mapping[str, Any]
     stored: Mapping[str, int]
     longest_hold_s: float
     process: psutil.Process
@@ -281,17 +280,9 @@ GROUPS = (
             lambda model: model.state == "loaded",
         ),
         _of_models(
-            "reprise_model_rows", "Number of its sequences in the batch.", lambda model: model.num_running
-        ),
-        _of_models(
             "reprise_model_waiting",
             "Number of requests that wait for the model, or for a row of it.",
             lambda model: model.num_waiting,
-        ),
-        _of_models(
-            "reprise_model_weight_bytes",
-            "Memory for its weights while loaded.",
-            lambda model: model.size_bytes if model.state == "loaded" else 0,
         ),
         _of_models("reprise_model_loads_total", "Total number of its loads.", lambda model: model.num_loads),
     ),
@@ -337,21 +328,6 @@ GROUPS = (
             "reprise_prefix_cache_file_bytes",
             "Disk space used by the files in --prefix-cache-dir.",
             "file_bytes",
-        ),
-    ),
-    _group(
-        "The n-gram table",
-        "Absent if the model does not support drafting. With several models it is that of the one that the "
-        "server started with, while that is loaded.",
-        Metric(
-            "reprise_ngram_table_entries",
-            "Capacity of the table in entries.",
-            lambda now: now.table.get("entries"),
-        ),
-        Metric(
-            "reprise_ngram_table_occupied_entries",
-            "Number of occupied entries.",
-            lambda now: now.table.get("occupied"),
         ),
     ),
     _group(

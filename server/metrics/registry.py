@@ -4,7 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from prometheus_client import Counter, Gauge, Histogram
@@ -12,11 +12,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from reprise.engine.interface.errors import SharedTableError
 from reprise.engine.interface.events import Failed, Finished
-from reprise.server.engine_types import Models
 from reprise.server.logs import RequestRecord
 from reprise.server.metrics.definitions import GROUPS, MODEL, Metric, Scrape, Value, endpoint_of
+
+if TYPE_CHECKING:
+    from reprise.engine.engine import Engine
 
 MAX_REQUESTS = 100
 
@@ -31,7 +32,7 @@ class Metrics(Collector):
     longest_hold_s: the most processor time that the event loop has used without a pause.
     """
 
-    def __init__(self, models: Models, stored: Callable[[], Mapping[str, int]] = dict) -> None:
+    def __init__(self, models: "Engine", stored: Callable[[], Mapping[str, int]] = dict) -> None:
         self.recent: deque[dict[str, object]] = deque(maxlen=MAX_REQUESTS)
         self.longest_hold_s = 0.0
         self._models = models
@@ -102,16 +103,11 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Yield the metrics that have a value now."""
-        try:
-            table = self._models.table.status()
-        except SharedTableError:
-            table = {}
         now = Scrape(
             status=self._models.status(),
             counts=self._models.counts(),
             models=self._models.loaded_entries(),
             prefixes=self._models.prefix_status(),
-            table=table,
             stored=self._stored(),
             longest_hold_s=self.longest_hold_s,
             process=self._process,
