@@ -20,7 +20,7 @@ from reprise.server.http.access import CORS, OPEN_PATHS, Access, load_keys
 from reprise.server.http.body import BodyLimit
 from reprise.server.http.error_responses import EarlyStreams, install_error_handlers
 from reprise.server.http.executor import CONTROL
-from reprise.server.http.openapi import Served, complete_document
+from reprise.server.http.openapi import complete_document
 from reprise.server.http.request_log import RequestLog, check_request_id
 from reprise.server.llama_server_api import infill, tokens
 from reprise.server.metrics.registry import Metrics
@@ -71,15 +71,7 @@ def create_app(models: "Engine", settings: Settings) -> FastAPI:
     for routes in ROUTES:
         app.include_router(routes.router)
 
-    def served() -> Served | None:
-        if models.may_unload:
-            return None
-        return Served(models.info.vocab_size, models.tokenizer.fim is not None, settings.max_n)
-
-    is_liberal = settings.unknown_fields == "ignore"
-    complete_document(
-        app, *BODIES, open_paths=OPEN_PATHS if keys else None, is_liberal=is_liberal, served=served
-    )
+    complete_document(app, models, settings, BODIES, OPEN_PATHS if keys else ())
     all_routes = (*app.routes, *(route for routes in ROUTES for route in routes.router.routes))
     install_error_handlers(app, [route for route in all_routes if isinstance(route, Route)])
     app.add_middleware(

@@ -23,16 +23,7 @@ from reprise.config.process_memory import frozen, share_arenas
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import SharedTableError
 from reprise.server.app import create_app
-from reprise.server.banner import (
-    LoadingBar,
-    Served,
-    banner,
-    describe_decoding,
-    describe_drafts,
-    describe_models,
-    describe_sampling,
-    describe_tools,
-)
+from reprise.server.banner import LoadingBar, banner, describe_drafts, describe_models
 from reprise.server.http.access import load_keys
 from reprise.server.http.connection import (
     MAX_ACCEPTED,
@@ -342,20 +333,14 @@ def _show_progress(bar: LoadingBar, waiting: WhileLoading, settings: Settings) -
 
 
 def _announce(engine: "Engine", settings: Settings, address: str) -> None:
-    names = tuple(dict.fromkeys((engine.info.name, *settings.served_model_name)))
+    info = engine.info
     if settings.log_format == "json":
-        ready = {"event": "ready", "address": address, "model": engine.info.name}
-        LOGGER.info("ready", extra={"fields": ready})
-    else:
-        drafts = describe_drafts(settings, _can_draft(engine), engine.info)
-        has_template = engine.tokenizer.has_chat_template
-        sampling = describe_sampling(settings, engine.info)
-        decoding, needs_key = describe_decoding(settings), settings.needs_key
-        others = describe_models(engine.entries()[1:], settings) if engine.may_unload else ""
-        tools = describe_tools(engine.tokenizer.markers)
-        served = Served(names, address, drafts, has_template, needs_key, sampling, decoding, others, tools)
-        text = banner(engine.info, served, is_verbose=settings.verbose)
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
+        LOGGER.info("ready", extra={"fields": {"event": "ready", "address": address, "model": info.name}})
+        return
+    drafts = describe_drafts(settings, _can_draft(engine), info)
+    others = describe_models(engine.entries()[1:], settings) if engine.may_unload else ""
+    text = banner(info, settings, address, engine.tokenizer, drafts, others)
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 
 def _can_draft(engine: "Engine") -> bool:
