@@ -14,7 +14,7 @@ from reprise.server.admin.page import page_file
 from reprise.server.errors import BadRequestError, ModelNotFoundError
 from reprise.server.generation.service import service_of
 from reprise.server.http.access import sent_keys, wants_page
-from reprise.server.metrics.definitions import ENDPOINTS
+from reprise.server.http.request_log import ENDPOINTS
 
 KEY_PLACEHOLDER = "YOUR-API-KEY"
 

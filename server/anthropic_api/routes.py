@@ -16,7 +16,7 @@ from reprise.server.anthropic_api.schemas import (
 )
 from reprise.server.errors import ApiError
 from reprise.server.generation.lease import lease_for
-from reprise.server.generation.prepare import Prepared, encode_prompt, prepare_chat
+from reprise.server.generation.prepare import Prepared, count_prompt_tokens, prepare_chat
 from reprise.server.generation.service import LeasedModel
 from reprise.server.generation.stream import answer, response_head
 from reprise.server.http.body import read_body
@@ -222,7 +222,7 @@ async def count_tokens(request: Request) -> Response:
     leased = await lease_for(request, body)
 
     def count() -> int:
-        return len(encode_prompt(request, leased, _converted(request, leased, body)).tokens)
+        return count_prompt_tokens(request, leased, _converted(request, leased, body))
 
     return JSONResponse({"input_tokens": await leased.prepare(request, count)})
 

@@ -126,6 +126,12 @@ def encode_prompt(request: Request, leased: LeasedModel, body: ChatRequest) -> C
     return encode_chat(leased.engine, body, seen)
 
 
+def count_prompt_tokens(request: Request, leased: LeasedModel, body: ChatRequest) -> int:
+    """Count the tokens of a chat's prompt. Raises BadRequestError."""
+    check_ids(body, leased.engine.info)
+    return len(encode_prompt(request, leased, body).tokens)
+
+
 def check_tools(leased: LeasedModel, body: ChatRequest) -> None:
     """Raise BadRequestError if the request has tools but the chat template has no known tool call format."""
     if body.shown_tools and not leased.engine.tokenizer.markers.can_call:

@@ -21,7 +21,7 @@ from reprise.server.generation.grammars import GrammarCompiler
 from reprise.server.generation.recorder import Recorder
 from reprise.server.http.executor import Executor, client_of
 from reprise.server.logs import LOGGER
-from reprise.server.metrics.loop_lag import NOT_HELD, Hold, LoopLag
+from reprise.server.metrics.loop_lag import NOT_HELD, LoopLag
 from reprise.server.metrics.registry import Metrics
 from reprise.server.prompt.images import ImageReader
 from reprise.server.prompt.views import PromptViews
@@ -128,21 +128,16 @@ class Service:
         else:
             self._loop.call_soon_threadsafe(action)
 
-    def _note_hold(self, hold: Hold) -> None:
-        """Count a time in which the event loop served nobody, and say so in the log."""
-        self.metrics.count_hold(hold.span, hold.own_s)
-        where = f", in {hold.where}" if hold.where else ""
-        late_ms, own_ms = 1000 * hold.late_s, 1000 * hold.own_s
-        if hold.span == NOT_HELD:
-            LOGGER.debug("the event loop waited %.0f ms for the interpreter or the machine%s", late_ms, where)
+    def _note_hold(self, span: str, late_s: float, own_s: float, where: str) -> None:
+        """Count a time in which the event loop served nobody, and say so in the log. See LoopLag."""
+        self.metrics.count_hold(span, own_s)
+        where = f", in {where}" if where else ""
+        if span == NOT_HELD:
+            message = "the event loop waited %.0f ms for the interpreter or the machine%s"
+            LOGGER.debug(message, 1000 * late_s, where)
         else:
-            LOGGER.warning(
-                "the event loop was held for %.0f ms in the span %s (%.0f ms of the processor)%s",
-                late_ms,
-                hold.span,
-                own_ms,
-                where,
-            )
+            message = "the event loop was held for %.0f ms in the span %s (%.0f ms of the processor)%s"
+            LOGGER.warning(message, 1000 * late_s, span, 1000 * own_s, where)
 
     def close(self) -> None:
         """Stop the threads and the measurements. Called on the event loop."""

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from reprise.engine.interface.events import Failed, Finished
 from reprise.server.logs import RequestRecord
-from reprise.server.metrics.definitions import GROUPS, MODEL, Metric, Scrape, Value, endpoint_of
+from reprise.server.metrics.definitions import GROUPS, MODEL, Metric, Scrape, Value
 
 if TYPE_CHECKING:
     from reprise.engine.engine import Engine
@@ -50,10 +50,10 @@ class Metrics(Collector):
         """Count an HTTP request as in progress until end_request()."""
         self._add("reprise_requests_in_progress", 1)
 
-    def end_request(self, path: str, record: RequestRecord) -> None:
+    def end_request(self, endpoint: str, record: RequestRecord) -> None:
         """Count an HTTP request that was answered or whose client left, and remember it if of interest."""
         self._add("reprise_requests_in_progress", -1)
-        self._add("reprise_requests_total", 1, endpoint_of(path), str(record.status))
+        self._add("reprise_requests_total", 1, endpoint, str(record.status))
         if record.error is not None:
             self._add("reprise_errors_total", 1, record.error)
         if record.finish_reason is not None:

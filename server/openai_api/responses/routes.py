@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 from reprise.engine.interface.events import TokenLogprob
 from reprise.server.errors import BadRequestError, ContextLengthError, NotFoundError, RequestFailedError
 from reprise.server.generation.lease import lease_for, lease_model
-from reprise.server.generation.prepare import encode_prompt, prepare_chat
+from reprise.server.generation.prepare import count_prompt_tokens, prepare_chat
 from reprise.server.generation.service import LeasedModel
 from reprise.server.generation.stream import answer, known_stream, response_head
 from reprise.server.http.access import key_digest
@@ -42,7 +42,6 @@ from reprise.server.openai_api.responses.schemas import GetQuery, Input, ListQue
 from reprise.server.openai_api.responses.store import ResponseStore, StoredResponse, Turn, stored_response
 from reprise.server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, ToolCallPart
 from reprise.server.output.presenter import Json, ResponseHead
-from reprise.server.prompt.encoder import check_ids
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.messages import Tool
 from reprise.server.validation.fields import AcceptsPeerFields, Notes, no_effect, unsupported, validate
@@ -339,12 +338,7 @@ async def count_input_tokens(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     leased = await lease_model(request, body.model)
     _, chat, _ = await _convert(request, leased, body)
-
-    def count() -> int:
-        check_ids(chat, leased.engine.info)
-        return len(encode_prompt(request, leased, chat).tokens)
-
-    num_tokens = await leased.prepare(request, count)
+    num_tokens = await leased.prepare(request, partial(count_prompt_tokens, request, leased, chat))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
