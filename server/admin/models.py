@@ -11,14 +11,12 @@ from pydantic_core import to_json
 from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.models import ModelEntry
 from reprise.server.errors import ApiError
-from reprise.server.generation.lease import lease_model
+from reprise.server.generation.lease import find_entry, lease_model, resolve
 from reprise.server.generation.served_models import (
     begin_pull,
     check_loads,
-    find_entry,
     known_sampling,
     named_entries,
-    resolve,
     unload,
 )
 from reprise.server.generation.service import Service, service_of

@@ -5,6 +5,7 @@ import sys
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
 from fastapi import Request, Response
@@ -243,7 +244,7 @@ async def embed(
 
     asked = EmbeddingRequest(record_of(request).engine_request_id, inputs, dimensions, num_alike)
     try:
-        engine.embed(asked, lambda event: leased.app.call_on_loop(lambda: note(event)))
+        engine.embed(asked, partial(leased.app.event_bridge.post, note))
     except EngineError as fault:
         raise from_engine(fault) from fault
     try:

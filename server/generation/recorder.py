@@ -188,7 +188,10 @@ def record_lines(
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     for engine_request, end in ends:
         line = {"time": now, "id": engine_request.id, "model": engine.info.name} | fields
-        line |= _text(engine, engine_request, end)
+        tokenizer, tokens = engine.tokenizer, end.tokens
+        if tokens and tokens[-1] in tokenizer.eos_ids:
+            tokens = tokens[:-1]
+        line |= {"prompt": tokenizer.decode(engine_request.prompt), "output": tokenizer.decode(tokens)}
         line["draft_type"] = engine_request.draft.type or settings.draft_type
         if engine_request.window_settings:
             line["streaming"] = asdict(engine_request.window_settings)
@@ -201,14 +204,6 @@ def _message(message: Message) -> dict[str, Any]:
     for call in shown.get("tool_calls", ()):
         call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
     return shown
-
-
-def _text(engine: "GeneratingEngine", engine_request: GenerationRequest, end: Finished) -> dict[str, str]:
-    tokenizer = engine.tokenizer
-    tokens = end.tokens
-    if tokens and tokens[-1] in tokenizer.eos_ids:
-        tokens = tokens[:-1]
-    return {"prompt": tokenizer.decode(engine_request.prompt), "output": tokenizer.decode(tokens)}
 
 
 def _counts(end: Finished) -> dict[str, Any]:

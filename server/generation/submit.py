@@ -153,7 +153,6 @@ class Submission:
         self._event_queue = EventQueue(leased.settings.keep_alive_s)
         self._num_submitted = 0
         self._failure: Failed | None = None
-        self._loop = asyncio.get_running_loop()
         self.client = ClientWatch(self._event_queue.wake)
         self._on_first = on_first
 
@@ -246,9 +245,7 @@ class Submission:
         """Tell the event loop if this is the first token. Runs on the engine's thread."""
         if self._on_first is not None and not delta.is_prompt and delta.progress is None:
             on_first, self._on_first = self._on_first, None
-            # A closed loop raises RuntimeError.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(on_first)
+            self._event_bridge.post(lambda _: on_first(), None)
 
     def _count_end(self, index: int, end: Finished | Failed) -> None:
         """Count a sequence in the metrics, once, even if its client has left. Runs on the engine's thread."""

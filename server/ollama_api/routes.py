@@ -22,17 +22,9 @@ from reprise.server.errors import (
     NotImplementedHereError,
 )
 from reprise.server.generation.embeddings import answer_embeddings, encode_inputs, write_numbers
-from reprise.server.generation.lease import lease_model
+from reprise.server.generation.lease import find_entry, find_loadable, lease_model, resolve
 from reprise.server.generation.prepare import Prepared, prepare_chat, prepare_completion
-from reprise.server.generation.served_models import (
-    begin_pull,
-    find_entry,
-    find_loadable,
-    known_sampling,
-    named_entries,
-    resolve,
-    unload,
-)
+from reprise.server.generation.served_models import begin_pull, known_sampling, named_entries, unload
 from reprise.server.generation.service import LeasedModel, Service, service_of
 from reprise.server.generation.stream import LINES_TYPE, TokenStream, answer
 from reprise.server.http.body import read_body
