@@ -47,7 +47,7 @@ def known_sampling(service: Service, info: ModelInfo) -> dict[str, float]:
 
 
 def check_loads(service: Service, *, for_requests: bool = False) -> None:
-    """Raise ApiError unless models come and go; for_requests: and unless requests may load and unload them."""
+    """Raise ApiError unless models come and go. for_requests: also unless requests may load them."""
     service.check_ready()
     if not service.models.may_unload:
         raise ForbiddenError(
