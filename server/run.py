@@ -21,7 +21,7 @@ from reprise.config.loopback import is_loopback
 from reprise.config.per_model import Section, settings_of
 from reprise.config.process_memory import frozen, share_arenas
 from reprise.config.settings import Settings
-from reprise.engine.interface.errors import SharedTableError
+from reprise.engine.interface.errors import ModelError, SharedTableError
 from reprise.server.app import create_app
 from reprise.server.banner import LoadingBar, banner, describe_drafts, describe_models
 from reprise.server.http.access import load_keys
@@ -198,7 +198,6 @@ def _start(
             settings = prepare(settings, waiting.advance)
         # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
         from reprise.engine.engine import check_model, make_engine
-        from reprise.engine.interface.errors import ModelError
 
         try:
             if "MLX_RANK" in os.environ:
@@ -222,7 +221,6 @@ def _serve_with_ranks(settings: Settings, make_sources: "MakeSources | None", bo
     """
     from reprise.engine.distributed.ranks import read_place
     from reprise.engine.engine import Engine
-    from reprise.engine.interface.errors import ModelError
     from reprise.engine.pool.loads import Makers
 
     place = read_place()
@@ -247,7 +245,6 @@ def follow(settings: Settings) -> int | None:
     """
     from reprise.engine.distributed.follow import run as run_follower
     from reprise.engine.distributed.ranks import read_place
-    from reprise.engine.interface.errors import ModelError
 
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
