@@ -312,11 +312,6 @@ def _draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) ->
 _UINT64 = 2**64
 
 
-def request_seed(given: int | None) -> int:
-    """Return the seed that a request gives, or one drawn from [0, 2**63) if it gives none."""
-    return secrets.randbits(63) if given is None else given
-
-
 def choice_seed(seed: int, choice: int) -> int:
     """Return the seed of one of n choices, in [0, 2**64).
 
@@ -397,7 +392,7 @@ def make_engine_requests(
         raise bad_field("truncate_prompt_tokens", phrase)
     check_ids(body, info)
     window_settings = choose_window(body, info, settings)
-    seed = request_seed(body.seed)
+    seed = secrets.randbits(63) if body.seed is None else body.seed
     defaults = settings.sampling_defaults == "model"
     limits = info.answer_limits if defaults else AnswerLimits()
     guard = _loop_guard(body, settings, limits)

@@ -238,7 +238,9 @@ class Submission:
                 self.deltas[index].append(event)
                 return
         else:
-            self._count_end(index, event)
+            # In the metrics, once, even if its client has left.
+            is_first = index % self.num_choices == 0
+            self._metrics.count_sequence(event, is_first=is_first, model=self._model)
         self._event_bridge.post(self._event_queue.put, (index, event))
 
     def _note_first(self, delta: Delta) -> None:
@@ -246,7 +248,3 @@ class Submission:
         if self._on_first is not None and not delta.is_prompt and delta.progress is None:
             on_first, self._on_first = self._on_first, None
             self._event_bridge.post(lambda _: on_first(), None)
-
-    def _count_end(self, index: int, end: Finished | Failed) -> None:
-        """Count a sequence in the metrics, once, even if its client has left. Runs on the engine's thread."""
-        self._metrics.count_sequence(end, is_first=index % self.num_choices == 0, model=self._model)

@@ -67,17 +67,16 @@ class LoopLag:
         if late_s > HELD_S:
             # Before the timer was due, others may have run for all of the period.
             own_s = max(0.0, spent - self._spent_before - PERIOD_S)
-            span = self._busiest() if own_s > HELD_S else NOT_HELD
+            # The span that the loop spent the most time in since the timer before.
+            busiest = max(
+                self._spans.seconds, key=lambda name: self._spans.seconds[name] - self._before[name]
+            )
+            span = busiest if own_s > HELD_S else NOT_HELD
             self._hold(span, late_s, own_s, self._seen)
         self._seen = ""
         self._before, self._spent_before = dict(self._spans.seconds), spent
         self._due = now + PERIOD_S
         self._timer = self._loop.call_at(self._due, self._wake)
-
-    def _busiest(self) -> str:
-        """Return the span that the loop spent the most time in since the timer before."""
-        seconds = self._spans.seconds
-        return max(seconds, key=lambda name: seconds[name] - self._before[name])
 
     def _look(self) -> None:
         """Note where the loop's thread is while a timer is late. Runs on a thread of its own."""
