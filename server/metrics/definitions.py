@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -17,7 +17,7 @@ MODEL = "model"
 class Scrape:
     """What metrics are read from at a scrape.
 
-    prefixes: the counts of each prefix cache, by model.
+    prefixes: the counts of each prefix cache, by model. table: those of the n-gram table, empty without one.
     stored: the sizes of the store of responses. longest_hold_s: see Metrics.
     """
 
@@ -25,6 +25,7 @@ class Scrape:
     counts: EngineCounts
     models: Sequence[ModelEntry]
     prefixes: Mapping[str, Mapping[str, int]]
+    table: Mapping[str, Any]
     stored: Mapping[str, int]
     longest_hold_s: float
     process: psutil.Process
@@ -328,6 +329,21 @@ GROUPS = (
             "reprise_prefix_cache_file_bytes",
             "Disk space used by the files in --prefix-cache-dir.",
             "file_bytes",
+        ),
+    ),
+    _group(
+        "The n-gram table",
+        "Absent if the model does not support drafting. With several models it is that of the one that the "
+        "server started with, while that is loaded.",
+        Metric(
+            "reprise_ngram_table_entries",
+            "Capacity of the table in entries.",
+            lambda now: now.table.get("entries"),
+        ),
+        Metric(
+            "reprise_ngram_table_occupied_entries",
+            "Number of occupied entries.",
+            lambda now: now.table.get("occupied"),
         ),
     ),
     _group(

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from reprise.engine.interface.errors import SharedTableError
 from reprise.engine.interface.events import Failed, Finished
 from reprise.server.logs import RequestRecord
 from reprise.server.metrics.definitions import GROUPS, MODEL, Metric, Scrape, Value
@@ -103,11 +104,16 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Yield the metrics that have a value now."""
+        try:
+            table = self._models.table.status()
+        except SharedTableError:
+            table = {}
         now = Scrape(
             status=self._models.status(),
             counts=self._models.counts(),
             models=self._models.loaded_entries(),
             prefixes=self._models.prefix_status(),
+            table=table,
             stored=self._stored(),
             longest_hold_s=self.longest_hold_s,
             process=self._process,

@@ -113,8 +113,14 @@ async def test_the_endpoint_label_is_a_known_endpoint_for_every_path(client, met
 async def test_the_engine_s_state_is_read_at_each_scrape(client, engine):
     before = await _scrape(client)
     assert (before["reprise_rows"], before["reprise_waiting"]) == (0, 0)
-    engine.num_waiting = 2
-    assert (await _scrape(client))["reprise_waiting"] == 2
+    assert before["reprise_ngram_table_entries"] == 1024
+    assert before["reprise_ngram_table_occupied_entries"] == 256
+    engine.memory = {"entries": 2048}
+    after = await _scrape(client)
+    assert after["reprise_ngram_table_entries"] == 2048
+    assert "reprise_ngram_table_occupied_entries" not in after
+    engine.memory = None
+    assert not any(name.startswith("reprise_ngram") for name in await _scrape(client))
 
 
 async def test_a_scrape_works_when_the_engine_is_dead(client, engine):
