@@ -37,6 +37,7 @@ from reprise.server.prompt.view_texts import (
 from reprise.server.requests.chat import ChatRequest
 
 if TYPE_CHECKING:
+    from reprise.engine.engine import Engine
     from reprise.engine.generating.generating_engine import GeneratingEngine
 
 log = logging.getLogger("reprise.server")
@@ -89,7 +90,7 @@ class ViewMaker:
     max_kept_bytes: limit of the kept views, of which the last used ones stay; a token takes four bytes.
     """
 
-    def __init__(self, engine: "GeneratingEngine", max_kept_bytes: int) -> None:
+    def __init__(self, engine: "Engine | GeneratingEngine", max_kept_bytes: int) -> None:
         self._engine = engine
         self._kept = BoundedCache[Views](lambda views: 4 * _count(views), max_kept_bytes)
 
