@@ -55,7 +55,7 @@ async def test_a_later_event_wakes_the_loop_again():
 async def test_nothing_is_lost_or_reordered_between_two_busy_threads():
     bridge = EventBridge(asyncio.get_running_loop())
     queue = EventQueue(NEVER_S)
-    events = [(queue, (0, Delta(str(step)))) for step in range(20_000)]
+    events = [(queue.put, (0, Delta(str(step)))) for step in range(20_000)]
     thread = threading.Thread(target=lambda: [bridge.post(*event) for event in events])
     thread.start()
     received = []
