@@ -140,8 +140,6 @@ def test_a_truncated_head_is_left_out_unless_it_is_asked_for(
     info = engine.info
     assert info.head is None
     assert "mtp.safetensors" in info.head_fault
-    assert f"not used {info.head_fault}" in banner(
-        info, Settings(), "http://here", engine.tokenizer, "auto"
-    )
+    assert f"not used {info.head_fault}" in banner(info, Settings(), "http://here", engine.tokenizer, "auto")
     with pytest.raises(ModelError, match=r"mtp\.safetensors"):
         start(draft_type="mtp")
