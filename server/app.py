@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -10,17 +11,16 @@ from starlette.routing import Route
 
 from reprise.config.settings import Settings
 from reprise.config.version import VERSION
-from reprise.server.admin import health, ngram_mod
+from reprise.server.admin import health, ngram_mod, page
 from reprise.server.admin import models as model_routes
 from reprise.server.anthropic_api import routes as anthropic
-from reprise.server.engine_types import Models
 from reprise.server.generation.recorder import Recorder
 from reprise.server.generation.service import Service
 from reprise.server.http.access import CORS, OPEN_PATHS, Access, load_keys
 from reprise.server.http.body import BodyLimit
 from reprise.server.http.error_responses import EarlyStreams, install_error_handlers
 from reprise.server.http.executor import CONTROL
-from reprise.server.http.openapi import Served, complete_document
+from reprise.server.http.openapi import complete_document
 from reprise.server.http.request_log import RequestLog, check_request_id
 from reprise.server.llama_server_api import infill, tokens
 from reprise.server.metrics.registry import Metrics
@@ -28,14 +28,16 @@ from reprise.server.ollama_api import routes as ollama
 from reprise.server.openai_api import chat, embeddings
 from reprise.server.openai_api.responses import routes as responses
 from reprise.server.openai_api.responses.store import ResponseStore
-from reprise.server.page import files as page
+
+if TYPE_CHECKING:
+    from reprise.engine.engine import Engine
 
 WITH_BODIES = (chat, infill, anthropic, responses, ollama, embeddings, tokens, model_routes)
 ROUTES = (*WITH_BODIES, ngram_mod, health, page)
 BODIES = tuple(body for routes in WITH_BODIES for body in routes.BODIES)
 
 
-def create_app(models: Models, settings: Settings) -> FastAPI:
+def create_app(models: "Engine", settings: Settings) -> FastAPI:
     """Build the app. The caller starts and stops the models' engine.
 
     Raises SettingsError if the key file cannot be used or the record file cannot be written.
@@ -69,15 +71,7 @@ def create_app(models: Models, settings: Settings) -> FastAPI:
     for routes in ROUTES:
         app.include_router(routes.router)
 
-    def served() -> Served | None:
-        if models.may_unload:
-            return None
-        return Served(models.info.vocab_size, models.tokenizer.fim is not None, settings.max_n)
-
-    is_liberal = settings.unknown_fields == "ignore"
-    complete_document(
-        app, *BODIES, open_paths=OPEN_PATHS if keys else None, is_liberal=is_liberal, served=served
-    )
+    complete_document(app, models, settings, BODIES, OPEN_PATHS if keys else ())
     all_routes = (*app.routes, *(route for routes in ROUTES for route in routes.router.routes))
     install_error_handlers(app, [route for route in all_routes if isinstance(route, Route)])
     app.add_middleware(

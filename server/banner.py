@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -24,6 +24,9 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.embeddings import SPECIAL, Purpose
 from reprise.engine.interface.models import ModelEntry, ModelInfo
 from reprise.engine.text.markers import Markers
+
+if TYPE_CHECKING:
+    from reprise.engine.text.tokenizer import Tokenizer
 
 SHOW_PROGRESS_AFTER_S = 0.5
 
@@ -215,42 +218,31 @@ _OTHER_TRIES: dict[Purpose, tuple[str, str]] = {
 """Path and body of the command to try, for models that generate nothing."""
 
 
-@dataclass(frozen=True)
-class Served:
-    """The facts about the server that the banner shows beside those in ModelInfo.
-
-    needs_key: whether clients need an API key; the curl command then has a placeholder for it.
-    drafts, sampling, decoding, tools: the texts of describe_drafts(), describe_sampling() and so on.
-    others: the text of describe_models(); empty if there is one model.
-    """
-
-    names: tuple[str, ...]
-    address: str
-    drafts: str
-    has_chat_template: bool
-    needs_key: bool
-    sampling: str = "OpenAI's defaults"
-    decoding: str = ""
-    others: str = ""
-    tools: str = ""
-
-
-def banner(info: ModelInfo, served: Served, *, is_verbose: bool = False) -> str:
+def banner(
+    info: ModelInfo, settings: Settings, address: str, tokenizer: "Tokenizer", drafts: str, others: str = ""
+) -> str:
     """Return the banner: the model, the server's address and settings, and a curl command to try it.
 
-    is_verbose: whether to show also the facts that matter only when tuning the server.
+    With --verbose it also has the facts that matter only when tuning the server.
+    drafts, others: the texts of describe_drafts(), and of describe_models() if there are several.
     """
+    is_verbose = settings.verbose
+    names = dict.fromkeys((info.name, *settings.served_model_name))
     size = f"{info.short_size} parameters"
     is_demo = info.name == BUNDLED_NAME and not is_verbose
     kind = f"a demo, {size}" if is_demo else f"{info.architecture}, {size}, {info.dtype}"
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
     generates = info.embedding is None
-    of_text = {"sampling": served.sampling, "tools": served.tools, "exact": info.exact or EXACT_NOT_TRIED}
+    of_text = {
+        "sampling": describe_sampling(settings, info),
+        "tools": describe_tools(tokenizer.markers),
+        "exact": info.exact or EXACT_NOT_TRIED,
+    }
     loaded = {"loaded": f"in {info.loaded_s:.1f} s"}
     verbose = {"batch": info.batching, **(of_text if generates else {}), **loaded}
     rows = {
-        "model": f"{', '.join(served.names)} ({kind})",
-        "others": served.others,
+        "model": f"{', '.join(names)} ({kind})",
+        "others": others,
         "device": info.device,
         "memory": f"{_bytes(info.weight_bytes)} for weights{machine}",
         "weights": info.weights_note,
@@ -260,27 +252,27 @@ def banner(info: ModelInfo, served: Served, *, is_verbose: bool = False) -> str:
         **(
             {"vectors": info.embedding.describe()}
             if info.embedding
-            else {"decoding": served.decoding, "drafts": served.drafts, "not used": info.head_fault}
+            else {"decoding": describe_decoding(settings), "drafts": drafts, "not used": info.head_fault}
         ),
         "images": info.vision.describe() if info.vision else "",
         **(verbose if is_verbose else {}),
-        "address": served.address,
+        "address": address,
     }
     table = "\n".join(f"  {name:<9}{value}" for name, value in rows.items() if value)
     path, body = (
         ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}')
-        if served.has_chat_template
+        if tokenizer.has_chat_template
         else ("/v1/completions", '{"prompt": "Once upon a time", "max_tokens": 50}')
     )
     path, body = _OTHER_TRIES.get(info.purpose, (path, body))
-    key = "    -H 'Authorization: Bearer YOUR-KEY' \\\n" if served.needs_key else ""
+    key = "    -H 'Authorization: Bearer YOUR-KEY' \\\n" if settings.needs_key else ""
     # Other commands find the default address without a flag.
-    url = "" if served.address == "http://127.0.0.1:8000" else f" --url {served.address}"
+    url = "" if address == "http://127.0.0.1:8000" else f" --url {address}"
     chats = f", chat here with `reprise run{url}`," if generates else ""
     return (
         f"\nReprise is ready. Press Ctrl-C to stop it.\n\n{table}\n\n"
-        f"Open {served.address} in a browser{chats} or try it with\n\n"
-        f"  curl {served.address}{path} \\\n"
+        f"Open {address} in a browser{chats} or try it with\n\n"
+        f"  curl {address}{path} \\\n"
         f"    -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"
     )

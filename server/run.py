@@ -21,19 +21,9 @@ from reprise.config.loopback import is_loopback
 from reprise.config.per_model import Section, settings_of
 from reprise.config.process_memory import frozen, share_arenas
 from reprise.config.settings import Settings
-from reprise.engine.interface.errors import SharedTableError
+from reprise.engine.interface.errors import ModelError, SharedTableError
 from reprise.server.app import create_app
-from reprise.server.banner import (
-    LoadingBar,
-    Served,
-    banner,
-    describe_decoding,
-    describe_drafts,
-    describe_models,
-    describe_sampling,
-    describe_tools,
-)
-from reprise.server.engine_types import Models
+from reprise.server.banner import LoadingBar, banner, describe_drafts, describe_models
 from reprise.server.http.access import load_keys
 from reprise.server.http.connection import (
     MAX_ACCEPTED,
@@ -49,6 +39,7 @@ from reprise.server.logs import LOGGER, LoadingLog, configure_logs
 
 if TYPE_CHECKING:
     # Importing it takes seconds, see run().
+    from reprise.engine.engine import Engine
     from reprise.engine.interface.models import StartProgress
     from reprise.engine.pool.loads import MakeSourcesFor
     from reprise.engine.speculative.proposers import MakeSources
@@ -80,7 +71,7 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: Models,
+        engine: "Engine",
         drain_s: float,
         on_ready: Callable[[], None],
         count_cut: Callable[[], int] = int,
@@ -207,7 +198,6 @@ def _start(
             settings = prepare(settings, waiting.advance)
         # Imported late: MLX takes seconds to import, and a port in use should be reported before that.
         from reprise.engine.engine import check_model, make_engine
-        from reprise.engine.interface.errors import ModelError
 
         try:
             if "MLX_RANK" in os.environ:
@@ -231,7 +221,6 @@ def _serve_with_ranks(settings: Settings, make_sources: "MakeSources | None", bo
     """
     from reprise.engine.distributed.ranks import read_place
     from reprise.engine.engine import Engine
-    from reprise.engine.interface.errors import ModelError
     from reprise.engine.pool.loads import Makers
 
     place = read_place()
@@ -256,7 +245,6 @@ def follow(settings: Settings) -> int | None:
     """
     from reprise.engine.distributed.follow import run as run_follower
     from reprise.engine.distributed.ranks import read_place
-    from reprise.engine.interface.errors import ModelError
 
     configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
@@ -284,7 +272,7 @@ def exposure_error(settings: Settings, bound: socket.socket) -> str | None:
     )
 
 
-def serve(engine: Models, settings: Settings, bound: socket.socket) -> int:
+def serve(engine: "Engine", settings: Settings, bound: socket.socket) -> int:
     """Start the engine, serve it on a bound socket until a signal, and return the exit status.
 
     Raises what engine.start() raises.
@@ -341,24 +329,18 @@ def _show_progress(bar: LoadingBar, waiting: WhileLoading, settings: Settings) -
     return tell
 
 
-def _announce(engine: Models, settings: Settings, address: str) -> None:
-    names = tuple(dict.fromkeys((engine.info.name, *settings.served_model_name)))
+def _announce(engine: "Engine", settings: Settings, address: str) -> None:
+    info = engine.info
     if settings.log_format == "json":
-        ready = {"event": "ready", "address": address, "model": engine.info.name}
-        LOGGER.info("ready", extra={"fields": ready})
-    else:
-        drafts = describe_drafts(settings, _can_draft(engine), engine.info)
-        has_template = engine.tokenizer.has_chat_template
-        sampling = describe_sampling(settings, engine.info)
-        decoding, needs_key = describe_decoding(settings), settings.needs_key
-        others = describe_models(engine.entries()[1:], settings) if engine.may_unload else ""
-        tools = describe_tools(engine.tokenizer.markers)
-        served = Served(names, address, drafts, has_template, needs_key, sampling, decoding, others, tools)
-        text = banner(engine.info, served, is_verbose=settings.verbose)
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
+        LOGGER.info("ready", extra={"fields": {"event": "ready", "address": address, "model": info.name}})
+        return
+    drafts = describe_drafts(settings, _can_draft(engine), info)
+    others = describe_models(engine.entries()[1:], settings) if engine.may_unload else ""
+    text = banner(info, settings, address, engine.tokenizer, drafts, others)
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 
-def _can_draft(engine: Models) -> bool:
+def _can_draft(engine: "Engine") -> bool:
     try:
         engine.table.status()
     except SharedTableError:

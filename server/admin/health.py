@@ -10,11 +10,11 @@ from reprise.config.agents.config_file import render
 from reprise.config.agents.known import AGENTS, explain_context
 from reprise.config.agents.served_model import ServedModel
 from reprise.server.admin.models import served_models
+from reprise.server.admin.page import page_file
 from reprise.server.errors import BadRequestError, ModelNotFoundError
 from reprise.server.generation.service import service_of
 from reprise.server.http.access import sent_keys, wants_page
-from reprise.server.metrics.definitions import ENDPOINTS
-from reprise.server.page.files import page_file
+from reprise.server.http.request_log import ENDPOINTS
 
 KEY_PLACEHOLDER = "YOUR-API-KEY"
 

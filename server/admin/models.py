@@ -11,11 +11,10 @@ from pydantic_core import to_json
 from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.models import ModelEntry
 from reprise.server.errors import ApiError
-from reprise.server.generation.lease import lease_model
+from reprise.server.generation.lease import find_entry, lease_model, resolve
 from reprise.server.generation.served_models import (
     begin_pull,
     check_loads,
-    find_entry,
     known_sampling,
     named_entries,
     unload,
@@ -183,7 +182,7 @@ async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModel
     """Return a model, by its name or one of its aliases."""
     service = service_of(request)
     service.check_ready()
-    card = _card(service, name, await find_entry(service, name))
+    card = _card(service, name, await find_entry(service, resolve(service, name)))
     return messages_model(card) if ANTHROPIC in request.headers else card
 
 
@@ -231,7 +230,7 @@ async def pull_model(request: Request) -> Response:
 
 
 async def _card_response(service: Service, name: str) -> Response:
-    card = _card(service, name, await find_entry(service, name))
+    card = _card(service, name, await find_entry(service, resolve(service, name)))
     return Response(card.model_dump_json(), media_type="application/json")
 
 

@@ -1,9 +1,12 @@
-"""POST /v1/messages and /v1/messages/count_tokens."""
+"""POST /v1/messages and /v1/messages/count_tokens: the routes, and how messages are formatted."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic_core import from_json, to_json
 
-from reprise.server.anthropic_api.presenter import MessagePresenter
 from reprise.server.anthropic_api.schemas import (
     ConversationFields,
     CountTokensRequest,
@@ -11,15 +14,189 @@ from reprise.server.anthropic_api.schemas import (
     kept_system,
     to_chat_request,
 )
+from reprise.server.errors import ApiError
 from reprise.server.generation.lease import lease_for
-from reprise.server.generation.prepare import Prepared, encode_prompt, prepare_chat
+from reprise.server.generation.prepare import Prepared, count_prompt_tokens, prepare_chat
 from reprise.server.generation.service import LeasedModel
 from reprise.server.generation.stream import answer, response_head
 from reprise.server.http.body import read_body
+from reprise.server.http.error_responses import anthropic_error
 from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.output.parts import (
+    CallArgumentsPart,
+    CallStartPart,
+    ChoiceOutput,
+    EndPart,
+    Part,
+    ReasoningPart,
+    ReportPart,
+    TextPart,
+    ToolCallPart,
+)
+from reprise.server.output.presenter import Json, OneChoicePresenter, ResponseHead
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.fields import Notes
+
+UNSIGNED = "unsigned"
+"""The signature of all thinking blocks: clients send back only those that have one."""
+
+
+class MessagePresenter(OneChoicePresenter):
+    """Presenter for /v1/messages."""
+
+    def __init__(self, head: ResponseHead, request_id: str, body: MessagesRequest) -> None:
+        self._head = head
+        self._request_id = request_id
+        self._max_tokens = body.max_tokens
+        self._shows_thinking = body.thinking is None or body.thinking.display != "omitted"
+        self._diagnoses = body.diagnostics is not None and body.diagnostics.previous_message_id is not None
+        self._block_idx = -1
+        self._open: Literal["text", "thinking", "tool_use"] | None = None
+
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
+        """See Presenter."""
+        (output,) = outputs
+        content: list[Json] = []
+        if output.reasoning:
+            thinking = output.reasoning if self._shows_thinking else ""
+            content.append({"type": "thinking", "thinking": thinking, "signature": UNSIGNED})
+        if output.text:
+            content.append({"type": "text", "text": output.text})
+        content += [_tool_use(call, from_json(call.arguments)) for call in output.tool_calls]
+        end = self._end(output.end, usage, timings)
+        return to_json(self._message(content, _usage(usage)) | end)
+
+    def format_opening(self, usage: Json) -> bytes:
+        """See Presenter. The count of cached tokens is known only at the end; message_delta has it."""
+        message = self._message([], _usage(usage)) | {"stop_reason": None, "stop_sequence": None}
+        return _event("message_start", message=message) + _event("ping")
+
+    def format_silence(self) -> bytes:
+        """See Presenter."""
+        return _event("ping")
+
+    def _ending(self, end: EndPart, usage: Json, timings: Json) -> bytes:
+        counts = _usage(usage)
+        del counts["service_tier"]
+        delta = _event("message_delta", delta=self._end(end, usage, timings), usage=counts)
+        return delta + _event("message_stop")
+
+    def format_error(self, fault: ApiError) -> bytes:
+        """See Presenter."""
+        told = fault.renamed(ConversationFields.names)
+        return _frame("error", to_json(anthropic_error(told, self._request_id)))
+
+    def _part(self, part: Part) -> bytes:
+        match part:
+            case TextPart(text=text):
+                if not text:
+                    return b""
+                return self._open_block("text", text="") + self._delta("text_delta", "text", text)
+            case ReasoningPart(text=text):
+                opening = self._open_block("thinking", thinking="", signature="")
+                shown = self._delta("thinking_delta", "thinking", text) if self._shows_thinking else b""
+                return opening + shown
+            case ToolCallPart():
+                return self._start_call(part) + self._continue_call(part.arguments)
+            case CallStartPart():
+                return self._start_call(part)
+            case CallArgumentsPart():
+                return self._continue_call(part.text)
+            case EndPart():
+                return self._close_block()
+            case ReportPart():
+                return b""
+
+    def _start_call(self, call: ToolCallPart | CallStartPart) -> bytes:
+        closing = self._close_block()
+        self._open = "tool_use"
+        return closing + self._start(_tool_use(call, {}))
+
+    def _continue_call(self, arguments: str) -> bytes:
+        return self._delta("input_json_delta", "partial_json", arguments)
+
+    def _open_block(self, kind: Literal["text", "thinking"], **empty: str) -> bytes:
+        """Start a block of this kind, unless one is open."""
+        if self._open == kind:
+            return b""
+        closing = self._close_block()
+        self._open = kind
+        return closing + self._start({"type": kind, **empty})
+
+    def _close_block(self) -> bytes:
+        """End the open block, if there is one."""
+        if self._open is None:
+            return b""
+        signing = self._delta("signature_delta", "signature", UNSIGNED) if self._open == "thinking" else b""
+        self._open = None
+        return signing + _event("content_block_stop", index=self._block_idx)
+
+    def _start(self, block: Json) -> bytes:
+        self._block_idx += 1
+        return _event("content_block_start", index=self._block_idx, content_block=block)
+
+    def _delta(self, kind: str, field: str, text: str) -> bytes:
+        # Called for every token, so only the text is serialized.
+        return (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+            b'"delta":{"type":"%s","%s":%s}}\n\n'
+            % (self._block_idx, kind.encode(), field.encode(), to_json(text))
+        )
+
+    def _message(self, content: list[Json], usage: Json) -> Json:
+        message = {
+            "id": f"msg_{self._head.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._head.model,
+            "content": content,
+            "usage": usage,
+        }
+        if self._diagnoses:
+            message["diagnostics"] = {"cache_miss_reason": {"type": "unavailable"}}
+        return message
+
+    def _end(self, end: EndPart, usage: Json, timings: Json) -> Json:
+        """Return the stop reason, the stop sequence, and whether the schemas are satisfied, if checked."""
+        match end.finish_reason:
+            case "tool_calls":
+                reason = "tool_use"
+            case "length":
+                is_at_limit = self._max_tokens is not None and usage["completion_tokens"] >= self._max_tokens
+                # A loop that was cut off did not fill the context either.
+                is_at_limit = is_at_limit or timings.get("stopped") == "loop"
+                reason = "max_tokens" if is_at_limit else "model_context_window_exceeded"
+            case "stop":
+                reason = "end_turn" if end.stop is None else "stop_sequence"
+        checked = {} if end.schema_valid is None else {"schema_valid": end.schema_valid}
+        return {"stop_reason": reason, "stop_sequence": end.stop, **checked}
+
+
+def _usage(usage: Json) -> Json:
+    """Return the usage. Anthropic's input_tokens do not include cached tokens."""
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"] - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"thinking_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
+        "service_tier": "standard",
+    }
+
+
+def _tool_use(call: ToolCallPart | CallStartPart, arguments: object) -> Json:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return _frame(kind, to_json({"type": kind, **fields}))
+
+
+def _frame(kind: str, json: bytes) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + json + b"\n\n"
+
 
 router = APIRouter()
 BODIES = (MessagesRequest, CountTokensRequest)
@@ -45,7 +222,7 @@ async def count_tokens(request: Request) -> Response:
     leased = await lease_for(request, body)
 
     def count() -> int:
-        return len(encode_prompt(request, leased, _converted(request, leased, body)).tokens)
+        return count_prompt_tokens(request, leased, _converted(request, leased, body))
 
     return JSONResponse({"input_tokens": await leased.prepare(request, count)})
 

@@ -199,15 +199,10 @@ class Thinking(RequestModel):
     """Whether to think before responding, if the chat template has a choice."""
 
     type: str = Field(description="disabled: do not think; enabled, adaptive and any other: think.")
-    budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
-        None,
-        description="Maximum tokens of the thinking: at this number it is ended. null, or not below "
-        "max_tokens: no limit.",
-    )
-    display: Literal["summarized", "omitted"] = Field(
-        "summarized",
-        description="summarized: return all thinking; omitted: leave its text out of the response.",
-    )
+    budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    """Maximum tokens of the thinking: at this number it is ended. null, or not below max_tokens: no limit."""
+    display: Literal["summarized", "omitted"] = "summarized"
+    """summarized: return all thinking; omitted: leave its text out of the response."""
 
     @model_validator(mode="before")
     @classmethod
@@ -222,18 +217,15 @@ class JsonOutput(RequestModel):
     """JSON output that conforms to a schema."""
 
     type: Literal["json_schema"]
-    json_schema: dict[str, Any] = Field(
-        alias="schema",
-        description="The JSON schema, with the same limits as response_format in chat completions.",
-    )
+    json_schema: dict[str, Any] = Field(alias="schema")
+    """The JSON schema, with the same limits as response_format in chat completions."""
 
 
 class OutputConfig(RequestModel):
     """Configuration of the output."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="How much to think, for chat templates that support it."
-    )
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """How much to think, for chat templates that support it."""
     format: JsonOutput | None = Field(None, description="The format of the output; enforced.")
     task_budget: unsupported() = None  # type: ignore[valid-type]
 
@@ -293,25 +285,19 @@ class ConversationFields(AcceptsPeerFields):
         },
     )
 
-    model: str | None = Field(
-        None, description="The model's name or one of its aliases. null: the served model."
-    )
-    messages: Messages = Field(
-        description="The conversation. A last message of the assistant is the beginning of the response."
-    )
+    model: str | None = None
+    """The model's name or one of its aliases. null: the served model."""
+    messages: Messages
+    """The conversation. A last message of the assistant is the beginning of the response."""
     system: System = Field((), description="The system prompt, as a string or as text blocks.")
     tools: Tools = Field((), description="Custom tools; Anthropic's own are left out.")
-    tool_choice: ToolChoiceField = Field(
-        ToolChoice(),
-        description="auto: the model decides; any: it must call a tool; tool: it must call this one; none: "
-        "it must not. disable_parallel_tool_use: whether to allow at most one call.",
-    )
-    thinking: Thinking | None = Field(
-        None, description="Whether to think before responding. By default not, if the template has a choice."
-    )
-    output_config: OutputConfig | None = Field(
-        None, description="The format of the output, and how much to think."
-    )
+    tool_choice: ToolChoiceField = ToolChoice()
+    """auto: the model decides; any: it must call a tool; tool: it must call this one; none: it must not.
+    disable_parallel_tool_use: whether to allow at most one call."""
+    thinking: Thinking | None = None
+    """Whether to think before responding. By default not, if the template has a choice."""
+    output_config: OutputConfig | None = None
+    """The format of the output, and how much to think."""
     output_format: JsonOutput | None = Field(None, description="Older name of output_config.format.")
     cache_control: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
     speed: no_effect("there is one speed.") = None  # type: ignore[valid-type]
@@ -353,31 +339,25 @@ class MessagesRequest(WindowFields, ChatExtensions, ConversationFields):
     model_config = ConfigDict(json_schema_extra=_allow_no_budget)
     rules: ClassVar[Rules] = (*ConversationFields.rules, _ONE_CONSTRAINT)
 
-    max_tokens: Limit | None = Field(
-        None, description="Maximum output tokens; the context may allow fewer. null: as many as it allows."
-    )
+    max_tokens: Limit | None = None
+    """Maximum output tokens; the context may allow fewer. null: as many as it allows."""
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
     top_k: of_chats("top_k") = 0  # type: ignore[valid-type]
-    stop_sequences: Stops = Field(
-        (), description="Strings that end the output; stop_sequence in the response names the one that did."
-    )
+    stop_sequences: Stops = ()
+    """Strings that end the output; stop_sequence in the response names the one that did."""
     stream: bool = Field(False, description="Whether to stream the message as events while it is generated.")
-    draft: DraftFields = Field(
-        DraftFields(), description="How to draft for this request. Not in Anthropic's API."
-    )
+    draft: DraftFields = DraftFields()
+    """How to draft for this request. Not in Anthropic's API."""
     keep_alive: KeepAlive = None
     metadata: no_effect("has no effect.") = None  # type: ignore[valid-type]
     service_tier: no_effect("there is one tier, standard.") = None  # type: ignore[valid-type]
     inference_geo: no_effect("inference runs on this server.") = None  # type: ignore[valid-type]
-    diagnostics: Diagnostics | None = Field(
-        None,
-        description="The response says 'unavailable': the server does not know why a prompt was not cached.",
-    )
+    diagnostics: Diagnostics | None = None
+    """The response says 'unavailable': the server does not know why a prompt was not cached."""
     container: unsupported(**_REMOTE) = None  # type: ignore[valid-type]
-    thread: Annotated[Any, AfterValidator(_thread)] = Field(
-        None, description="Refused, with an error code that makes the SDK send whole conversations instead."
-    )
+    thread: Annotated[Any, AfterValidator(_thread)] = None
+    """Refused, with an error code that makes the SDK send whole conversations instead."""
     fallbacks: unsupported([]) = None  # type: ignore[valid-type]
     fallback_credit_token: no_effect("nothing is billed.") = None  # type: ignore[valid-type]
 

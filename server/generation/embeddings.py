@@ -3,9 +3,9 @@
 import asyncio
 import sys
 from array import array
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, cast
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from fastapi import Request, Response
 from pydantic_core import to_json
@@ -21,14 +21,15 @@ from reprise.engine.interface.embeddings import (
 from reprise.engine.interface.errors import EngineError
 from reprise.engine.interface.events import Failed
 from reprise.engine.interface.models import ModelInfo
-from reprise.server.engine_types import EmbeddingEngine
 from reprise.server.errors import bad_field, from_engine, from_failure
-from reprise.server.generation.service import LeasedModel
-from reprise.server.http.disconnects import wait_unless_gone
+from reprise.server.generation.service import LeasedModel, wait_unless_gone
 from reprise.server.http.executor import FORMAT
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.prompt.encoder import TokenIds, check_encoded, check_token_ids, encode_texts
 from reprise.server.requests.embeddings import Cut, EmbeddingsRequest, RerankRequest
+
+if TYPE_CHECKING:
+    from reprise.engine.embedding.embedding_engine import EmbeddingEngine
 
 FLOAT_BYTES = 4
 
@@ -44,57 +45,6 @@ def numbers_of(vector: bytes) -> list[float]:
 def write_numbers(vector: bytes) -> bytes:
     """Write a vector, little-endian float32, as a JSON array."""
     return to_json(numbers_of(vector))
-
-
-def write_embeddings(
-    vectors: Sequence[bytes], num_tokens: int, encoding_format: Literal["float", "base64"], model: str
-) -> bytes:
-    """Write the JSON response of /v1/embeddings. May take long.
-
-    vectors: (num_texts,) little-endian float32. num_tokens: the tokens of all texts together.
-    """
-    parts = []
-    for index, vector in enumerate(vectors):
-        shown = b64encode(vector).decode() if encoding_format == "base64" else numbers_of(vector)
-        parts.append(to_json({"object": "embedding", "index": index, "embedding": shown}))
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    rest = to_json({"model": model, "usage": usage})
-    return b'{"object":"list","data":[' + b",".join(parts) + b"]," + rest[1:]
-
-
-def write_ranking(
-    rated: Sequence[bytes],
-    num_tokens: int,
-    *,
-    documents: Sequence[str] | None,
-    top_n: int | None,
-    request_id: str,
-    model: str,
-) -> bytes:
-    """Write a JSON response that has both Jina's and Cohere's rerank fields, with the best documents first.
-
-    Unless documents are returned it has Voyage's field (data) too, which Continue reads.
-    rated: (num_documents,) scores, each as a vector of one number. num_tokens: the tokens of all pairs.
-    documents: the documents' texts, to be returned too; None to return only indices and scores.
-    """
-    scores = [number for one in rated for number in numbers_of(one)]
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
-    results = [
-        {"index": index, "relevance_score": scores[index]}
-        | ({"document": {"text": documents[index]}} if documents is not None else {})
-        for index in order
-    ]
-    return to_json(
-        {
-            "id": request_id,
-            "object": "list",
-            "model": model,
-            "results": results,
-            **({"data": results} if documents is None else {}),
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-            "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
-        }
-    )
 
 
 _SAME = {
@@ -242,7 +192,7 @@ async def embed(
 
     asked = EmbeddingRequest(record_of(request).engine_request_id, inputs, dimensions, num_alike)
     try:
-        engine.embed(asked, lambda event: leased.app.call_on_loop(lambda: note(event)))
+        engine.embed(asked, partial(leased.app.event_bridge.post, note))
     except EngineError as fault:
         raise from_engine(fault) from fault
     try:

@@ -3,8 +3,8 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 from pydantic_core import PydanticCustomError, to_json
@@ -13,7 +13,6 @@ from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.errors import GrammarError
 from reprise.engine.interface.request import Grammar, ThinkingBudget, Trigger
 from reprise.engine.text.markers import Marker, Markers
-from reprise.server.engine_types import ModelEngine
 from reprise.server.errors import BadRequestError, shortened
 from reprise.server.http.request_log import note_relaxed
 from reprise.server.requests.chat import ChatRequest
@@ -37,6 +36,9 @@ from reprise.server.tools.grammar import (
     json_arguments,
     marker_tokens,
 )
+
+if TYPE_CHECKING:
+    from reprise.engine.generating.generating_engine import GeneratingEngine
 
 _TEXT = "TEXT: /(.|\\n)*/"
 _SPACE = "SPACE: /[ \\n]{0,4}/"
@@ -372,29 +374,20 @@ MAX_UNUSABLE = 64
 """Maximum grammars that are known to be unusable; the oldest is forgotten first."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatConstraint:
-    """What a chat's answer must follow.
-
-    grammar: compiled; None if any text may come.
-    is_relaxed: whether the grammar does not follow all of the answer's schema.
-    relaxed_tools: the tools whose schemas it does not follow in full.
-    """
-
-    grammar: Grammar | None
-    is_relaxed: bool
-    relaxed_tools: list[Tool]
-
-
 class GrammarCompiler:
     """Compiles grammars for one model. Any thread may use it."""
 
-    def __init__(self, engine: ModelEngine) -> None:
+    def __init__(self, engine: "GeneratingEngine") -> None:
         self._engine = engine
         self._unusable: dict[Grammar, None] = {}
 
-    def constrain_chat(self, request: Request, body: ChatRequest, *, is_thinking: bool) -> ChatConstraint:
+    def constrain_chat(
+        self, request: Request, body: ChatRequest, *, is_thinking: bool
+    ) -> tuple[Grammar | None, bool, list[Tool]]:
         """Compile the grammar of a chat's answer: its content, its calls, and its budget of reasoning.
+
+        Returns the grammar, None if any text may come; whether it does not follow all of the answer's schema;
+        and the tools whose schemas it does not follow in full.
 
         is_thinking: the prompt has already opened the reasoning. Parts of schemas that are not strict and
             cannot be enforced are left out, and noted.
@@ -411,7 +404,7 @@ class GrammarCompiler:
         if grammar is None:
             grammar = self._compile_optional_calls(body)
         grammar = with_budget(grammar, markers, body.thinking_budget_tokens, is_thinking)
-        return ChatConstraint(grammar, is_relaxed, relaxed_tools)
+        return grammar, is_relaxed, relaxed_tools
 
     def compile_requested(self, request: Request, body: StructuredFields) -> tuple[Grammar | None, bool]:
         """Compile the grammar that a request demands, if any; also return whether its schema was relaxed.

@@ -1,4 +1,4 @@
-"""Lease the model that a request names; if it is not loaded, wait until it is.
+"""Find and lease the model that a request names; if it is not loaded, wait until it is.
 
 Meanwhile a stream of events reports the progress of the load in comments, and a stream of JSON lines, which
 has no comments, sends lines without text.
@@ -6,26 +6,106 @@ has no comments, sends lines without text.
 
 import asyncio
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
+from reprise.config.model_settings import display_name
 from reprise.engine.interface.embeddings import Purpose
-from reprise.engine.interface.models import ModelUse
-from reprise.server.engine_types import Models
+from reprise.engine.interface.models import ModelEntry, ModelUse
 from reprise.server.errors import (
     ApiError,
+    BadRequestError,
     ClientGoneError,
+    ForbiddenError,
+    ModelNotFoundError,
     from_load,
 )
-from reprise.server.generation.served_models import check_purpose, find_loadable, resolve
-from reprise.server.generation.service import LeasedModel, Service, service_of
+from reprise.server.generation.service import ANY_MODEL, LeasedModel, Service, service_of, wait_unless_gone
 from reprise.server.generation.stream import LINES_TYPE
-from reprise.server.http.disconnects import wait_unless_gone
 from reprise.server.http.error_responses import early_stream, end_later
 from reprise.server.http.executor import MODEL_FILES
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
+
+if TYPE_CHECKING:
+    from reprise.engine.engine import Engine
+
+
+def resolve(service: Service, requested: str | None, purpose: Purpose | None = None) -> str:
+    """Return the requested name, the first model's name for its aliases, or the default model's for None.
+
+    The name may be unknown. purpose: decides which model is the default; None for generating.
+    """
+    if requested is None:
+        return _default_name(service, purpose)
+    is_alias = requested in service.settings.served_model_name
+    return service.models.first_name if is_alias else requested
+
+
+def _default_name(service: Service, purpose: Purpose | None) -> str:
+    settings = service.settings
+    sources = {"embed": settings.embedding_model, "rerank": settings.rerank_model}
+    source = sources.get(purpose or "generate")
+    return display_name(source) if source else service.models.first_name
+
+
+async def find_entry(service: Service, name: str, purpose: Purpose | None = None) -> ModelEntry:
+    """Return the entry of a model, or of the one that serves unknown names.
+
+    name: see resolve(). purpose: decides which model is the default; None for generating.
+    Raises ModelNotFoundError.
+    """
+    entry = await MODEL_FILES.run(service.models.find, name)
+    if entry is None and ANY_MODEL in service.settings.served_model_name:
+        entry = await MODEL_FILES.run(service.models.find, _default_name(service, purpose))
+    if entry is None:
+        raise ModelNotFoundError(name, () if service.models.may_unload else service.model_names)
+    return entry
+
+
+async def find_loadable(service: Service, name: str, purpose: Purpose | None = None) -> str:
+    """Return the name of a model that requests may use.
+
+    name: see resolve(). purpose: what the model must be for; None for anything.
+    Raises ModelNotFoundError, ForbiddenError or BadRequestError.
+    """
+    entry, settings = await find_entry(service, name, purpose), service.settings
+    check_purpose(entry.name, entry.purpose, purpose)
+    may_load = settings.allow_load or entry.name == settings.model_name or entry.name in settings.beside
+    if entry.state == "unloaded" and not may_load:
+        raise ForbiddenError(
+            f"The model '{entry.name}' is not loaded, and this server loads none for requests. Start it with "
+            "--allow-load to allow it.",
+            code="loading_not_allowed",
+            param="model",
+        )
+    return entry.name
+
+
+_WHAT: dict[Purpose, str] = {
+    "generate": "generates text",
+    "embed": "makes embeddings",
+    "rerank": "ranks documents",
+}
+_WAYS_OUT: dict[Purpose, str] = {
+    "generate": "Ask for a model that generates text; GET /v1/models lists what there is.",
+    "embed": "Ask for a model that makes embeddings (GET /v1/models), or start the server with "
+    "--embedding-model.",
+    "rerank": "Ask for a model that ranks (GET /v1/models), or start the server with --rerank-model.",
+}
+
+
+def check_purpose(name: str, purpose: Purpose, wanted: Purpose | None) -> None:
+    """Raise BadRequestError for a model that is for something else."""
+    if wanted not in (None, purpose):
+        raise BadRequestError(
+            f"The model '{name}' {_WHAT[purpose]}, and this endpoint is for a model that {_WHAT[wanted]}. "
+            f"{_WAYS_OUT[wanted]}",
+            param="model",
+            code="wrong_kind_of_model",
+        )
+
 
 QUIET_S = 0.25
 """Seconds for which a stream waits for its model without a word, so that an early error has its status."""
@@ -62,7 +142,7 @@ async def lease_model(
             note_ignored(request, ["keep_alive"])
     name = resolve(service, model, purpose)
     if (use := models.use_loaded(name)) is None:
-        name = await find_loadable(service, model, purpose)
+        name = await find_loadable(service, name, purpose)
         use = models.use_loaded(name) or await _load(request, service, name, silence)
     use.keep_s = keep_s
     end_later(request, use.end)
@@ -83,7 +163,7 @@ async def lease_for(request: Request, body: Any, purpose: Purpose | None = "gene
     )
 
 
-def _acquire(models: Models, name: str) -> "Future[ModelUse]":
+def _acquire(models: "Engine", name: str) -> "Future[ModelUse]":
     try:
         return models.acquire(name)
     except Exception as fault:

@@ -1,11 +1,11 @@
 """From a validated body and a leased model to the engine's requests: prompt, grammar, parser, choices.
 
-prepare_chat() and prepare_completion() block, and run on a thread; see Service.prepare().
+prepare_chat() and prepare_completion() block, and run on a thread; see LeasedModel.prepare().
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
 
@@ -14,6 +14,7 @@ from pydantic_core import to_json
 
 from reprise.config.settings import LOOP_GUARD_TOKENS, Settings
 from reprise.engine.interface.cancellation import check_wanted
+from reprise.engine.interface.events import Delta, Finished
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.interface.models import AnswerLimits, ModelInfo
 from reprise.engine.interface.request import (
@@ -26,13 +27,14 @@ from reprise.engine.interface.request import (
     WindowSettings,
 )
 from reprise.engine.interface.spans import span
+from reprise.engine.sandbox.child_process import CHECKER
 from reprise.server.errors import BadRequestError, bad_field
-from reprise.server.generation.schema_check import WholeSchemas, checked
 from reprise.server.generation.service import LeasedModel
 from reprise.server.http.access import key_digest
+from reprise.server.http.executor import SCHEMA_CHECKS
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.output.parser import parser_factory
-from reprise.server.output.parts import MakeParser, ToolCallRules
+from reprise.server.output.parts import ChoiceOutput, EndPart, MakeParser, OutputParser, Part, ToolCallRules
 from reprise.server.output.text_parser import PlainParser, echo_parsers
 from reprise.server.prompt.encoder import (
     ChatPrompt,
@@ -101,19 +103,18 @@ def prepare_chat(
     prompt = encode_prompt(request, leased, body)
     if prompt.num_dropped:
         note_ignored(request, [f"truncation: the {prompt.num_dropped} oldest messages"])
-    constraint = leased.grammars.constrain_chat(request, body, is_thinking=prompt.is_thinking)
+    grammar, is_relaxed, relaxed_tools = leased.grammars.constrain_chat(
+        request, body, is_thinking=prompt.is_thinking
+    )
     if body.is_scoring:
         make_parser = echo_parsers([""], body.n, is_alone=True)
     else:
         rules = _call_rules(leased, body, is_streamed=body.stream and streams_calls)
         make_parser = parser_factory(engine.tokenizer.markers, prompt.is_thinking, rules)
-        content = to_json(modern(body.relaxable_schema or {})).decode() if constraint.is_relaxed else None
-        calls = {tool.name: to_json(modern(tool.parameters)).decode() for tool in constraint.relaxed_tools}
-        make_parser = checked(make_parser, WholeSchemas(content, calls))
+        calls = {tool.name: to_json(modern(tool.parameters)).decode() for tool in relaxed_tools}
+        make_parser = _checked(make_parser, body, is_relaxed, calls)
     views, slices = leased.views.begin(body, key_digest(request))
-    prompts = Prompts(
-        [prompt.tokens], constraint.grammar, prompt.prediction, prompt.head_tokens, views, prompt.images
-    )
+    prompts = Prompts([prompt.tokens], grammar, prompt.prediction, prompt.head_tokens, views, prompt.images)
     return _prepared(request, leased, body, prompts, make_parser, slices)
 
 
@@ -123,6 +124,12 @@ def encode_prompt(request: Request, leased: LeasedModel, body: ChatRequest) -> C
     vision = leased.engine.info.vision
     seen = leased.images.read(request, body.messages, vision.processor if vision else None)
     return encode_chat(leased.engine, body, seen)
+
+
+def count_prompt_tokens(request: Request, leased: LeasedModel, body: ChatRequest) -> int:
+    """Count the tokens of a chat's prompt. Raises BadRequestError."""
+    check_ids(body, leased.engine.info)
+    return len(encode_prompt(request, leased, body).tokens)
 
 
 def check_tools(leased: LeasedModel, body: ChatRequest) -> None:
@@ -192,9 +199,63 @@ def _prepare_texts(
     if body.echo or body.is_scoring:
         texts = decode_prompts(leased.engine, body) if body.echo else [""] * len(prompts)
         make_parser = echo_parsers(texts, body.n, body.is_scoring)
-    schema = to_json(modern(body.relaxable_schema or {})).decode() if is_relaxed else None
-    make_parser = checked(make_parser, WholeSchemas(schema))
+    make_parser = _checked(make_parser, body, is_relaxed, {})
     return _prepared(request, leased, body, Prompts(prompts, grammar), make_parser)
+
+
+class CheckedParser(OutputParser):
+    """Parser whose EndPart says whether the answer satisfies schemas that the grammar enforces only in part.
+
+    content: the schema of the content, as JSON; None if it is not checked. calls: schemas by the tool's name.
+    """
+
+    def __init__(self, inner: OutputParser, content: str | None, calls: Mapping[str, str]) -> None:
+        self._inner = inner
+        self._content, self._calls = content, calls
+        self._parts: list[Part] = []
+
+    def read(self, delta: Delta) -> list[Part]:
+        """See OutputParser."""
+        return self._note(self._inner.read(delta))
+
+    def end(self, finished: Finished) -> list[Part]:
+        """See OutputParser."""
+        return self._note(self._inner.end(finished))
+
+    def _note(self, parts: list[Part]) -> list[Part]:
+        """Keep the parts for the check; hold the end back until it is made."""
+        self._parts += parts
+        self.num_reasoning_tokens = self._inner.num_reasoning_tokens
+        if not parts or not isinstance(parts[-1], EndPart):
+            return parts
+        self.make_end = self._make_end
+        return parts[:-1]
+
+    async def _make_end(self) -> EndPart:
+        output = ChoiceOutput.of(self._parts)
+        result = await SCHEMA_CHECKS.run(self._check, output)
+        return replace(output.end, schema_valid="unknown" if result is None else result)
+
+    def _check(self, output: ChoiceOutput) -> bool | None:
+        """Return whether content and tool calls satisfy their schemas; None if that cannot be told."""
+        pairs = [(call.arguments, self._calls.get(call.name)) for call in output.tool_calls]
+        if output.text or not output.tool_calls:
+            pairs.append((output.text, self._content))
+        results = [CHECKER.is_valid(text, schema) for text, schema in pairs if schema is not None]
+        if not results:
+            # A call was demanded, and the answer may have been cut before it was complete.
+            return output.end.finish_reason != "length"
+        return False if False in results else None if None in results else True
+
+
+def _checked(
+    make_parser: MakeParser, body: GenerationFields, is_relaxed: bool, calls: Mapping[str, str]
+) -> MakeParser:
+    """Have the parsers check answers, if a schema is relaxed: the content's, or those of calls."""
+    if not is_relaxed and not calls:
+        return make_parser
+    content = to_json(modern(body.relaxable_schema or {})).decode() if is_relaxed else None
+    return lambda: CheckedParser(make_parser(), content, calls)
 
 
 def _prepared(
@@ -249,11 +310,6 @@ def _draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) ->
 
 
 _UINT64 = 2**64
-
-
-def request_seed(given: int | None) -> int:
-    """Return the seed that a request gives, or one drawn from [0, 2**63) if it gives none."""
-    return secrets.randbits(63) if given is None else given
 
 
 def choice_seed(seed: int, choice: int) -> int:
@@ -336,7 +392,7 @@ def make_engine_requests(
         raise bad_field("truncate_prompt_tokens", phrase)
     check_ids(body, info)
     window_settings = choose_window(body, info, settings)
-    seed = request_seed(body.seed)
+    seed = secrets.randbits(63) if body.seed is None else body.seed
     defaults = settings.sampling_defaults == "model"
     limits = info.answer_limits if defaults else AnswerLimits()
     guard = _loop_guard(body, settings, limits)

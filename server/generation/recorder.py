@@ -16,17 +16,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reprise.config.setting import SettingsError
 from reprise.config.settings import Settings
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import GenerationRequest
-from reprise.server.engine_types import ModelEngine
 from reprise.server.logs import LOGGER
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.generation_fields import GenerationFields
 from reprise.server.requests.messages import Message
+
+if TYPE_CHECKING:
+    from reprise.engine.generating.generating_engine import GeneratingEngine
 
 MakeLines = Callable[[], Iterable[bytes]]
 """Makes lines, each with its line break. Runs on the recorder's thread."""
@@ -169,7 +171,7 @@ RECORDED_FIELDS = {
 
 
 def record_lines(
-    engine: ModelEngine,
+    engine: "GeneratingEngine",
     settings: Settings,
     body: GenerationFields,
     ends: Sequence[tuple[GenerationRequest, Finished]],
@@ -186,7 +188,10 @@ def record_lines(
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     for engine_request, end in ends:
         line = {"time": now, "id": engine_request.id, "model": engine.info.name} | fields
-        line |= _text(engine, engine_request, end)
+        tokenizer, tokens = engine.tokenizer, end.tokens
+        if tokens and tokens[-1] in tokenizer.eos_ids:
+            tokens = tokens[:-1]
+        line |= {"prompt": tokenizer.decode(engine_request.prompt), "output": tokenizer.decode(tokens)}
         line["draft_type"] = engine_request.draft.type or settings.draft_type
         if engine_request.window_settings:
             line["streaming"] = asdict(engine_request.window_settings)
@@ -199,14 +204,6 @@ def _message(message: Message) -> dict[str, Any]:
     for call in shown.get("tool_calls", ()):
         call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
     return shown
-
-
-def _text(engine: ModelEngine, engine_request: GenerationRequest, end: Finished) -> dict[str, str]:
-    tokenizer = engine.tokenizer
-    tokens = end.tokens
-    if tokens and tokens[-1] in tokenizer.eos_ids:
-        tokens = tokens[:-1]
-    return {"prompt": tokenizer.decode(engine_request.prompt), "output": tokenizer.decode(tokens)}
 
 
 def _counts(end: Finished) -> dict[str, Any]:

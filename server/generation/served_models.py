@@ -1,32 +1,31 @@
-"""The models that requests may ask for: found by name, listed, unloaded and downloaded."""
+"""The models that requests may ask for: listed, unloaded and downloaded."""
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fastapi import Request
 
-from reprise.config.model_settings import display_name
-from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.models import ModelEntry, ModelInfo
-from reprise.server.engine_types import Models
 from reprise.server.errors import (
     ApiError,
-    BadRequestError,
     ForbiddenError,
-    ModelNotFoundError,
     RequestFailedError,
     TooBusyError,
     from_load,
     retry_after,
 )
-from reprise.server.generation.service import ANY_MODEL, Service
+from reprise.server.generation.lease import find_loadable, resolve
+from reprise.server.generation.service import Service
 from reprise.server.http.executor import MODEL_FILES
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER
+
+if TYPE_CHECKING:
+    from reprise.engine.engine import Engine
 
 MAX_PULLS = 4
 """Maximum number of downloads at once. Each has a thread, which may wait long for the hub."""
@@ -42,98 +41,20 @@ async def named_entries(service: Service) -> dict[str, ModelEntry]:
     return named | {alias: entries[0] for alias in service.model_names if alias not in named}
 
 
-def resolve(service: Service, requested: str | None, purpose: Purpose | None = None) -> str:
-    """Return the requested name, the first model's name for its aliases, or the default model's for None.
-
-    The name may be unknown. purpose: decides which model is the default; None for generating.
-    """
-    if requested is None:
-        return _default_name(service, purpose)
-    is_alias = requested in service.settings.served_model_name
-    return service.models.first_name if is_alias else requested
-
-
-def _default_name(service: Service, purpose: Purpose | None) -> str:
-    settings = service.settings
-    sources = {"embed": settings.embedding_model, "rerank": settings.rerank_model}
-    source = sources.get(purpose or "generate")
-    return display_name(source) if source else service.models.first_name
-
-
-async def find_entry(service: Service, model: str | None, purpose: Purpose | None = None) -> ModelEntry:
-    """Return the entry of the model that a request names, or of the one that serves unknown names.
-
-    purpose: decides which model is the default; None for generating. Raises ModelNotFoundError.
-    """
-    name = resolve(service, model, purpose)
-    entry = await MODEL_FILES.run(service.models.find, name)
-    if entry is None and ANY_MODEL in service.settings.served_model_name:
-        entry = await MODEL_FILES.run(service.models.find, _default_name(service, purpose))
-    if entry is None:
-        raise ModelNotFoundError(name, () if service.models.may_unload else service.model_names)
-    return entry
-
-
-async def find_loadable(service: Service, model: str | None, purpose: Purpose | None = None) -> str:
-    """Return the name of a model that requests may use.
-
-    purpose: what the model must be for; None for anything.
-    Raises ModelNotFoundError, ForbiddenError or BadRequestError.
-    """
-    entry, settings = await find_entry(service, model, purpose), service.settings
-    check_purpose(entry.name, entry.purpose, purpose)
-    may_load = settings.allow_load or entry.name == settings.model_name or entry.name in settings.beside
-    if entry.state == "unloaded" and not may_load:
-        raise ForbiddenError(
-            f"The model '{entry.name}' is not loaded, and this server loads none for requests. Start it with "
-            "--allow-load to allow it.",
-            code="loading_not_allowed",
-            param="model",
-        )
-    return entry.name
-
-
-_WHAT: dict[Purpose, str] = {
-    "generate": "generates text",
-    "embed": "makes embeddings",
-    "rerank": "ranks documents",
-}
-_WAYS_OUT: dict[Purpose, str] = {
-    "generate": "Ask for a model that generates text; GET /v1/models lists what there is.",
-    "embed": "Ask for a model that makes embeddings (GET /v1/models), or start the server with "
-    "--embedding-model.",
-    "rerank": "Ask for a model that ranks (GET /v1/models), or start the server with --rerank-model.",
-}
-
-
-def check_purpose(name: str, purpose: Purpose, wanted: Purpose | None) -> None:
-    """Raise BadRequestError for a model that is for something else."""
-    if wanted not in (None, purpose):
-        raise BadRequestError(
-            f"The model '{name}' {_WHAT[purpose]}, and this endpoint is for a model that {_WHAT[wanted]}. "
-            f"{_WAYS_OUT[wanted]}",
-            param="model",
-            code="wrong_kind_of_model",
-        )
-
-
 def known_sampling(service: Service, info: ModelInfo) -> dict[str, float]:
     """Return the model's sampling defaults; empty if requests without sampling fields do not get them."""
     return info.sampling_defaults.known if service.settings.sampling_defaults == "model" else {}
 
 
-def check_loads(service: Service) -> None:
-    """Raise ApiError unless models come and go."""
+def check_loads(service: Service, *, for_requests: bool = False) -> None:
+    """Raise ApiError unless models come and go. for_requests: also unless requests may load them."""
     service.check_ready()
     if not service.models.may_unload:
         raise ForbiddenError(
             "This server serves one model. Start it with --models-dir or --allow-load to serve several.",
             code="loading_not_allowed",
         )
-
-
-def _check_allowed(service: Service) -> None:
-    if not service.settings.allow_load:
+    if for_requests and not service.settings.allow_load:
         raise ForbiddenError(
             "This server loads and unloads no models for requests. Start it with --allow-load to allow it.",
             code="loading_not_allowed",
@@ -142,9 +63,8 @@ def _check_allowed(service: Service) -> None:
 
 async def unload(service: Service, model: str | None) -> None:
     """Unload a model once its requests have ended. Raises ApiError."""
-    check_loads(service)
-    _check_allowed(service)
-    name = await find_loadable(service, model)
+    check_loads(service, for_requests=True)
+    name = await find_loadable(service, resolve(service, model))
     future = await MODEL_FILES.run(service.models.unload, name)
     try:
         async with asyncio.timeout(service.settings.load_timeout_s):
@@ -171,7 +91,7 @@ class Pull:
 
     _slots = threading.BoundedSemaphore(MAX_PULLS)
 
-    def __init__(self, models: Models, name: str) -> None:
+    def __init__(self, models: "Engine", name: str) -> None:
         if not self._slots.acquire(blocking=False):
             message = f"{MAX_PULLS} downloads are running, which is the most. Try again later."
             raise TooBusyError(message, code="too_many_downloads", headers=retry_after(PULL_RETRY_S))
@@ -227,6 +147,5 @@ def _pull_error(fault: Exception, request_id: str) -> ApiError:
 
 def begin_pull(service: Service, model: str) -> Pull:
     """Begin to download a model. Raises ApiError."""
-    check_loads(service)
-    _check_allowed(service)
+    check_loads(service, for_requests=True)
     return Pull(service.models, model)

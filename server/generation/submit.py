@@ -2,22 +2,122 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from typing import Any
+
+from starlette.types import Receive
 
 from reprise.engine.interface.errors import EngineError
 from reprise.engine.interface.events import Delta, Event, Failed, Finished, Usage
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.interface.spans import span
 from reprise.server.errors import ClientGoneError, from_engine, from_failure
-from reprise.server.generation.event_queue import EventQueue
-from reprise.server.generation.service import LeasedModel
-from reprise.server.http.disconnects import ClientWatch
+from reprise.server.generation.service import LeasedModel, disconnected
 from reprise.server.logs import is_logging_prompts
 
 SETTLE_S = 5.0
 """How long a cancelled request waits for its sequences to end: a step and a chunk if a step takes a second.
 The log line lacks the usage of later ones."""
+
+
+ChoiceEvent = tuple[int, Event]
+"""(index of the choice, event)."""
+
+
+class EventQueue:
+    """Events of one HTTP request, in order of arrival. Use it on the event loop only."""
+
+    def __init__(self, silence_s: float) -> None:
+        """Create an empty queue.
+
+        silence_s: receive() returns an empty list after this many seconds without an event.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._silence_s = silence_s
+        self._events: list[ChoiceEvent] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_received_s = self._loop.time()
+
+    def put(self, event: ChoiceEvent) -> None:
+        """Add an event."""
+        self._events.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        """Make a waiting receive() return, even without an event."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def receive(self) -> list[ChoiceEvent]:
+        """Wait for an event and return all that have arrived; none after silence_s, or after wake()."""
+        if not self._events:
+            self._waiter = self._loop.create_future()
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._silence_s, self._check_silence)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._last_received_s = self._loop.time()
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check_silence(self) -> None:
+        # The timer restarts itself for the time that is left: a new timer for each token costs too much.
+        left_s = self._last_received_s + self._silence_s - self._loop.time()
+        if left_s <= 0:
+            self.wake()
+            left_s = self._silence_s
+        self._timer = self._loop.call_later(left_s, self._check_silence)
+
+
+class ClientWatch:
+    """Whether a request's client has disconnected. on_left: called on the event loop when it has."""
+
+    def __init__(self, on_left: Callable[[], None]) -> None:
+        self._left = asyncio.get_running_loop().create_future()
+        self._on_left = on_left
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has disconnected."""
+        return self._left.done()
+
+    async def wait_for(self, task: asyncio.Future[Any], deadline: float | None) -> bool:
+        """Wait for a task; return whether it is done. Raises ClientGoneError if the client has left.
+
+        deadline: time.monotonic() at which to stop waiting.
+        """
+        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        await asyncio.wait({task, self._left}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self.has_left:
+            raise ClientGoneError
+        return task.done()
+
+    @contextlib.asynccontextmanager
+    async def watching(self, receive: Receive) -> AsyncIterator[None]:
+        """Notice within this context when the client disconnects."""
+
+        async def watch() -> None:
+            await disconnected(receive)
+            if not self.has_left:
+                self._left.set_result(None)
+            self._on_left()
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
 
 
 class Submission:
@@ -53,7 +153,6 @@ class Submission:
         self._event_queue = EventQueue(leased.settings.keep_alive_s)
         self._num_submitted = 0
         self._failure: Failed | None = None
-        self._loop = asyncio.get_running_loop()
         self.client = ClientWatch(self._event_queue.wake)
         self._on_first = on_first
 
@@ -139,17 +238,13 @@ class Submission:
                 self.deltas[index].append(event)
                 return
         else:
-            self._count_end(index, event)
-        self._event_bridge.post(self._event_queue, (index, event))
+            # In the metrics, once, even if its client has left.
+            is_first = index % self.num_choices == 0
+            self._metrics.count_sequence(event, is_first=is_first, model=self._model)
+        self._event_bridge.post(self._event_queue.put, (index, event))
 
     def _note_first(self, delta: Delta) -> None:
         """Tell the event loop if this is the first token. Runs on the engine's thread."""
         if self._on_first is not None and not delta.is_prompt and delta.progress is None:
             on_first, self._on_first = self._on_first, None
-            # A closed loop raises RuntimeError.
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(on_first)
-
-    def _count_end(self, index: int, end: Finished | Failed) -> None:
-        """Count a sequence in the metrics, once, even if its client has left. Runs on the engine's thread."""
-        self._metrics.count_sequence(end, is_first=index % self.num_choices == 0, model=self._model)
+            self._event_bridge.post(lambda _: on_first(), None)

@@ -1,15 +1,15 @@
 """Complete /openapi.json: the framework does not know bodies and queries, which routes read themselves."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from reprise.config.settings import Settings
 from reprise.server.http.error_responses import (
     ErrorResponse,
     MessagesErrorResponse,
@@ -19,6 +19,9 @@ from reprise.server.http.error_responses import (
 )
 from reprise.server.http.request_log import ID_PATTERN, REQUEST_ID
 from reprise.server.requests.fields import IS_ID, UNLIMITED, RequestModel
+
+if TYPE_CHECKING:
+    from reprise.engine.engine import Engine
 
 _REFERENCE = "#/components/schemas/{model}"
 _FRAMEWORK_SCHEMAS = ("HTTPValidationError", "ValidationError")
@@ -67,29 +70,19 @@ def query_schema(model: type[BaseModel]) -> dict[str, Any]:
     return entry
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The facts of the only served model, and the largest n of a request, for the OpenAPI document."""
-
-    vocab_size: int
-    can_infill: bool
-    max_choices: int
-
-
 def complete_document(
     app: FastAPI,
-    *models: type[RequestModel],
-    open_paths: Collection[str] | None = None,
-    is_liberal: bool = True,
-    served: Callable[[], Served | None] = lambda: None,
+    engine: "Engine",
+    settings: Settings,
+    models: tuple[type[RequestModel], ...],
+    open_paths: Collection[str] = (),
 ) -> None:
     """Add to the app's OpenAPI document: the models that body_schema() names, the error format and headers.
 
-    open_paths: paths that need no API key; None if no path needs one.
-    is_liberal: whether fields without effect are left out of bodies rather than refused.
-    served: returns the facts about the model once it is loaded; None if there are several models.
+    open_paths: paths that need no API key, if others do. If the engine has one model alone, the document has
+        its limits.
     """
-    make_document = app.openapi
+    make_document, is_liberal = app.openapi, settings.unknown_fields == "ignore"
     # It takes a tenth of a second, for which no request should wait.
     _make_schemas(models, is_liberal)
 
@@ -100,8 +93,8 @@ def complete_document(
         components["headers"] = {"RequestId": _ID_RETURNED}
         known = components.setdefault("schemas", {})
         known.update(deepcopy(_make_schemas(models, is_liberal)))
-        if (one := served()) is not None:
-            _limit(whole, one)
+        if not engine.may_unload:
+            _limit(whole, engine, settings.max_n)
         # The framework validates nothing here, so it never sends its own validation errors.
         for name in _FRAMEWORK_SCHEMAS:
             known.pop(name, None)
@@ -116,7 +109,7 @@ def complete_document(
                 # The framework caches its document, so a second call finds the parameter already there.
                 others = [one for one in operation.get("parameters", ()) if one != given]
                 operation["parameters"] = [*others, given]
-        if open_paths is not None:
+        if open_paths:
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             whole["security"] = [{"key": []}]
             for path in open_paths:
@@ -203,19 +196,20 @@ def _or(given: Json, other: Json) -> Json:
 _OF_OTHER_MODELS = ["/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/api/embed", "/api/embeddings"]
 
 
-def _limit(whole: Json, served: Served) -> None:
+def _limit(whole: Json, engine: "Engine", max_choices: int) -> None:
     """Limit the document to what the served model can do: its tokens, choices, purpose, and infill."""
+    last_token = engine.info.vocab_size - 1
     for part in _parts(whole["components"]["schemas"]):
         if IS_ID in part and "pattern" in part:
-            part["pattern"] = f"^({_up_to(served.vocab_size - 1)})$"
+            part["pattern"] = f"^({_up_to(last_token)})$"
         elif IS_ID in part:
-            part["maximum"] = served.vocab_size - 1
+            part["maximum"] = last_token
         if "n" in part.get("properties", ()):
-            part["properties"]["n"]["anyOf"][0]["maximum"] = served.max_choices
+            part["properties"]["n"]["anyOf"][0]["maximum"] = max_choices
     for path in _OF_OTHER_MODELS:
         # One model alone is one that generates.
         whole["paths"].pop(path, None)
-    if not served.can_infill:
+    if engine.tokenizer.fim is None:
         whole["paths"].pop("/infill", None)
         for body in ("CompletionRequest", "OllamaGenerateRequest"):
             suffix = whole["components"]["schemas"][body]["properties"]["suffix"]

@@ -44,9 +44,8 @@ class InfillRequest(CompletionRequest):
     )
     input_prefix: str = Field("", description="The text before the hole.")
     input_suffix: str = Field("", description="The text after the hole.")
-    input_extra: Annotated[list[ExtraFile], Field(max_length=MAX_EXTRA)] = Field(
-        [], description="Other files for the model to know, the nearest last."
-    )
+    input_extra: Annotated[list[ExtraFile], Field(max_length=MAX_EXTRA)] = Field([])
+    """Other files for the model to know, the nearest last."""
 
     suffix: unsupported(  # type: ignore[valid-type]
         "", phrase="is not supported here; send input_suffix", is_needed=True

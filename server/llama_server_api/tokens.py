@@ -56,33 +56,26 @@ class TokenizeRequest(RequestModel):
         },
     )
 
-    model: str | None = Field(
-        None, description="The model's name or one of its aliases. null: the served model."
-    )
+    model: str | None = None
+    """The model's name or one of its aliases. null: the served model."""
     content: str | None = Field(None, description="The text, under llama-server's name.")
     prompt: str | None = Field(None, description="The text, under vLLM's name.")
     messages: Messages | None = Field(None, description="A conversation; returns the tokens of its prompt.")
     tools: Tools = Field((), description="Tools to render with the messages.")
-    chat_template_kwargs: TemplateArguments | None = Field(
-        None, description="Arguments for the chat template."
-    )
-    add_special: bool | None = Field(
-        None,
-        description="Whether to add the special tokens that a prompt begins or ends with. null: true for "
-        "prompt, false for content. With messages, the chat template decides.",
-    )
+    chat_template_kwargs: TemplateArguments | None = None
+    """Arguments for the chat template."""
+    add_special: bool | None = None
+    """Whether to add the special tokens that a prompt begins or ends with. null: true for prompt, false for
+    content. With messages, the chat template decides."""
     add_special_tokens: bool | None = Field(None, description="vLLM's name for add_special.")
-    with_pieces: bool = Field(
-        False, description="Whether to return each token as an object with id and piece."
-    )
+    with_pieces: bool = False
+    """Whether to return each token as an object with id and piece."""
     return_token_strs: bool = Field(False, description="Whether to return each token's text in token_strs.")
     parse_special: unsupported(True, **_FIXED) = None  # type: ignore[valid-type]
-    continue_final_message: bool = Field(
-        False, description="As in a chat: whether the prompt ends within the last message."
-    )
-    add_generation_prompt: bool | None = Field(
-        None, description="As in a chat: whether the prompt opens the answer."
-    )
+    continue_final_message: bool = False
+    """As in a chat: whether the prompt ends within the last message."""
+    add_generation_prompt: bool | None = None
+    """As in a chat: whether the prompt opens the answer."""
 
     @model_validator(mode="before")
     @classmethod
@@ -139,9 +132,8 @@ class TokenizeRequest(RequestModel):
 class DetokenizeRequest(RequestModel):
     """The body of POST /detokenize."""
 
-    model: str | None = Field(
-        None, description="The model's name or one of its aliases. null: the served model."
-    )
+    model: str | None = None
+    """The model's name or one of its aliases. null: the served model."""
     tokens: list[TokenId] = Field(description="Token ids; at most as many as the context holds.")
 
 

@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -20,23 +19,6 @@ NOT_HELD = "none"
 _ROOT = Path(__file__).parents[3]
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """A time in which the event loop served nobody.
-
-    span: the span whose work held the loop; NOT_HELD if the loop itself did hardly any work.
-    late_s: how late the loop's timer was.
-    own_s: processor time that the loop's thread certainly used meanwhile.
-    where: the module, line and function in which the loop was, as "reprise.server.app:12 create_app"; "" if
-        not seen.
-    """
-
-    span: str
-    late_s: float
-    own_s: float
-    where: str = ""
-
-
 class LoopLag:
     """Sets timers on the event loop, and reports how many seconds late each fires, and what held the loop.
 
@@ -44,7 +26,11 @@ class LoopLag:
     Create it on the loop's thread.
 
     spans: the clock of the loop's thread. observe: called with the lag of each timer, >= 0.
-    hold: called for each lag above HELD_S. spent: returns the thread's processor time in seconds.
+    hold: called for each lag above HELD_S with the span whose work held the loop (NOT_HELD if the loop itself
+        did hardly any); how late the timer was; the processor time that the loop's thread certainly used
+        meanwhile; and the line and function in which the loop was, as "reprise.server.app:12 create_app", or
+        "" if not seen.
+    spent: returns the thread's processor time in seconds.
     """
 
     def __init__(
@@ -52,7 +38,7 @@ class LoopLag:
         loop: asyncio.AbstractEventLoop,
         spans: SpanClock,
         observe: Callable[[float], None],
-        hold: Callable[[Hold], None],
+        hold: Callable[[str, float, float, str], None],
         spent: Callable[[], float] = time.thread_time,
     ) -> None:
         self._loop = loop
@@ -81,17 +67,16 @@ class LoopLag:
         if late_s > HELD_S:
             # Before the timer was due, others may have run for all of the period.
             own_s = max(0.0, spent - self._spent_before - PERIOD_S)
-            span = self._busiest() if own_s > HELD_S else NOT_HELD
-            self._hold(Hold(span, late_s, own_s, self._seen))
+            # The span that the loop spent the most time in since the timer before.
+            busiest = max(
+                self._spans.seconds, key=lambda name: self._spans.seconds[name] - self._before[name]
+            )
+            span = busiest if own_s > HELD_S else NOT_HELD
+            self._hold(span, late_s, own_s, self._seen)
         self._seen = ""
         self._before, self._spent_before = dict(self._spans.seconds), spent
         self._due = now + PERIOD_S
         self._timer = self._loop.call_at(self._due, self._wake)
-
-    def _busiest(self) -> str:
-        """Return the span that the loop spent the most time in since the timer before."""
-        seconds = self._spans.seconds
-        return max(seconds, key=lambda name: seconds[name] - self._before[name])
 
     def _look(self) -> None:
         """Note where the loop's thread is while a timer is late. Runs on a thread of its own."""

@@ -4,7 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from prometheus_client import Counter, Gauge, Histogram
@@ -14,9 +14,11 @@ from prometheus_client.registry import Collector
 
 from reprise.engine.interface.errors import SharedTableError
 from reprise.engine.interface.events import Failed, Finished
-from reprise.server.engine_types import Models
 from reprise.server.logs import RequestRecord
-from reprise.server.metrics.definitions import GROUPS, MODEL, Metric, Scrape, Value, endpoint_of
+from reprise.server.metrics.definitions import GROUPS, MODEL, Metric, Scrape, Value
+
+if TYPE_CHECKING:
+    from reprise.engine.engine import Engine
 
 MAX_REQUESTS = 100
 
@@ -31,7 +33,7 @@ class Metrics(Collector):
     longest_hold_s: the most processor time that the event loop has used without a pause.
     """
 
-    def __init__(self, models: Models, stored: Callable[[], Mapping[str, int]] = dict) -> None:
+    def __init__(self, models: "Engine", stored: Callable[[], Mapping[str, int]] = dict) -> None:
         self.recent: deque[dict[str, object]] = deque(maxlen=MAX_REQUESTS)
         self.longest_hold_s = 0.0
         self._models = models
@@ -49,10 +51,10 @@ class Metrics(Collector):
         """Count an HTTP request as in progress until end_request()."""
         self._add("reprise_requests_in_progress", 1)
 
-    def end_request(self, path: str, record: RequestRecord) -> None:
+    def end_request(self, endpoint: str, record: RequestRecord) -> None:
         """Count an HTTP request that was answered or whose client left, and remember it if of interest."""
         self._add("reprise_requests_in_progress", -1)
-        self._add("reprise_requests_total", 1, endpoint_of(path), str(record.status))
+        self._add("reprise_requests_total", 1, endpoint, str(record.status))
         if record.error is not None:
             self._add("reprise_errors_total", 1, record.error)
         if record.finish_reason is not None:

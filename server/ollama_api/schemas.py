@@ -141,24 +141,15 @@ def _factor(given: object) -> object:
 class Options(RequestModel):
     """Sampling options of a request. Options about how Ollama runs a model are left out."""
 
-    temperature: float | None = Field(
-        default=None,
-        ge=0,
-        le=INT32_MAX,
-        description="Sampling temperature. 0: always the most likely token. Higher is more random.",
-    )
+    temperature: float | None = Field(default=None, ge=0, le=INT32_MAX)
+    """Sampling temperature. 0: always the most likely token. Higher is more random."""
     top_p: of_chats("top_p") = None  # type: ignore[valid-type]
     top_k: of_chats("top_k") = None  # type: ignore[valid-type]
     min_p: of_chats("min_p") = None  # type: ignore[valid-type]
-    seed: int | None = Field(
-        default=None,
-        ge=INT64_MIN,
-        le=INT64_MAX,
-        description="The same seed and request give the same answer. null or -1: a random seed.",
-    )
-    num_predict: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = Field(
-        default=None, description="Maximum tokens to generate. 0 or less: as many as the context allows."
-    )
+    seed: int | None = Field(default=None, ge=INT64_MIN, le=INT64_MAX)
+    """The same seed and request give the same answer. null or -1: a random seed."""
+    num_predict: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    """Maximum tokens to generate. 0 or less: as many as the context allows."""
     stop: of_chats("stop") = None  # type: ignore[valid-type]
     repeat_penalty: (
         Annotated[Factor, BeforeValidator(_factor, json_schema_input_type=Factor | Literal[0])] | None
@@ -226,46 +217,33 @@ class GeneratingFields(RequestModel):
         "reasoning_effort": "think",
     }
 
-    model: str | None = Field(
-        None,
-        description="The model's name or one of its aliases, with or without :latest. null: the served one.",
-    )
-    options: Options = Field(
-        Options(), description="How to sample. What is absent is as the model recommends."
-    )
-    format: Format = Field(
-        "", description="Format of the response: 'json', or the JSON schema that it satisfies."
-    )
-    think: Think = Field(
-        None,
-        description="Whether to think before responding, or how much, if the chat template has a choice.",
-    )
+    model: str | None = None
+    """The model's name or one of its aliases, with or without :latest. null: the served one."""
+    options: Options = Options()
+    """How to sample. What is absent is as the model recommends."""
+    format: Format = ""
+    """Format of the response: 'json', or the JSON schema that it satisfies."""
+    think: Think = None
+    """Whether to think before responding, or how much, if the chat template has a choice."""
     stream: bool = Field(True, description="Whether to send the response in lines while it is generated.")
-    truncate: bool = Field(
-        True,
-        description="What to do if the conversation is too long for the context. true: leave out its oldest "
-        "turns, and say so in x-reprise-ignored. false: a 400.",
-    )
+    truncate: bool = True
+    """What to do if the conversation is too long for the context. true: leave out its oldest turns, and say
+    so in x-reprise-ignored. false: a 400."""
     logprobs: bool = Field(False, description="Whether to return the log probability of each token.")
-    top_logprobs: int = Field(
-        0, ge=0, le=20, description="Number of most likely tokens to return at each position; with logprobs."
-    )
+    top_logprobs: int = Field(0, ge=0, le=20)
+    """Number of most likely tokens to return at each position; with logprobs."""
     keep_alive: KeepAlive = None
-    draft: DraftFields = Field(
-        DraftFields(), description="How to draft for this request. Not in Ollama's API."
-    )
+    draft: DraftFields = DraftFields()
+    """How to draft for this request. Not in Ollama's API."""
     shift: no_effect("the context is never shifted: an answer ends at its end.") = None  # type: ignore[valid-type]
 
 
 class OllamaChatRequest(GeneratingFields):
     """The body of POST /api/chat."""
 
-    messages: Annotated[tuple[InstanceOf[Message], ...], WithJsonSchema(MESSAGES_SCHEMA)] = Field(
-        (),
-        description="The conversation so far. Its last message, if the assistant's, is the beginning of the "
-        "response. Images are shown as a placeholder. Empty: load the model, or unload it if keep_alive "
-        "is 0.",
-    )
+    messages: Annotated[tuple[InstanceOf[Message], ...], WithJsonSchema(MESSAGES_SCHEMA)] = ()
+    """The conversation so far. Its last message, if the assistant's, is the beginning of the response. Images
+    are shown as a placeholder. Empty: load the model, or unload it if keep_alive is 0."""
     tools: Tools = Field((), description="Functions that the model may ask the client to call.")
 
     @model_validator(mode="before")
@@ -287,18 +265,13 @@ class OllamaGenerateRequest(GeneratingFields):
         },
     )
 
-    prompt: str = Field(
-        "",
-        description="What the user says. Empty without a suffix: load the model, or unload it if keep_alive "
-        "is 0.",
-    )
-    suffix: str = Field(
-        "", description="The text after the response, if the model has tokens to fill in what is between."
-    )
+    prompt: str = ""
+    """What the user says. Empty without a suffix: load the model, or unload it if keep_alive is 0."""
+    suffix: str = ""
+    """The text after the response, if the model has tokens to fill in what is between."""
     system: str = Field("", description="The system prompt.")
-    raw: bool = Field(
-        False, description="Whether the prompt is the whole text to continue, without a chat template."
-    )
+    raw: bool = False
+    """Whether the prompt is the whole text to continue, without a chat template."""
     images: Images = Field([], description="Images, shown as a placeholder.")
     template: unsupported(  # type: ignore[valid-type]
         "",
@@ -375,9 +348,8 @@ class OllamaEmbedRequest(_EmbeddingFields):
         tuple[Text, ...], BeforeValidator(_texts, json_schema_input_type=Inputs | Literal[""] | EmptyArray)
     ] = Field(description="A text, or an array of texts. Empty: load the model.")
     truncate: bool = Field(True, description="Cut texts that are too long. false: a 400.")
-    dimensions: int | None = Field(
-        None, ge=1, le=INT32_MAX, description="Keep this many leading numbers, and normalize again."
-    )
+    dimensions: int | None = Field(None, ge=1, le=INT32_MAX)
+    """Keep this many leading numbers, and normalize again."""
 
 
 class OllamaEmbeddingsRequest(_EmbeddingFields):

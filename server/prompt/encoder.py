@@ -1,14 +1,14 @@
 """From a request's texts to tokens: chats by the template, prompts, holes to fill in, and predictions.
 
-All of it blocks: see Service.prepare(). A job that encodes cannot be stopped within a text, so text that is
-certainly too long for the context is refused before it is encoded.
+All of it blocks: see LeasedModel.prepare(). A job that encodes cannot be stopped within a text, so text that
+is certainly too long for the context is refused before it is encoded.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic_core import to_json
 
@@ -16,12 +16,15 @@ from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.images import PromptImage, before_images
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.text.markers import PREAMBLE, FimTokens
-from reprise.server.engine_types import ModelEngine, Tokenizer
 from reprise.server.errors import BadRequestError, ContextLengthError
 from reprise.server.prompt.images import Placed, Seen
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.generation_fields import GenerationFields
+
+if TYPE_CHECKING:
+    from reprise.engine.generating.generating_engine import GeneratingEngine
+    from reprise.engine.text.tokenizer import Tokenizer
 
 
 def check_token_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:
@@ -135,7 +138,7 @@ class ChatPrompt:
     images: tuple[PromptImage, ...] = ()
 
 
-def encode_chat(engine: ModelEngine, body: ChatRequest, seen: Seen) -> ChatPrompt:
+def encode_chat(engine: "GeneratingEngine", body: ChatRequest, seen: Seen) -> ChatPrompt:
     """Render and encode a conversation. seen: it as the model is shown it. Raises BadRequestError."""
     tokenizer, context_tokens = engine.tokenizer, engine.info.context_tokens
     messages, tools = shown(body.model_copy(update={"messages": seen.messages}))
@@ -226,7 +229,7 @@ def _text_size(value: Any) -> int:
     return size
 
 
-def encode_prompts(engine: ModelEngine, body: CompletionRequest) -> list[TokenIds]:
+def encode_prompts(engine: "GeneratingEngine", body: CompletionRequest) -> list[TokenIds]:
     """Return the token ids of each prompt. Raises BadRequestError."""
     encode = engine.tokenizer.encode if body.add_special_tokens else engine.tokenizer.encode_answer
     for prompt in body.prompt:
@@ -241,12 +244,12 @@ def encode_prompts(engine: ModelEngine, body: CompletionRequest) -> list[TokenId
     return encoded
 
 
-def decode_prompts(engine: ModelEngine, body: CompletionRequest) -> list[str]:
+def decode_prompts(engine: "GeneratingEngine", body: CompletionRequest) -> list[str]:
     """Return the text of each prompt, for a response that echoes it."""
     return [one if isinstance(one, str) else engine.tokenizer.decode(one) for one in body.prompt]
 
 
-def encode_text(engine: ModelEngine, text: str, param: str, *, is_prompt: bool) -> TokenIds:
+def encode_text(engine: "GeneratingEngine", text: str, param: str, *, is_prompt: bool) -> TokenIds:
     """Return the token ids of a text. Raises BadRequestError.
 
     is_prompt: whether to add the special tokens that prompts start or end with.
@@ -255,7 +258,7 @@ def encode_text(engine: ModelEngine, text: str, param: str, *, is_prompt: bool) 
     return tuple((engine.tokenizer.encode if is_prompt else engine.tokenizer.encode_answer)(text))
 
 
-def encode_texts(engine: ModelEngine, texts: Iterable[str]) -> list[TokenIds]:
+def encode_texts(engine: "GeneratingEngine", texts: Iterable[str]) -> list[TokenIds]:
     """Return the token ids of texts without special tokens."""
     encode: Callable[[str], list[int]] = engine.tokenizer.encode_answer
     encoded: list[TokenIds] = []
@@ -265,7 +268,7 @@ def encode_texts(engine: ModelEngine, texts: Iterable[str]) -> list[TokenIds]:
     return encoded
 
 
-def decode(engine: ModelEngine, tokens: Sequence[int]) -> str:
+def decode(engine: "GeneratingEngine", tokens: Sequence[int]) -> str:
     """Return the text of token ids. Raises BadRequestError."""
     if len(tokens) > engine.info.context_tokens:
         raise context_error(len(tokens), "tokens", engine.info)
@@ -281,7 +284,7 @@ def _num_contexts(body: GenerationFields) -> int:
     return 1 if body.truncate_prompt_tokens is None else MAX_TRUNCATED_CONTEXTS
 
 
-def _check_size(engine: ModelEngine, num_characters: int, param: str, num_contexts: int = 1) -> None:
+def _check_size(engine: "GeneratingEngine", num_characters: int, param: str, num_contexts: int = 1) -> None:
     """Refuse text that certainly has more tokens than so many contexts."""
     min_tokens = num_characters // engine.tokenizer.longest_token
     if min_tokens >= num_contexts * engine.info.context_tokens:
@@ -297,7 +300,7 @@ class Hole:
     others: Sequence[tuple[str, str]] = ()
 
 
-def fim_of(tokenizer: Tokenizer, model: str, param: str) -> FimTokens:
+def fim_of(tokenizer: "Tokenizer", model: str, param: str) -> FimTokens:
     """Return the model's fill-in-the-middle tokens. Raises BadRequestError if it has none.
 
     model, param: the model's name and the request's field, for the error.
@@ -313,7 +316,7 @@ def fim_of(tokenizer: Tokenizer, model: str, param: str) -> FimTokens:
 
 
 def encode_holes(
-    engine: ModelEngine, fim: FimTokens, holes: Sequence[Hole], *, has_special: bool
+    engine: "GeneratingEngine", fim: FimTokens, holes: Sequence[Hole], *, has_special: bool
 ) -> list[TokenIds]:
     """Return the prompt that asks for the text in each hole. Raises BadRequestError.
 
@@ -325,7 +328,7 @@ def encode_holes(
     return [encode_hole(engine.tokenizer, fim, hole, has_special) for hole in holes]
 
 
-def encode_hole(tokenizer: Tokenizer, fim: FimTokens, hole: Hole, has_special: bool) -> TokenIds:
+def encode_hole(tokenizer: "Tokenizer", fim: FimTokens, hole: Hole, has_special: bool) -> TokenIds:
     """Return the tokens of the prompt that asks for the text in a hole. See encode_holes()."""
     encode = tokenizer.encode_answer
     before, after = encode(hole.before), encode(hole.after)
@@ -342,7 +345,7 @@ def encode_hole(tokenizer: Tokenizer, fim: FimTokens, hole: Hole, has_special: b
     return (*opening, *others, *parts[0], *parts[1], *middle)
 
 
-def _opening(tokenizer: Tokenizer, text: str, tokens: Sequence[int]) -> list[int]:
+def _opening(tokenizer: "Tokenizer", text: str, tokens: Sequence[int]) -> list[int]:
     """Return the tokens that prompts begin with, found at a text and its tokens without them."""
     whole = tokenizer.encode(text)
     num_before = len(whole) - len(tokens)

@@ -9,13 +9,12 @@ from array import array
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
 from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.request import DraftType, Frame, SignedLines, View
-from reprise.server.engine_types import ModelEngine
 from reprise.server.http.executor import Executor
 from reprise.server.prompt.encoder import shown, to_harmony_messages
 from reprise.server.prompt.view_texts import (
@@ -36,6 +35,10 @@ from reprise.server.prompt.view_texts import (
     texts_of,
 )
 from reprise.server.requests.chat import ChatRequest
+
+if TYPE_CHECKING:
+    from reprise.engine.engine import Engine
+    from reprise.engine.generating.generating_engine import GeneratingEngine
 
 log = logging.getLogger("reprise.server")
 
@@ -87,7 +90,7 @@ class ViewMaker:
     max_kept_bytes: limit of the kept views, of which the last used ones stay; a token takes four bytes.
     """
 
-    def __init__(self, engine: ModelEngine, max_kept_bytes: int) -> None:
+    def __init__(self, engine: "Engine | GeneratingEngine", max_kept_bytes: int) -> None:
         self._engine = engine
         self._kept = BoundedCache[Views](lambda views: 4 * _count(views), max_kept_bytes)
 
@@ -235,7 +238,7 @@ class PromptViews:
 
     def __init__(
         self,
-        engine: ModelEngine,
+        engine: "GeneratingEngine",
         executor: Executor,
         making: set[asyncio.Task[None]],
         max_pending: int,

@@ -12,14 +12,17 @@ from reprise.engine.text.markers import Markers
 from reprise.server.banner import (
     LoadingBar,
     Pace,
-    Served,
     banner,
-    describe_decoding,
     describe_drafts,
     describe_models,
-    describe_tools,
 )
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FakeEngine, FakeTokenizer
+
+
+def _banner(info=None, markers=None, drafts="auto", **settings):
+    tokenizer = FakeTokenizer()
+    tokenizer.markers = markers or tokenizer.markers
+    return banner(info or FakeEngine().info, Settings(**settings), "http://127.0.0.1:8000", tokenizer, drafts)
 
 
 def _shown(steps, is_watched=True, show_after_s=0.0):
@@ -100,7 +103,7 @@ def test_the_banner_says_which_head_drafts():
 def test_the_banner_of_a_newcomer_has_words_and_no_settings(settings, said):
     assert describe_drafts(Settings(**settings), True) == said
     info = replace(FakeEngine().info, batching="one forward pass for all rows")
-    shown = banner(info, Served(("m",), "http://127.0.0.1:8000", said, True, False, tools="generic format"))
+    shown = _banner(info, Markers(is_generic=True), said)
     rows = [line.split()[0] for line in shown.splitlines() if line.startswith("  ")]
     assert rows[:6] == ["model", "device", "memory", "context", "drafts", "address"]
     assert "`reprise run`" in shown
@@ -114,7 +117,7 @@ def test_the_banner_says_that_drafts_come_once_all_is_tried():
 
 def test_the_banner_says_what_weights_mean_for_drafts_here():
     info = replace(FakeEngine().info, weights_note="drafts cannot pay here")
-    shown = banner(info, Served(("m",), "http://127.0.0.1:8000", "on", True, False))
+    shown = _banner(info)
     assert "  weights  drafts cannot pay here" in shown.splitlines()
 
 
@@ -142,34 +145,24 @@ def test_it_counts_down_between_two_shares_and_ends_when_it_was_wrong():
 
 
 def test_the_banner_says_that_streamed_answers_may_differ():
-    info, plain = FakeEngine().info, describe_decoding(Settings(wedlm_anchor=True))
-    assert "decoding  " not in banner(info, Served(("m",), "http://a", "auto", True, False, decoding=plain))
-    settings = Settings(wedlm_decoding="streaming", wedlm_entropy_threshold=None, wedlm_anchor=True)
-    said = banner(info, Served(("m",), "http://a", "auto", True, False, decoding=describe_decoding(settings)))
+    assert "decoding  " not in _banner(wedlm_anchor=True)
+    said = _banner(wedlm_decoding="streaming", wedlm_entropy_threshold=None, wedlm_anchor=True)
     differs = "answers may differ from those of plain decoding"
     assert f"decoding streaming (window of 16, one by one, anchored): {differs}" in said
 
 
 def test_the_banner_says_that_tools_have_the_generic_format():
-    said = banner(
-        FakeEngine().info,
-        Served(("m",), "http://a", "auto", True, False, tools=describe_tools(Markers())),
-        is_verbose=True,
-    )
-    assert "  tools  " not in said
-    tools = describe_tools(Markers(is_generic=True))
-    said = banner(
-        FakeEngine().info, Served(("m",), "http://a", "auto", True, False, tools=tools), is_verbose=True
-    )
+    assert "  tools  " not in _banner(verbose=True)
+    said = _banner(markers=Markers(is_generic=True), verbose=True)
     assert "  tools    generic format: the chat template has none that is known\n" in said
 
 
 def test_the_banner_says_what_was_found_by_trying():
     info = FakeEngine().info
-    said = banner(info, Served(("m",), "http://a", "auto", True, False), is_verbose=True)
+    said = _banner(info, verbose=True)
     assert "  exact    widths not tried; --exact and `reprise verify` find them\n" in said
     info = replace(info, batching="one forward pass for all rows", exact="1 row: 2, 3")
-    said = banner(info, Served(("m",), "http://a", "auto", True, False), is_verbose=True)
+    said = _banner(info, verbose=True)
     assert "  batch    one forward pass for all rows\n" in said
     assert "  exact    1 row: 2, 3\n" in said
 

@@ -24,17 +24,13 @@ from reprise.server.output.presenter import Json, OneChoicePresenter, ResponseHe
 from reprise.server.output.text_parser import InputDecoder
 from reprise.server.requests.messages import Tool
 
-_PREFIX = "resp_"
+PREFIX = "resp_"
+"""In front of a ResponseHead's id in the id of its response."""
 
 
 def response_id(head: ResponseHead) -> str:
     """Return the id of the response to a request."""
-    return f"{_PREFIX}{head.id}"
-
-
-def head_id(response_id: str) -> str:
-    """Return the id of the ResponseHead from which a response's id was made."""
-    return response_id.removeprefix(_PREFIX)
+    return f"{PREFIX}{head.id}"
 
 
 def item_id(head: ResponseHead, prefix: str, index: int) -> str:

@@ -1,7 +1,6 @@
 """POST /v1/responses, and the responses that are kept."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from pydantic_core import from_json, to_json
 from reprise.engine.interface.events import TokenLogprob
 from reprise.server.errors import BadRequestError, ContextLengthError, NotFoundError, RequestFailedError
 from reprise.server.generation.lease import lease_for, lease_model
-from reprise.server.generation.prepare import encode_prompt, prepare_chat
+from reprise.server.generation.prepare import count_prompt_tokens, prepare_chat
 from reprise.server.generation.service import LeasedModel
 from reprise.server.generation.stream import answer, known_stream, response_head
 from reprise.server.http.access import key_digest
@@ -29,10 +28,10 @@ from reprise.server.openai_api.responses.items import (
     kind_of,
 )
 from reprise.server.openai_api.responses.presenter import (
+    PREFIX,
     OutputItems,
     ResponsePresenter,
     frame,
-    head_id,
     item_id,
     response_id,
     timings_json,
@@ -42,7 +41,6 @@ from reprise.server.openai_api.responses.schemas import GetQuery, Input, ListQue
 from reprise.server.openai_api.responses.store import ResponseStore, StoredResponse, Turn, stored_response
 from reprise.server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, ToolCallPart
 from reprise.server.output.presenter import Json, ResponseHead
-from reprise.server.prompt.encoder import check_ids
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.fields import AcceptsPeerFields, Notes, no_effect, unsupported, validate
 from reprise.server.requests.messages import Tool
@@ -157,27 +155,14 @@ StoredInput = list[tuple[str, bytes]]
 """Items as they are stored: id and JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """The items of a request, and the stored response and items that the request names.
-
-    given: the request's items. referred: the JSON of the stored item for each item_reference, by its index in
-        given.
-    previous: the last turn of the conversation that the request continues.
-    work_bytes: the work of translating the items, those of earlier turns included, in bytes of text.
-    """
-
-    given: Sequence[Any]
-    referred: dict[int, bytes]
-    previous: Turn | None
-    work_bytes: int
-
-
 def find_named(
     body: ResponsesRequest, store: ResponseStore, owner: str, notes: Notes, max_body_bytes: int
-) -> Named:
+) -> tuple[dict[int, bytes], Turn | None, int]:
     """Find the stored response and items that a request names.
 
+    Returns the JSON of the stored item for each item_reference, by its index among the request's items; the
+    last turn of the conversation that the request continues; and the work of translating all items, those of
+    earlier turns included, in bytes of text.
     Raises NotFoundError, and BadRequestError if too many items or bytes are named.
     """
     previous = None
@@ -204,22 +189,26 @@ def find_named(
             "Compact the conversation (POST /v1/responses/compact), or begin a new one."
         )
         raise BadRequestError(message, param=PREVIOUS if previous else "input", code="invalid_value")
-    return Named(given, found, previous, num_bytes + ITEM_BYTES * (len(given) + len(named)))
+    return found, previous, num_bytes + ITEM_BYTES * (len(given) + len(named))
 
 
 def convert(
-    body: ResponsesRequest, named: Named, notes: Notes, head: ResponseHead | None
+    body: ResponsesRequest,
+    referred: dict[int, bytes],
+    previous: Turn | None,
+    notes: Notes,
+    head: ResponseHead | None,
 ) -> tuple[ChatConversion, ChatRequest, StoredInput]:
     """Convert a request, with the stored items that it names, to a chat request.
 
-    head: the response's head; None if there will be no response to store. Raises BadRequestError.
+    referred, previous: see find_named(). head: the response's head; None if there will be no response to
+        store. Raises BadRequestError.
     Returns the conversion, the chat request, and the input items to store, if any.
     """
-    read = {item: from_json(item) for item in set(named.referred.values())}
-    items = [
-        read[named.referred[at]] if at in named.referred else item for at, item in enumerate(named.given)
-    ]
-    conversion = ChatConversion(body, named.previous, items, notes)
+    read = {item: from_json(item) for item in set(referred.values())}
+    given = [*body.conversation, *body.input]
+    items = [read[referred[at]] if at in referred else item for at, item in enumerate(given)]
+    conversion = ChatConversion(body, previous, items, notes)
     stored: StoredInput = []
     if head is not None and body.store:
         for at, item in enumerate(items):
@@ -249,7 +238,7 @@ def _events(response: Json, num_input: int) -> Iterator[Json]:
     started |= {"status": "in_progress", "output": []}
     for kind in ("created", "in_progress"):
         yield {"type": f"response.{kind}", "response": started}
-    head = ResponseHead(head_id(response["id"]), response["created_at"], response["model"], "")
+    head = ResponseHead(response["id"].removeprefix(PREFIX), response["created_at"], response["model"], "")
     given: list[Json] = response["output"]
     # The tool of a call is named by the item's position.
     tools = [
@@ -339,12 +328,7 @@ async def count_input_tokens(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     leased = await lease_model(request, body.model)
     _, chat, _ = await _convert(request, leased, body)
-
-    def count() -> int:
-        check_ids(chat, leased.engine.info)
-        return len(encode_prompt(request, leased, chat).tokens)
-
-    num_tokens = await leased.prepare(request, count)
+    num_tokens = await leased.prepare(request, partial(count_prompt_tokens, request, leased, chat))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
@@ -406,8 +390,10 @@ async def _convert(
     Raises NotFoundError, and BadRequestError if too much is named.
     """
     notes = Notes(leased.settings.unknown_fields == "refuse")
-    named = find_named(body, _store_of(request), key_digest(request), notes, leased.settings.max_body_bytes)
+    owner, max_body_bytes = key_digest(request), leased.settings.max_body_bytes
+    referred, previous, work_bytes = find_named(body, _store_of(request), owner, notes, max_body_bytes)
     try:
-        return await leased.prepare(request, partial(convert, body, named, notes, head), named.work_bytes)
+        job = partial(convert, body, referred, previous, notes, head)
+        return await leased.prepare(request, job, work_bytes)
     finally:
         note_ignored(request, notes.entries())

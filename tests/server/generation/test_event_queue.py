@@ -2,7 +2,8 @@ import asyncio
 import threading
 
 from reprise.engine.interface.events import Delta
-from reprise.server.generation.event_queue import EventBridge, EventQueue
+from reprise.server.generation.service import EventBridge
+from reprise.server.generation.submit import EventQueue
 
 NEVER_S = 1000
 
@@ -22,7 +23,7 @@ class _CountingLoop:
 def _post_from_a_thread(bridge, posts):
     def post_all():
         for event_queue, event in posts:
-            bridge.post(event_queue, event)
+            bridge.post(event_queue.put, event)
 
     thread = threading.Thread(target=post_all)
     thread.start()
@@ -54,7 +55,7 @@ async def test_a_later_event_wakes_the_loop_again():
 async def test_nothing_is_lost_or_reordered_between_two_busy_threads():
     bridge = EventBridge(asyncio.get_running_loop())
     queue = EventQueue(NEVER_S)
-    events = [(queue, (0, Delta(str(step)))) for step in range(20_000)]
+    events = [(queue.put, (0, Delta(str(step)))) for step in range(20_000)]
     thread = threading.Thread(target=lambda: [bridge.post(*event) for event in events])
     thread.start()
     received = []
@@ -79,5 +80,5 @@ async def test_posting_to_a_loop_that_is_closed_does_not_raise():
     loop = asyncio.new_event_loop()
     loop.close()
     queue = EventQueue(NEVER_S)
-    EventBridge(loop).post(queue, (0, Delta("a")))
+    EventBridge(loop).post(queue.put, (0, Delta("a")))
     queue.close()

@@ -9,7 +9,7 @@ import pytest
 from reprise.config.setting import SettingsError
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
-from reprise.server.metrics.definitions import ENDPOINTS
+from reprise.server.http.request_log import ENDPOINTS
 from tests.server.fake_engine import FakeEngine
 from tests.server.openai_shapes import assert_error
 from tests.server.served import served

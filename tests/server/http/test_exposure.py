@@ -7,7 +7,7 @@ import pytest
 
 from reprise.config.setting import SettingsError
 from reprise.config.settings import Settings
-from reprise.server.banner import Served, banner
+from reprise.server.banner import banner
 from reprise.server.http.connection import bind_address
 from reprise.server.run import exposure_error, run
 from tests.server.fake_engine import FakeEngine
@@ -58,5 +58,6 @@ def test_the_error_is_one_line_and_status_1_before_anything_is_loaded(capsys, mo
 
 
 def test_the_command_to_try_has_a_place_for_the_key():
-    tried = [banner(FakeEngine().info, Served((), "http://a", "", True, needs)) for needs in (False, True)]
+    engine, keys = FakeEngine(), ((), ("secret",))
+    tried = [banner(engine.info, Settings(api_key=key), "http://a", engine.tokenizer, "") for key in keys]
     assert ["Authorization: Bearer YOUR-KEY" in text for text in tried] == [False, True]

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from reprise.server.metrics.definitions import ENDPOINTS
+from reprise.server.http.request_log import ENDPOINTS
 from tests.server.served import served
 
 GETS = ["/", "/health", "/metrics", "/openapi.json", "/ui", "/v1/models", "/v1/models/alias", "/v1/requests"]

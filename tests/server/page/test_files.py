@@ -13,7 +13,7 @@ from reprise.config.settings import Settings
 from reprise.server.app import create_app
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-VENDOR = Path(str(files("reprise.server.page"))) / "vendor"
+VENDOR = Path(str(files("reprise.server"))) / "page" / "vendor"
 
 
 async def test_a_browser_gets_the_page_and_a_program_the_endpoints(client):

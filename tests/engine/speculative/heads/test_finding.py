@@ -18,7 +18,7 @@ from reprise.engine.interface.errors import ModelError
 from reprise.engine.model.loading import load_model
 from reprise.engine.pool.loads import Makers
 from reprise.engine.speculative.proposers import DraftSources
-from reprise.server.banner import Served, banner
+from reprise.server.banner import banner
 from tests.drafters.fakes import scored
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import SLIDING, dflash_config
@@ -136,9 +136,10 @@ def test_a_truncated_head_is_left_out_unless_it_is_asked_for(
     write_mtp(folder, "mtp.safetensors")
     file = folder / "mtp.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    info = start().info
+    engine = start()
+    info = engine.info
     assert info.head is None
     assert "mtp.safetensors" in info.head_fault
-    assert f"not used {info.head_fault}" in banner(info, Served(("m",), "http://here", "auto", True, False))
+    assert f"not used {info.head_fault}" in banner(info, Settings(), "http://here", engine.tokenizer, "auto")
     with pytest.raises(ModelError, match=r"mtp\.safetensors"):
         start(draft_type="mtp")

@@ -9,7 +9,7 @@ from openai.types.responses import response_create_params
 from reprise.config.settings import Settings
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from reprise.server.app import create_app
-from reprise.server.metrics.definitions import endpoint_of
+from reprise.server.http.request_log import endpoint_of
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from tests.server.fake_engine import THINKING, fail_first, fail_midway, says, wait_midway
 from tests.server.openai_api.responses.responses_shapes import valid_events, valid_response

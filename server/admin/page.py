@@ -1,4 +1,4 @@
-"""The page at /ui: its files and their routes."""
+"""The page at /ui: its files, sent as they are, and their routes."""
 
 from functools import cache
 from pathlib import Path
@@ -36,8 +36,8 @@ def page_file(name: str) -> Response:
 
 @cache
 def _held() -> dict[str, bytes]:
-    """Read all files once, by their paths in this folder. Only these can be asked for."""
-    root = Path(__file__).parent
+    """Read all files once, by their paths in the folder page. Only these can be asked for."""
+    root = Path(__file__).parents[1] / "page"
     found = [path for path in root.rglob("*.*") if path.suffix[1:] in KINDS]
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}
 

@@ -1,1 +1,0 @@
-"""The files of the page at /ui. They are sent as they are: nothing has to be built."""
