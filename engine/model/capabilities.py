@@ -172,7 +172,6 @@ class _Watched:
 @cache
 def _own_digest() -> str:
     """Return a digest of the code that decides what is found."""
-    others = _ENGINE / "memory" / "estimate.py", _ENGINE / "speculative" / "costs" / "exact_widths.py"
     caches = [file for file in (_ENGINE / "kv_cache").rglob("*.py") if file.parent.name != "prefix_cache"]
-    files = [*sorted(caches), *others]
+    files = [*sorted(caches), _ENGINE / "memory" / "estimate.py"]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
