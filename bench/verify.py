@@ -27,7 +27,7 @@ from reprise.bench.workloads import Chat, read_prompts
 from reprise.config.settings import Settings
 from reprise.engine.interface.request import DraftType
 from reprise.engine.speculative.costs.cost_table import WIDTHS, grid_up_to
-from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS, PROBING_SHARE
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 
 RUNS, TEMPERATURES, EXACT_ROWS = 3, (0.0, 0.8), (1, 2, 4)
 COMPARED = [

@@ -13,7 +13,7 @@ from reprise.drafters.base import Drafter, KeptHistory, SharedTable, TableFileEr
 from reprise.engine.interface.errors import ModelError, SharedTableError
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
-from reprise.engine.speculative.costs.step_bounds import SlowdownBudget
+from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
 from reprise.engine.speculative.draft_length import DrafterWork
 from reprise.engine.speculative.draft_model.forecast import MODEL, DraftForecast, PromptGate, TokenYield
 from reprise.engine.speculative.gate import SWITCHED_OFF, decide

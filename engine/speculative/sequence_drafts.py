@@ -22,7 +22,7 @@ from reprise.engine.interface.events import DraftingReport
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.interface.spans import spend
 from reprise.engine.speculative.acceptance import Acceptance, count_accepted
-from reprise.engine.speculative.costs.step_bounds import SlowdownBudget
+from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
 from reprise.engine.speculative.draft_length import DrafterWork, DraftEstimate, expected_tokens
 from reprise.engine.speculative.draft_model.forecast import DraftForecast
 from reprise.engine.speculative.draft_stats import PLAIN, DraftCounts

@@ -224,7 +224,7 @@ async def count_tokens(request: Request) -> Response:
     def count() -> int:
         return count_prompt_tokens(request, leased, _converted(request, leased, body))
 
-    return JSONResponse({"input_tokens": await leased.prepare(request, count)})
+    return JSONResponse({"input_tokens": await leased.run_in_turn(request, count)})
 
 
 def _converted(request: Request, leased: LeasedModel, body: ConversationFields) -> ChatRequest:

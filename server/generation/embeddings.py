@@ -164,7 +164,7 @@ async def answer_embeddings(
         inputs = encode()
         return inputs, count_alike(inputs)
 
-    inputs, num_alike = await leased.prepare(request, prepare)
+    inputs, num_alike = await leased.run_in_turn(request, prepare)
     numbers = await embed(request, leased, inputs, num_alike, dimensions)
     return LongResponse(await FORMAT.run(write, numbers, sum(len(one.tokens) for one in inputs)))
 

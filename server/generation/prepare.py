@@ -1,6 +1,6 @@
 """From a validated body and a leased model to the engine's requests: prompt, grammar, parser, choices.
 
-prepare_chat() and prepare_completion() block, and run on a thread; see LeasedModel.prepare().
+prepare_chat() and prepare_completion() block, and run on a thread; see LeasedModel.run_in_turn().
 """
 
 import secrets
@@ -63,7 +63,7 @@ _OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
 class Prepared:
     """A request that is ready for the engine.
 
-    body: the request, without what is not here and would only be faster.
+    body: the request, without the sources of drafts that this server lacks.
     engine_requests: one for each choice. make_parser: called once for each of them, in order.
     view_slices: makes the views that the engine's requests share, slice by slice; None if nothing reads them.
     """
@@ -149,7 +149,7 @@ def _call_rules(leased: LeasedModel, body: ChatRequest, *, is_streamed: bool) ->
     markers = leased.engine.tokenizer.markers
     call_format = find_format(markers)
     schemas = {tool.name: tool.parameters for tool in body.shown_tools}
-    # What must be enforced is only where a call has its marker.
+    # Where arguments are enforced, a call has its marker; only calls of these tools may come without.
     names = {tool.name for tool in body.callable_tools if not tool.strict and tool.lark is None}
     return ToolCallRules(
         body.parallel_tool_calls,
@@ -267,7 +267,7 @@ def _prepared(
     view_slices: Iterator[None] | None = None,
 ) -> Prepared:
     check_wanted()
-    body = _without_what_is_not_here(request, leased, body)
+    body = _drop_unavailable(request, leased, body)
     info, settings = leased.engine.info, leased.settings
     request_id = record_of(request).engine_request_id
     tenant = "" if settings.ngram_scope == "process" else key_digest(request)
@@ -275,10 +275,8 @@ def _prepared(
     return Prepared(body, engine_requests, make_parser, view_slices)
 
 
-def _without_what_is_not_here(
-    request: Request, leased: LeasedModel, body: GenerationFields
-) -> GenerationFields:
-    """Leave out a source of drafts, or a kind of decoding, that is not here and would only be faster."""
+def _drop_unavailable(request: Request, leased: LeasedModel, body: GenerationFields) -> GenerationFields:
+    """Drop a source of drafts, or a kind of decoding, that this server lacks; the answer stays the same."""
     info, is_strict = leased.engine.info, leased.settings.unknown_fields == "refuse"
     if (fault := _draft_fault(body, leased.settings, info)) is not None:
         if is_strict:

@@ -183,7 +183,7 @@ class LeasedModel:
             engine, app.executor, app.making_views, settings.capacity, settings.draft_type
         )
 
-    async def prepare(self, request: Request, job: Callable[[], ResultT], more_bytes: int = 0) -> ResultT:
+    async def run_in_turn(self, request: Request, job: Callable[[], ResultT], more_bytes: int = 0) -> ResultT:
         """Run a job that makes something of a request on a thread, when its client is next.
 
         more_bytes: of what the job is about, besides the body.

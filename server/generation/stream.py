@@ -181,7 +181,7 @@ class RequestOutput:
         return parts
 
     def _note_parts(self, index: int, parts: list[Part]) -> list[tuple[int, Part]]:
-        """Return a choice's new parts with its index; start to make its end if that takes long."""
+        """Return a choice's new parts with its index. If its EndPart takes long, begin to make it."""
         make_end = self._parsers[index].make_end
         if make_end is not None:
             self._ending = (index, asyncio.ensure_future(make_end()))
@@ -348,7 +348,7 @@ async def answer(
 
     prepare: see prepare.py; it runs on a thread. Raises ApiError before any of the response is sent.
     """
-    prepared = await leased.prepare(request, prepare)
+    prepared = await leased.run_in_turn(request, prepare)
     body, record, make_views = prepared.body, record_of(request), None
     if prepared.view_slices is not None:
         make_views = leased.views.start(client_of(request), prepared.view_slices)
@@ -364,6 +364,7 @@ async def answer(
 
     is_handed_over = False
     try:
+        # Once a stream has begun, its response notices when the client leaves.
         async with submission.client.watching(request.receive):
             if not body.stream:
                 outputs = await output.wait_for_choices()

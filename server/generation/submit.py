@@ -129,7 +129,7 @@ class Submission:
     client: tells whether the client has disconnected; after that nothing waits for the sequences.
     ended: usage of the sequences that have ended, normally or not, by index.
     finished: the final events of the sequences that ended normally, by index.
-    deltas: the deltas of each choice; those of a stream are kept only if prompts are logged.
+    deltas: the deltas of each choice; a stream keeps them only if prompts are logged.
     """
 
     def __init__(

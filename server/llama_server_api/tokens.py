@@ -148,7 +148,7 @@ async def tokenize(request: Request) -> Response:
     """Tokenize a text or a conversation."""
     body = await read_body(request, TokenizeRequest)
     leased = await lease_for(request, body, purpose=None)
-    tokens = await leased.prepare(request, partial(_tokens, request, leased, body))
+    tokens = await leased.run_in_turn(request, partial(_tokens, request, leased, body))
     frames = _frames(leased, body, tokens)
     if len(tokens) <= TOKENS_AT_ONCE:
         return Response(b"".join([frame async for frame in frames]), media_type="application/json")
@@ -194,7 +194,7 @@ async def detokenize(request: Request) -> Response:
         text = decode(leased.engine, body.tokens)
         return to_json({"content": text, "prompt": text})
 
-    return Response(await leased.prepare(request, work), media_type="application/json")
+    return Response(await leased.run_in_turn(request, work), media_type="application/json")
 
 
 @router.get("/tokenizer_info")

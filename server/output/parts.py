@@ -113,7 +113,7 @@ class OutputParser(ABC):
     """Splits the text of one choice into parts.
 
     num_reasoning_tokens: how many of the choice's tokens are reasoning; set with the EndPart.
-    make_end: set after end() if it did not return the EndPart, which takes long: the caller awaits it.
+    make_end: set by end() if making the EndPart takes long (a schema to check); the caller awaits it.
     """
 
     num_reasoning_tokens = 0

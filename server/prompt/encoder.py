@@ -1,7 +1,7 @@
 """From a request's texts to tokens: chats by the template, prompts, holes to fill in, and predictions.
 
-All of it blocks: see LeasedModel.prepare(). A job that encodes cannot be stopped within a text, so text that
-is certainly too long for the context is refused before it is encoded.
+All of it blocks: see LeasedModel.run_in_turn(). A job that encodes cannot be stopped within a text, so text
+that is certainly too long for the context is refused before it is encoded.
 """
 
 from bisect import bisect_left

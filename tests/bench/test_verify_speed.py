@@ -9,7 +9,7 @@ from reprise.bench.answering import Answering, Arm, Case
 from reprise.bench.experiment import Row
 from reprise.bench.verify import is_chance, judge
 from reprise.cli.main import main
-from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS, PROBING_SHARE
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 
 STEP_S = 0.01
 PLAIN = [1.0, 1.02, 1.01, 0.99, 1.0, 1.0]

@@ -18,7 +18,7 @@ from reprise.engine.engine import Engine
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice
 from reprise.engine.pool.loads import Makers
-from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from reprise.engine.speculative.proposers import DraftSources
 from tests.engine.support import ask, request, wait_until
 from tests.real_weights.packages import FETCHED_WITHIN_S

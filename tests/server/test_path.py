@@ -34,5 +34,5 @@ def test_a_streamed_chat_passes_the_stations_of_the_documentation_in_order(app):
             httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=60).raise_for_status()
     finally:
         threading.setprofile(None)
-    assert len(stations) == 10
+    assert len(stations) == 11
     assert passed == stations

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reprise.engine.speculative.costs.cost_table import MASKED, Conditions
-from reprise.engine.speculative.costs.step_bounds import SlowdownBudget
+from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_model.forecast import DraftModelCosts, DraftWork
 

@@ -7,7 +7,7 @@ from functools import partial
 from reprise.engine.interface.spans import spend
 from reprise.engine.kv_cache.exact_widths import Exactness
 from reprise.engine.speculative.costs.cost_table import USUAL, Conditions, StepPrice, context_class
-from reprise.engine.speculative.costs.step_bounds import LOW_STEPS
+from reprise.engine.speculative.costs.slowdown_budget import LOW_STEPS
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import (
     MIN_GAIN,

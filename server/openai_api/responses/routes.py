@@ -328,7 +328,7 @@ async def count_input_tokens(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     leased = await lease_model(request, body.model)
     _, chat, _ = await _convert(request, leased, body)
-    num_tokens = await leased.prepare(request, partial(count_prompt_tokens, request, leased, chat))
+    num_tokens = await leased.run_in_turn(request, partial(count_prompt_tokens, request, leased, chat))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
@@ -339,7 +339,7 @@ async def compact_conversation(request: Request) -> Response:
     leased = await lease_for(request, body)
     head = response_head(request, leased, body.model)
     context_tokens = leased.engine.info.context_tokens
-    asked = await leased.prepare(request, partial(body.asked, context_tokens))
+    asked = await leased.run_in_turn(request, partial(body.asked, context_tokens))
     conversion, chat, _ = await _convert(request, leased, asked)
     items = [*conversion.earlier, *conversion.items[:-1]]
     presenter = CompactionPresenter(head, asked, items, context_tokens)
@@ -394,6 +394,6 @@ async def _convert(
     referred, previous, work_bytes = find_named(body, _store_of(request), owner, notes, max_body_bytes)
     try:
         job = partial(convert, body, referred, previous, notes, head)
-        return await leased.prepare(request, job, work_bytes)
+        return await leased.run_in_turn(request, job, work_bytes)
     finally:
         note_ignored(request, notes.entries())

@@ -25,7 +25,7 @@ from reprise.engine.sampling.sampler import Sampler
 from reprise.engine.scheduler.kept_prefixes import KeptPrefixes
 from reprise.engine.scheduler.request_queue import PrefixLookup, RequestQueue
 from reprise.engine.speculative import verify
-from reprise.engine.speculative.costs.step_bounds import SlowdownBudget
+from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
 from reprise.engine.speculative.sequence_drafts import SequenceDrafts

@@ -17,7 +17,7 @@ from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.scheduler import draft_prefiller
 from reprise.engine.scheduler.draft_prefiller import Pace
-from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefill
 from reprise.engine.speculative.draft_model.forecast import DraftForecast
 from reprise.engine.speculative.draft_stats import TOO_LONG

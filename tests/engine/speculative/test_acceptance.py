@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reprise.drafters.base import Draft
 from reprise.engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
-from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS, SlowdownBudget
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import DraftEstimate, choose_width, expected_tokens, steady
 

@@ -19,7 +19,7 @@ from reprise.engine.interface.events import Delta
 from reprise.engine.interface.request import DraftChoice, DraftType, GenerationRequest
 from reprise.engine.kv_cache import sliding_window
 from reprise.engine.speculative.acceptance import Acceptance
-from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS, SlowdownBudget
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_model.forecast import DraftForecast
 from reprise.engine.speculative.proposers import DraftSources

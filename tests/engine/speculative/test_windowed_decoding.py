@@ -23,7 +23,7 @@ from reprise.engine.kv_cache import rows
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.sampling.sampler import find_entropies
 from reprise.engine.speculative.costs.cost_table import USUAL
-from reprise.engine.speculative.costs.step_bounds import SlowdownBudget
+from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.planning.accounts import StepAccounts, Verified
 from reprise.engine.speculative.proposers import DraftSources

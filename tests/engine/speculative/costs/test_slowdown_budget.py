@@ -2,7 +2,7 @@
 
 import pytest
 
-from reprise.engine.speculative.costs.step_bounds import (
+from reprise.engine.speculative.costs.slowdown_budget import (
     ALLOWANCE_STEPS,
     DRAFT_PREFILL_SHARE,
     RESERVE_STEPS,

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from reprise.engine.speculative.costs.cost_table import Conditions, context_class
-from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from tests.engine.speculative.planning.simulated_rows import Device, TrueCosts
 

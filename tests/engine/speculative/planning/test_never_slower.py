@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reprise.engine.speculative.costs.step_bounds import ALLOWANCE_STEPS
+from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from tests.engine.speculative.planning.simulated_rows import Device, TrueCosts, token_at
 

@@ -1,0 +1,72 @@
+"""Keep each answer within the stated bound: (1 + overhead) times its plain time, and a few plain steps."""
+
+ALLOWANCE_STEPS = 6.0
+"""Plain steps that drafting may cost a sequence before it has saved any time."""
+
+RESERVE_STEPS = 1.25
+"""Steps of the allowance that no draft may use: a step may take longer than any before."""
+
+DRAFT_PREFILL_SHARE = 0.25
+"""Share of a sequence's prefill time that draft prefill may take, of its text or those of other rows."""
+
+LOW_STEPS = 3.5
+"""Plain steps left from which on a row that loses time wants to see what plain steps cost now."""
+
+UNSEEN_TOKENS = 8
+"""Tokens that a row commits before it wants to see that again."""
+
+PROBING_SHARE = 0.01
+"""Share of the plain time that probes may take beyond the bound: plain steps between drafted ones."""
+
+
+class SlowdownBudget:
+    """Keeps one sequence within the bound, whether its own drafts slow it down or those of other rows.
+
+    overhead: maximum slowdown in the long run, as a fraction of the plain time, such as 0.02.
+    spent_s: decoding time so far. plain_s: what the same tokens would have taken in plain steps.
+    prefill_s: the time that the target took to prefill the sequence.
+    num_unseen: tokens committed since a real plain step showed what it costs.
+    """
+
+    def __init__(self, overhead: float) -> None:
+        self.overhead = overhead
+        self.spent_s = 0.0
+        self.plain_s = 0.0
+        self.prefill_s = 0.0
+        self.num_unseen = 0
+        self._draft_prefill_s = 0.0
+
+    def left_s(self, plain_step_s: float) -> float:
+        """Return the maximum seconds of a next step after which the bound, less a reserve, still holds.
+
+        plain_step_s: seconds of a plain step of the same rows.
+        """
+        allowance_s = (ALLOWANCE_STEPS - RESERVE_STEPS) * plain_step_s
+        return (1 + self.overhead) * (self.plain_s + plain_step_s) + allowance_s - self.spent_s
+
+    def wants_plain(self, plain_step_s: float) -> bool:
+        """Whether a plain step should be taken to measure its cost, before drafting spends more time.
+
+        The last plain steps may have had a longer context. That matters only to a sequence that loses time.
+        """
+        return self.num_unseen >= UNSEEN_TOKENS and self.left_s(plain_step_s) < LOW_STEPS * plain_step_s
+
+    @property
+    def share_to_prefill_s(self) -> float:
+        """The seconds that draft prefill may still take at the expense of prefill time, not of the bound."""
+        return max(0.0, DRAFT_PREFILL_SHARE * self.prefill_s - self._draft_prefill_s)
+
+    def left_to_prefill_s(self, plain_step_s: float) -> float:
+        """Return the maximum seconds that the next slice of draft prefill may take. See left_s()."""
+        return self.left_s(plain_step_s) + self.share_to_prefill_s
+
+    def charge_draft_prefill(self, taken_s: float) -> None:
+        """Charge taken_s of draft prefill; what exceeds its share of the prefill time is decoding time."""
+        self.spent_s += max(0.0, taken_s - self.share_to_prefill_s)
+        self._draft_prefill_s += taken_s
+
+    def charge(self, step_s: float, plain_step_s: float, num_tokens: int) -> None:
+        """Charge a step of step_s seconds that committed num_tokens, each of them worth plain_step_s."""
+        self.spent_s += step_s
+        self.plain_s += num_tokens * plain_step_s
+        self.num_unseen += num_tokens
