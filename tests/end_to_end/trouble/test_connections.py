@@ -65,7 +65,8 @@ def test_idle_connections_make_room_for_new_ones(server):
                 with httpx.Client(base_url=url, timeout=60) as other:
                     assert other.get("/health").status_code == 200
                     assert said(other) == expected
-        logged = [line for line in printed[begin:] if "200" not in line]
+        # How long the event loop was held depends on the machine.
+        logged = [line for line in printed[begin:] if "200" not in line and "was held" not in line]
     assert len([line for line in logged if "connections are open" in line]) == 1
     assert len(logged) == 1, "".join(logged[:40])
 
