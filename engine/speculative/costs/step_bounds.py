@@ -12,10 +12,6 @@ RECENT_STEPS = 4
 RECENT_PLAIN_STEPS = 5
 """Observed plain steps whose median bounds their cost from below."""
 
-LATEST_PLAIN = 1.1
-"""Times the latest plain step that such a step takes at most now, whatever those before took: a machine may
-have become faster."""
-
 MUCH_FASTER = 2.0
 """A verification step that takes less than this part of all the latest ones casts doubt on plain steps."""
 
@@ -126,7 +122,7 @@ class _PlainSteps:
         if not self.recent_s:
             return None
         median_s = sorted(self.recent_s)[(len(self.recent_s) - 1) // 2]
-        return min(median_s, LATEST_PLAIN * self.recent_s[-1], self.limit_s)
+        return min(median_s, self.recent_s[-1], self.limit_s)
 
 
 class _WideSteps:
