@@ -6,7 +6,7 @@ do: a forward pass reads the weights once, however many tokens it computes.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,6 +75,12 @@ class CostTable:
         """Replace or add a measurement."""
         self.measured[shape] = seconds
         self.guesses.pop(shape, None)
+        self._forget_found()
+
+    def keep_only(self, shapes: Container[Shape]) -> None:
+        """Forget all guesses, and what was measured of other shapes than these and plain steps."""
+        self.measured = {s: each for s, each in self.measured.items() if s[1] == 1 or s in shapes}
+        self.guesses = {}
         self._forget_found()
 
     def seconds(self, num_rows: int, width: int) -> float:

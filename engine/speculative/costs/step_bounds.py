@@ -144,7 +144,7 @@ MEASURED_PATIENCE = 128
 """Chances that a width of measured cost lets pass before it is tried."""
 
 DOUBTED_PATIENCE = 16
-"""The same where the cost is a guess."""
+"""The same where the cost is a guess, or where measured costs of other widths were found to be wrong."""
 
 MAX_PATIENCE = 4096
 """The same after many trials that showed what was believed."""
@@ -185,3 +185,8 @@ class Trials:
             elif waiting.num_missed > waiting.patience:
                 waiting.patience = min(MAX_PATIENCE, max(DOUBTED_PATIENCE, 2 * waiting.patience))
             waiting.num_missed = 0
+
+    def doubt(self) -> None:
+        """Shorten the wait of all shapes for their next trial, since beliefs were found to be wrong."""
+        for waiting in self._waiting.values():
+            waiting.patience = min(waiting.patience, DOUBTED_PATIENCE)

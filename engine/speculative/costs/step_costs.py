@@ -42,6 +42,12 @@ SHARED_DRIFT, SHAPE_DRIFT, PLACE_DRIFT, OWN_DRIFT = 0.06**2, 0.01**2, 0.005**2, 
 CHEAPER = math.log(1.2)
 """A trial that is cheaper than expected by more than this, on a log scale, is repeated at once."""
 
+WRONG = math.log(1.5)
+"""A cost in the table that differs from real steps by more than this, on a log scale, was wrong."""
+
+MAX_WRONG_SHAPES = 2
+"""Shapes with wrong costs, from which on only those are believed that real steps have confirmed."""
+
 
 class StepCosts:
     """The expected seconds of a step by its rows, widths and conditions, and bounds on them.
@@ -72,6 +78,7 @@ class StepCosts:
         self._wide_of: dict[Shape, Effect] = {}
         self._wide_of_under: dict[tuple[Shape, Conditions], Effect] = {}
         self._plain_noise, self._wide_noise = Noise(), Noise()
+        self._wrong: set[Shape] = set()
         self._forget_estimates()
 
     @property
@@ -205,6 +212,8 @@ class StepCosts:
         ]
         is_surprise = self._wide_noise.learn(effects, self._wide, difference)
         self.trials.note(shape, is_surprise or difference < -CHEAPER)
+        if not is_surprise:
+            self._judge(shape)
         # The machine may have changed since the last plain step.
         for effect in self._plain_effects(num_rows, under):
             effect.variance += effect.drift
@@ -223,9 +232,27 @@ class StepCosts:
         shared = self._plain_effect(num_rows, under) + self._wide.mean + _mean(self._wide_under, under)
         error = math.log(taken_s / self.seconds(num_rows, width, under))
         seen_s = self.seconds(num_rows, on_grid, under) * math.exp(error - shared)
+        was_guessed = shape in self.table.guesses
         self.table.put(shape, seen_s)
         self._wide_of[shape] = Effect(SEEN_VARIANCE, SHAPE_DRIFT)
+        if was_guessed and abs(error) > WRONG:
+            self._doubt(shape)
         self._forget_estimates()
+
+    def _judge(self, shape: Shape) -> None:
+        """Replace a measured cost that was found to be wrong."""
+        own, measured_s = self._wide_of[shape], self.table.measured.get(shape)
+        if measured_s and abs(own.mean) >= WRONG:
+            self.table.put(shape, measured_s * math.exp(own.mean))
+            own.mean = 0.0
+            self._doubt(shape)
+
+    def _doubt(self, wrong: Shape) -> None:
+        """Doubt the costs of other shapes because one was wrong; after the second, forget those not seen."""
+        self._wrong.add(wrong)
+        self.trials.doubt()
+        if len(self._wrong) >= MAX_WRONG_SHAPES:
+            self.table.keep_only(self._wide_of)
 
     def _forget_estimates(self) -> None:
         self._even_steps: dict[tuple[int, Conditions], Callable[[int], float]] = {}

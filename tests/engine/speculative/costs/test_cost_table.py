@@ -47,6 +47,9 @@ def test_guesses_are_ratios_and_measurements_replace_them() -> None:
     costs.put((1, 8), 0.6)
     costs.put((1, 1), 1.0)
     assert [costs.seconds(1, width) for width in (1, 8, 16)] == [1.0, 0.6, 4.0]
+    costs.keep_only({(1, 8)})
+    assert (costs.seconds(1, 8), costs.guesses) == (0.6, {})
+    assert costs.seconds(1, 16) < 4.0
 
 
 @pytest.mark.parametrize("seconds", [{}, {(1, 2): 1.0}, {(1, 1): 0.0}, {(1, 1): float("inf")}])

@@ -115,6 +115,19 @@ def test_what_no_step_has_refuted_is_kept_on(tmp_path: Path) -> None:
     assert read_ratios(INFO, settings)[1, 9] > 50
 
 
+def test_two_guesses_that_real_steps_refute_discredit_the_others(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    straight = {(1, width): float(width) for width in (2, 3, 4, 5, 6, 8, 9)}
+    costs = made(settings)
+    costs.table.guesses |= straight
+    costs.observe_plain(1, 1.0)
+    costs.observe_wide([9], 1.5)
+    assert costs.price(1, 6).ratio == pytest.approx(6.0)
+    costs.observe_wide([4], 1.2)
+    assert not costs.table.guesses
+    assert costs.price(1, 6).ratio < 1.5
+
+
 @pytest.mark.parametrize("other", [replace(INFO, num_parameters=5), replace(INFO, device="another")])
 def test_costs_are_of_one_model_and_machine_and_others_stay(other: ModelInfo, tmp_path: Path) -> None:
     settings = settings_in(tmp_path)

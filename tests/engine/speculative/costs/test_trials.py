@@ -44,6 +44,13 @@ def test_news_is_tried_again_at_once() -> None:
     assert chances_until_due(trials) == 1
 
 
+def test_doubt_shortens_all_waiting() -> None:
+    trials = Trials()
+    trials.is_due(SHAPE, is_guess=False)
+    trials.doubt()
+    assert chances_until_due(trials) == DOUBTED_PATIENCE
+
+
 @pytest.mark.parametrize("factor", [0.1, 10.0])
 def test_a_wrong_measurement_is_believed_away_in_two_steps_and_the_others_stay(factor: float) -> None:
     costs = StepCosts({(1, 1): 1.0, (1, 4): 1.6, (1, 8): 2.5 * factor, (1, 16): 4.0})
@@ -57,6 +64,17 @@ def test_a_wrong_measurement_is_believed_away_in_two_steps_and_the_others_stay(f
     assert costs.seconds(1, 8) == pytest.approx(2.5, rel=0.15)
     assert costs.seconds(1, 4) == pytest.approx(1.6, rel=0.05)
     assert costs.seconds(1, 16) == pytest.approx(4.0, rel=0.05)
+
+
+def test_two_wrong_measurements_discredit_those_that_no_step_confirmed() -> None:
+    costs = StepCosts({(1, 1): 1.0, (1, 2): 2.0, (1, 4): 4.0, (1, 8): 8.0, (1, 16): 16.0})
+    for _ in range(3):
+        costs.observe_plain(1, 1.0)
+        costs.observe_wide([2], 1.1)
+        costs.observe_wide([4], 1.4)
+    assert (1, 8) not in costs.table.measured
+    # They are guessed from what real steps showed.
+    assert 1.4 < costs.seconds(1, 8) < 3.0
 
 
 def test_the_first_step_of_a_shape_that_was_not_measured_is_its_measurement() -> None:
