@@ -19,7 +19,6 @@ from mlx._distributed_utils import launch
 from reprise.config.settings import Settings
 from reprise.engine.distributed.leader import Leader
 from reprise.engine.distributed.mirrored_model import SharedModel
-from reprise.engine.distributed.mirrored_model import SharedPrefixStore as SharedPrefixStore
 from reprise.engine.distributed.model_parts import PartFacts, find_room, load_part
 from reprise.engine.distributed.ranks import (
     Peers,

@@ -13,7 +13,8 @@ RECENT_PLAIN_STEPS = 5
 """Observed plain steps whose median bounds their cost from below."""
 
 MUCH_FASTER = 2.0
-"""A verification step that takes less than this part of all the latest ones casts doubt on plain steps."""
+"""How many times shorter than all the latest of its size a verification step must be to cast doubt on plain
+steps."""
 
 PLAIN_AFTER_STEPS = (8, 128)
 """Verification steps after which plain steps are due: before any was observed under the same conditions, and
@@ -60,14 +61,14 @@ class StepBounds:
     def is_plain_due(self, num_rows: int, under: Conditions) -> bool:
         """Whether the next step should be a plain one, because the cost of plain steps is not known well.
 
-        So it is if none was seen for long, or a verification step took far less than expected since.
+        So it is if none was seen for long, or a verification step took far less than those before it.
         """
+        if self.least_plain_s(num_rows, under) is None:
+            return True
         steps = self._plain.get((num_rows, under))
-        if steps is None or not steps.recent_s:
-            if self.least_plain_s(num_rows, under) is None:
-                return True
-            return steps is not None and (steps.is_doubted or steps.num_wide >= PLAIN_AFTER_STEPS[0])
-        return steps.is_doubted or steps.num_wide >= PLAIN_AFTER_STEPS[1]
+        if steps is None:
+            return False
+        return steps.is_doubted or steps.num_wide >= PLAIN_AFTER_STEPS[bool(steps.recent_s)]
 
     def observe_plain(self, num_rows: int, taken_s: float, under: Conditions) -> None:
         """Learn from a plain step of num_rows rows that took taken_s seconds."""
