@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from reprise.config.groups import GROUPS, TUNING
 from reprise.config.setting import Setting
-from reprise.config.settings import SETTINGS
+from reprise.config.settings import GROUPS, SETTINGS, TUNING
 from reprise.config.sources import CONFIG_VARIABLE, Resolved, resolve, suggestion
 
 _PLACEHOLDERS = {

@@ -10,7 +10,7 @@ from importlib.metadata import requires
 from importlib.util import find_spec
 
 from reprise.cli.arguments import UsageError
-from reprise.cli.models.choice import take_folders
+from reprise.cli.find_model import take_folders
 from reprise.config.version import DISTRIBUTION
 
 HELP = "Run a benchmark, such as a server under load, or decoding with and without drafts."

@@ -1,22 +1,40 @@
-"""`reprise doctor`: check whether a server would work here, and collect what a bug report needs."""
+"""`reprise doctor`: check whether a server would work here, and collect what a bug report needs.
+
+MLX is tried in a process of its own: a fault in MLX or in a driver may end the process, which is then one of
+the things that are found.
+"""
 
 import argparse
+import itertools
 import json
+import platform
+import re
+import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import psutil
 
 from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
-from reprise.cli.checks.check import Check, Level
-from reprise.cli.models.choice import with_converted, with_found
-from reprise.cli.models.convert import progress_bar
-from reprise.cli.units import format_bytes
+from reprise.cli.convert import progress_bar
+from reprise.cli.find_model import with_converted, with_found
+from reprise.cli.output import format_bytes
+from reprise.config.agents.known import WANTED_TOKENS
 from reprise.config.settings import Settings
-
-if TYPE_CHECKING:
-    from reprise.cli.checks.trial import Answer, Device, Trial
 
 HELP = "Check the machine, the model and one answer, and say what to paste into a bug report."
 
@@ -45,13 +63,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
+Level = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The finding of one check, for people. advice: the way out; empty if everything is well."""
+
+    name: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device that MLX computes on. working_set_bytes: Metal's recommended limit; None without Metal."""
+
+    name: str
+    usable_bytes: int
+    working_set_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A model's answer to the trial's question. is_equal: whether the answer with drafts has equal tokens.
+
+    model, cost_curve: as in result documents; the curve is empty if it was not measured.
+    """
+
+    text: str
+    num_tokens: int
+    load_s: float
+    tokens_per_s: float
+    is_equal: bool
+    model: dict[str, Any]
+    cost_curve: list[dict[str, float]]
+
+
 @dataclass
 class Findings:
     """The findings of all checks. device, answer: None if the trial of MLX or of the model failed."""
 
     checks: list[Check] = field(default_factory=list)
-    device: "Device | None" = None
-    answer: "Answer | None" = None
+    device: Device | None = None
+    answer: Answer | None = None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -80,19 +136,15 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
     # Imported here so that other commands do not load them.
     from huggingface_hub import constants
 
-    from reprise.cli.checks import machine
-    from reprise.cli.checks.costs import check_costs
-    from reprise.cli.checks.proposals import check_proposal
-    from reprise.cli.checks.trial import TrialError, answer, choose_first, find_device, trial
     from reprise.server.banner import LoadingBar
 
-    yield machine.check_python()
-    yield machine.check_packages()
-    yield machine.check_disk(Path(constants.HF_HUB_CACHE).expanduser(), "models")
+    yield check_python()
+    yield check_packages()
+    yield check_disk(Path(constants.HF_HUB_CACHE).expanduser(), "models")
     if settings.costs_file:
-        yield machine.check_disk(Path(settings.costs_file).parent, "what is learned")
+        yield check_disk(Path(settings.costs_file).parent, "what is learned")
     yield from check_costs(settings.costs_file)
-    yield machine.check_port(settings)
+    yield check_port(settings)
     with trial() as process:
         try:
             found.device = process.call(find_device)
@@ -109,8 +161,8 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
         yield from (check for check, _ in inspected)
         weights = sum(num_bytes for _, num_bytes in inspected)
         memory = [
-            machine.check_memory(found.device.usable_bytes, weights),
-            machine.check_wired_limit(found.device.working_set_bytes, weights),
+            check_memory(found.device.usable_bytes, weights),
+            check_wired_limit(found.device.working_set_bytes, weights),
         ]
         yield from memory
         if any(check.level == "problem" for check in [*memory, *(check for check, _ in inspected)]):
@@ -126,7 +178,7 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
         yield check_answer(found.answer)
 
 
-def check_device(device: "Device") -> Check:
+def check_device(device: Device) -> Check:
     """Check that a Mac computes with Metal."""
     if sys.platform == "darwin" and device.working_set_bytes is None:
         advice = "MLX finds no Metal, as in some virtual machines; answers are right, but slow"
@@ -136,8 +188,6 @@ def check_device(device: "Device") -> Check:
 
 def check_model(process: "Trial", name: str, source: str) -> tuple[Check, int]:
     """Check the files of a model, and return the bytes of its weights with the result."""
-    from reprise.cli.checks.trial import TrialError, inspect
-
     try:
         known = process.call(inspect, source)
     except TrialError as fault:
@@ -152,7 +202,7 @@ def check_model(process: "Trial", name: str, source: str) -> tuple[Check, int]:
     return Check(name, level, text, known["refused"][0]), weight_bytes
 
 
-def check_answer(answer: "Answer") -> Check:
+def check_answer(answer: Answer) -> Check:
     """Check that the model has answered, and that drafts changed no token."""
     found = (
         f"loaded in {answer.load_s:.1f} s, {answer.num_tokens} tokens at {answer.tokens_per_s:.3g} a second: "
@@ -177,11 +227,478 @@ def _print(check: Check) -> None:
 
 
 def _print_report(settings: Settings, found: Findings, results: list[Path]) -> None:
-    from reprise.cli.checks.report import as_markdown, make_report
-
     try:
         report = make_report(settings, found.checks, found.device, found.answer, results)
     except (OSError, ValueError) as fault:
         raise UsageError(f"--results: {fault}") from fault
     print("reprise: what follows is for the report; it holds no texts, names or paths", file=sys.stderr)
-    print(as_markdown(report))
+    print(f"```json\n{json.dumps(report, indent=1)}\n```")
+
+
+NEWEST_PYTHON = (3, 14)
+LOW_DISK_BYTES, NO_DISK_BYTES = 10 << 30, 1 << 30
+
+
+def check_python() -> Check:
+    """Check Python's version, and on a Mac that this Python is built for Apple Silicon."""
+    found = f"{platform.python_version()} ({platform.machine()})"
+    if sys.platform == "darwin" and platform.machine() != "arm64":
+        advice = "MLX needs Python for Apple Silicon; this one runs under Rosetta, or on an Intel Mac"
+        return Check("Python", "problem", found, advice)
+    if sys.version_info[:2] > NEWEST_PYTHON:
+        newest = ".".join(map(str, NEWEST_PYTHON))
+        return Check("Python", "warning", found, f"Reprise is tested with versions up to {newest}")
+    return Check("Python", "ok", found)
+
+
+def check_packages() -> Check:
+    """Check that MLX and mlx-lm are installed, and that there is only one build of MLX."""
+    found = {name: _version(name) for name in ("mlx", "mlx-lm", "mlx-cpu", "mlx-cuda-13")}
+    shown = ", ".join(f"{name} {number}" for name, number in found.items() if number)
+    if not found["mlx"] or not found["mlx-lm"]:
+        return Check("packages", "problem", shown or "no MLX", "install Reprise again (docs/install.md)")
+    if found["mlx-cpu"] and found["mlx-cuda-13"]:
+        advice = "both builds have the same library: uninstall mlx-cpu, and install mlx-cuda-13 again"
+        return Check("packages", "problem", shown, advice)
+    return Check("packages", "ok", shown)
+
+
+def check_memory(usable_bytes: int, weight_bytes: int | None) -> Check:
+    """Check that the weights fit into the memory that models and caches may use, and into free memory.
+
+    weight_bytes: size of the weights of all models that will be loaded; None if unknown.
+    """
+    memory = psutil.virtual_memory()
+    found = (
+        f"{format_bytes(memory.total)}, {format_bytes(memory.available)} of it free; "
+        f"models and caches may use {format_bytes(usable_bytes)}"
+    )
+    weights = weight_bytes or 0
+    if weights > usable_bytes:
+        advice = f"the weights take {format_bytes(weights)}: choose a smaller or a quantized model"
+        return Check("memory", "problem", found, advice)
+    if weights > memory.available:
+        advice = f"the weights take {format_bytes(weights)}: end other programs, or expect swapping"
+        return Check("memory", "warning", found, advice)
+    return Check("memory", "ok", found)
+
+
+def check_wired_limit(working_set_bytes: int | None, weight_bytes: int | None) -> Check:
+    """Check that the weights fit into the memory that macOS lets Metal keep resident.
+
+    working_set_bytes: size of that memory; None without Metal. weight_bytes: None if unknown.
+    """
+    if working_set_bytes is None:
+        return Check("wired limit", "ok", "none without Metal")
+    found = f"{format_bytes(working_set_bytes)} may stay resident for Metal"
+    if weight_bytes and weight_bytes > working_set_bytes:
+        megabytes = -(-weight_bytes // 2**20) + 1024
+        advice = f"raise it with sudo sysctl iogpu.wired_limit_mb={megabytes}, or choose a smaller model"
+        return Check("wired limit", "problem", found, advice)
+    return Check("wired limit", "ok", found)
+
+
+def check_disk(folder: Path, use: str) -> Check:
+    """Check that a folder, which may be missing, has free space and can be written to. use: its purpose."""
+    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+    try:
+        free = shutil.disk_usage(existing).free
+        probe = existing / f".reprise-{time.time_ns()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as fault:
+        return Check(f"disk for {use}", "problem", f"{existing}: {fault.strerror}", "make it writable")
+    found = f"{format_bytes(free)} free in {existing}"
+    if free < NO_DISK_BYTES:
+        return Check(f"disk for {use}", "problem", found, "free some space (`reprise list`, `reprise rm`)")
+    if free < LOW_DISK_BYTES:
+        return Check(f"disk for {use}", "warning", found, "few models fit; `reprise list` shows what is here")
+    return Check(f"disk for {use}", "ok", found)
+
+
+def check_port(settings: Settings) -> Check:
+    """Check that the server could listen at its address, and would not be open to others without a key."""
+    # Imported here: it loads the server.
+    from reprise.server.http.connection import ListenError, bind_address, explain
+    from reprise.server.run import exposure_error
+
+    place = f"{settings.host} port {settings.port}"
+    try:
+        with bind_address(settings.host, settings.port) as bound:
+            fault = exposure_error(settings, bound)
+    except ListenError as error:
+        found, _, advice = explain(error, settings).partition(". ")
+        level: Level = "problem" if "another program" in found or not advice else "warning"
+        return Check("address", level, found, advice)
+    return Check("address", "problem", fault) if fault else Check("address", "ok", f"{place} is free")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+FILE, MODEL = "costs of steps", "costs of a model"
+
+_DAY_S = 86_400
+
+EXAMPLE_WIDTH = 8
+"""Maximum width of the step whose cost is told beside a plain one's."""
+
+MAX_MODELS = 5
+"""Entries that are told of, those written last: each version of MLX has its own."""
+
+
+def check_costs(file: str | None) -> Iterator[Check]:
+    """Check the file of learned step costs: whether it can be read, its age, and the costs of each model."""
+    if file is None:
+        yield Check(FILE, "ok", "learned anew after every start (--costs-file none)")
+        return
+    path = Path(file)
+    try:
+        kept = dict(json.loads(path.read_text()))
+        age_s = time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        kept, age_s = {}, 0.0
+    except (OSError, ValueError, TypeError) as fault:
+        yield Check(FILE, "warning", f"{path} cannot be read: {fault}", "delete it; costs are learned again")
+        return
+    if not kept:
+        yield Check(FILE, "ok", "nothing is learned yet; the requests of a server teach it")
+        return
+    yield Check(FILE, "ok", f"of {len(kept)} model(s), written {max(age_s, 0) / _DAY_S:.0f} days ago")
+    for entry in list(kept.values())[: -MAX_MODELS - 1 : -1]:
+        yield _check_model(entry)
+
+
+def _check_model(entry: Any) -> Check:
+    """Check the costs of one model."""
+    # Imported here so that other commands do not load the engine.
+    from reprise.engine.speculative.costs.cost_table import StepPrice
+    from reprise.engine.speculative.costs.kept_costs import ratios_of
+
+    try:
+        of_one_row = {width: ratio for (rows, width), ratio in ratios_of(entry).items() if rows == 1}
+    except ValueError:
+        return Check(MODEL, "warning", "unusable", "nothing is to be done: the model's requests replace them")
+    narrow = [width for width in of_one_row if width <= EXAMPLE_WIDTH]
+    if not narrow:
+        return Check(MODEL, "ok", f"{entry.get('model')}: nothing of steps of up to {EXAMPLE_WIDTH} tokens")
+    price = StepPrice(1, max(narrow), of_one_row[max(narrow)], is_seen=True)
+    return Check(MODEL, "ok", f"{entry.get('model')}: {price.describe()}")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A model to begin with. name: as `reprise serve` takes it. weight_bytes: about its weights' size.
+
+    token_bytes: keys and values of a token. context_tokens: the longest text that it was made for.
+    """
+
+    name: str
+    weight_bytes: int
+    token_bytes: int
+    context_tokens: int
+    good_for: str
+
+    @property
+    def agent_bytes(self) -> int:
+        """About the memory that it takes with a context as agents want it."""
+        return self.weight_bytes + WANTED_TOKENS * self.token_bytes + WORKING_BYTES
+
+
+WORKING_BYTES = 1 << 30
+"""For a step's own arrays and the program, as in docs/models.md."""
+
+_MIB = 1 << 20
+PROPOSALS = (
+    # In bfloat16, as it is served without a GPU; with one it takes less.
+    Proposal("smollm2", 257 * _MIB, 23_040, 8192, "trying chats; it errs often"),
+    Proposal("mlx-community/Qwen3-0.6B-4bit", 320 * _MIB, 114_688, 40_960, "short answers and small edits"),
+    Proposal("mlx-community/Qwen3-1.7B-4bit", 923 * _MIB, 114_688, 40_960, "short answers and small edits"),
+    Proposal(
+        "mlx-community/Qwen3-4B-Instruct-2507-4bit", 2158 * _MIB, 147_456, 262_144, "chats, edits and agents"
+    ),
+    Proposal("mlx-community/Qwen3-8B-4bit", 4394 * _MIB, 147_456, 40_960, "chats and edits"),
+    Proposal("mlx-community/Qwen3-14B-4bit", 7923 * _MIB, 163_840, 40_960, "chats and edits"),
+    Proposal("mlx-community/gpt-oss-20b-MXFP4-Q4", 11_229 * _MIB, 24_576, 131_072, "chats, edits and agents"),
+    Proposal(
+        "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit", 16_379 * _MIB, 98_304, 262_144,
+        "agents; it computes with 3B parameters at a time",
+    ),
+    Proposal(
+        "mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit", 42_743 * _MIB, 24_576, 262_144,
+        "agents with long contexts",
+    ),
+)  # fmt: skip
+"""From small to large, all of them also in docs/models.md, with the same sizes. They are calculated; none was
+downloaded for this list."""
+
+SHARE = 0.6
+"""Share of the memory for models and caches that weights may take: an agent's context takes the rest."""
+
+
+def propose(usable_bytes: int, has_gpu: bool) -> Proposal:
+    """Return the largest model of the list that fits into the memory for models and caches.
+
+    Without a GPU, return the smallest model: MLX then computes slowly with the hub's 4-bit weights, whose
+    scales are bfloat16, and the smallest model is converted on this machine, with other scales.
+    """
+    fitting = [one for one in PROPOSALS if one.weight_bytes <= SHARE * usable_bytes]
+    return fitting[-1] if fitting and has_gpu else PROPOSALS[0]
+
+
+def propose_for_agents(usable_bytes: int, has_gpu: bool) -> Proposal | None:
+    """Return the largest model that fits with a context as agents want it; None if none does."""
+    fitting = [one for one in PROPOSALS if one.context_tokens >= WANTED_TOKENS]
+    fitting = [one for one in fitting if one.agent_bytes <= usable_bytes]
+    return fitting[-1] if fitting and has_gpu else None
+
+
+def check_proposal(usable_bytes: int, has_gpu: bool) -> Check:
+    """Propose a model to begin with on this machine, and one for agents if that is another."""
+    one, other = propose(usable_bytes, has_gpu), propose_for_agents(usable_bytes, has_gpu)
+    found = (
+        f"{one.name} fits: about {format_bytes(one.weight_bytes)} of weights, a context of up to "
+        f"{one.context_tokens:,} tokens, for {one.good_for}"
+    )
+    if other is None:
+        found += f"; none of the list is for agents here, which want {WANTED_TOKENS:,} tokens"
+    advice = f"reprise serve {one.name}"
+    if other not in (None, one):
+        advice += f", or for agents, which want {WANTED_TOKENS:,} tokens: reprise serve {other.name}"
+    return Check("a model for this machine", "ok", found, advice)
+
+
+QUESTION = "Who are you?"
+MAX_TOKENS = 24
+
+LIMIT_S, TICK_S = 300.0, 0.2
+"""Seconds after which a process that says nothing is given up, however long it takes in all, and seconds
+between two looks at what it has said. It speaks before each trial of the model and with each token."""
+
+Show = Callable[[str, float], None]
+"""Called with what is done now, and the share of it that is over."""
+
+_Result = TypeVar("_Result")
+_Given = ParamSpec("_Given")
+
+
+class TrialError(Exception):
+    """The trial's process has ended or fallen silent, or a function has raised; the message is one line."""
+
+
+class Trial:
+    """A process in which functions run one after the other.
+
+    said: the (stage, share) pairs that these functions report with say().
+    """
+
+    def __init__(self, pool: ProcessPoolExecutor, said: "Queue[tuple[str, float]]") -> None:
+        self._pool = pool
+        self._said = said
+        self.show: Show = lambda _stage, _share: None
+
+    def call(
+        self, function: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
+    ) -> _Result:
+        """Run a function in the trial's process, and return its result. Raises TrialError."""
+        try:
+            future = self._pool.submit(_outcome, partial(function, *given, **named))
+            heard_at = monotonic()
+            while not wait([future], TICK_S).done:
+                while not self._said.empty():
+                    heard_at = monotonic()
+                    self.show(*self._said.get())
+                if monotonic() - heard_at > LIMIT_S:
+                    self.kill()
+                    raise TrialError(f"nothing came within {LIMIT_S:g} seconds")
+            result, told = future.result()
+        except BrokenProcessPool as fault:
+            raise TrialError(
+                "the process ended without a word, as after a fault in MLX or a driver"
+            ) from fault
+        if told is not None:
+            raise TrialError(told)
+        returned: _Result = result
+        return returned
+
+    def kill(self) -> None:
+        """End the process."""
+        for process in (self._pool._processes or {}).values():
+            process.kill()
+
+
+@contextmanager
+def trial() -> Iterator[Trial]:
+    """Start a process for a trial, and end it when the context ends."""
+    context = get_context("spawn")
+    said: Queue[tuple[str, float]] = context.Queue()
+    pool = ProcessPoolExecutor(1, context, _say_to, (said,))
+    try:
+        yield Trial(pool, said)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _outcome(function: Callable[[], _Result]) -> tuple[Any, str | None]:
+    """Return a function's result, and its exception as one line.
+
+    Not the exception: reading one of the engine's would import MLX into the process that waits, on a thread,
+    and then that process may abort when it exits.
+    """
+    try:
+        return function(), None
+    except Exception as fault:  # noqa: BLE001 - told to the process that waits
+        is_known = type(fault).__name__ in ("ArgumentsError", "ModelError")
+        text = str(fault) if is_known else f"{type(fault).__name__}: {fault}"
+        return None, text.splitlines()[0]
+
+
+_said: list["Queue[tuple[str, float]]"] = []
+"""Where this process says how far it is, if it is one for a trial."""
+
+
+def _say_to(said: "Queue[tuple[str, float]]") -> None:
+    _said.append(said)
+
+
+def say(stage: str, share: float) -> None:
+    """Tell the waiting process the stage of the work, and the share of the stage that is done."""
+    for said in _said:
+        said.put((stage, share))
+
+
+def find_device() -> Device:
+    """Return the device that MLX computes on here."""
+    from reprise.engine.model.device import device_name, usable_bytes, working_set_bytes
+
+    return Device(device_name(), usable_bytes(), working_set_bytes())
+
+
+def choose_first(settings: Settings) -> Settings:
+    """Return settings with the model that a server would start with; see engine/pool/catalogue.py."""
+    from reprise.engine.pool.catalogue import choose_first
+
+    return choose_first(settings)
+
+
+def inspect(source: str) -> dict[str, Any]:
+    """Return the facts of `reprise info --json` about a model's folder. Raises ModelError."""
+    from reprise.engine.checkpoint import inspect_checkpoint
+
+    return asdict(inspect_checkpoint(source))
+
+
+def answer(settings: Settings, measures_costs: bool) -> Answer:
+    """Load the model and let it answer once plainly and once with drafts. Writes nothing to disk.
+
+    measures_costs: also measure the costs of steps, which takes some seconds more.
+    """
+    from reprise.bench.document import new_document
+    from reprise.bench.local_engine import LocalEngine
+    from reprise.bench.workloads.chats import render
+    from reprise.engine.interface.request import DraftChoice, GenerationRequest, Sampling
+    from reprise.engine.speculative.costs.step_costs import StepCosts
+
+    settings = replace(settings, costs_file=None, ngram_table_file=None, prefix_cache_dir=None, record=None)
+    # By these costs every draft is worth verifying, so that verification is tried too.
+    flat = StepCosts({(1, 1): 1.0, (1, 32): 1.0}, is_learned=False)
+    with LocalEngine(settings, None if measures_costs else flat, say) as local:
+        prompt = render(local.engine.tokenizer, QUESTION)
+        requests = [
+            GenerationRequest(
+                f"doctor-{choice.type}", prompt, MAX_TOKENS, Sampling(0, temperature=0), draft=choice
+            )
+            for choice in (DraftChoice("none"), DraftChoice())
+        ]
+        num_said = itertools.count(1)
+        plain, drafted = (
+            local.answer([request], lambda: say("Answering", next(num_said) / (2 * MAX_TOKENS)))[0]
+            for request in requests
+        )
+        known = new_document(Namespace(), local.engine.info, local.step_costs)
+        return Answer(
+            local.engine.tokenizer.decode(plain.tokens), len(plain.tokens), local.engine.info.loaded_s,
+            plain.usage.decode_tokens_per_s, plain.tokens == drafted.tokens,
+            known["model"], known["cost_curve"],
+        )  # fmt: skip
+
+
+SHOWN_TEXTS = (
+    "architecture", "cpu", "date", "device", "draft_type", "dtype", "mlx", "mlx_lm", "parity", "python",
+    "reprise", "system", "workload",
+)  # fmt: skip
+"""Keys of which the values may be texts; of all others only numbers and truth values are shown."""
+
+MAX_ITEMS = 64
+"""Items of a list; longer ones are samples, not summaries."""
+
+_OF_ANSWER = ("num_tokens", "load_s", "tokens_per_s", "is_equal")
+_KEY = re.compile(r"\w{1,40}")
+
+
+def make_report(
+    settings: Settings,
+    checks: Sequence[Check],
+    device: Device | None,
+    answer: Answer | None,
+    results: Iterable[Path],
+) -> dict[str, Any]:
+    """Return the figures of a bug report, by name.
+
+    results: paths of result documents of `reprise verify` and `reprise bench`.
+    Raises OSError or ValueError if a document cannot be read.
+    """
+    from reprise.bench.document import describe_machine, read
+
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+        "device": asdict(device) if device else None,
+        "checks": {check.name: check.level for check in checks},
+        "model": {"source": source_of(settings)} | (summarize(answer.model) if answer else {}),
+        "answer": {name: getattr(answer, name) for name in _OF_ANSWER} if answer else None,
+        "cost_curve": answer.cost_curve if answer else [],
+        "results": [summarize_results(read(path)) for path in results],
+    }
+
+
+def source_of(settings: Settings) -> str:
+    """Return the model's name on the hub without its owner's; "bundled" or "a folder" for other models."""
+    if settings.model is None:
+        return "bundled"
+    if Path(settings.model).exists():
+        return "a folder"
+    return settings.model.rpartition("/")[2]
+
+
+def summarize_results(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of a result document; see summarize()."""
+    from reprise.bench.document import SECTIONS
+
+    kept = {
+        name: document[name]
+        for name in ("date", "reprise", "machine", "model", *SECTIONS)
+        if name in document
+    }
+    return dict(summarize(kept))
+
+
+def summarize(found: Any) -> Any:
+    """Return a JSON value with only its numbers, truth values, and texts at keys of SHOWN_TEXTS.
+
+    Lists end after MAX_ITEMS items. Other texts become None in a list, and are left out of an object.
+    """
+    if isinstance(found, dict):
+        known = {key: value for key, value in found.items() if _KEY.fullmatch(str(key))}
+        return {
+            key: value if isinstance(value, str) else summarize(value)
+            for key, value in known.items()
+            if not isinstance(value, str) or key in SHOWN_TEXTS
+        }
+    if isinstance(found, list | tuple):
+        return [summarize(item) for item in found[:MAX_ITEMS]]
+    return found if isinstance(found, bool | int | float) else None

@@ -1,4 +1,4 @@
-"""The command `reprise`: one parser, and one module per subcommand."""
+"""The command `reprise`: one parser, with the arguments of each subcommand."""
 
 import argparse
 import os
@@ -7,11 +7,21 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
-from reprise.cli import bench, config, doctor, serve, service, verify
+from reprise.cli import (
+    bench,
+    chat,
+    config,
+    connect,
+    convert,
+    doctor,
+    loaded,
+    models,
+    serve,
+    service,
+    verify,
+)
 from reprise.cli.arguments import FailedError, Parser, UsageError, unknown_arguments
 from reprise.cli.launch import is_launched, say_starting
-from reprise.cli.models import convert, info, list_models, pull, rm
-from reprise.cli.running import chat, connect, load, ps, unload
 from reprise.config.errors import RepriseError
 from reprise.config.setting import SettingsError
 from reprise.config.sources import suggestion
@@ -38,22 +48,22 @@ examples:
 """
 
 _COMMANDS = {
-    "serve": serve,
-    "run": chat,
-    "ps": ps,
-    "load": load,
-    "unload": unload,
-    "pull": pull,
-    "list": list_models,
-    "rm": rm,
-    "convert": convert,
-    "info": info,
-    "connect": connect,
-    "config": config,
-    "bench": bench,
-    "verify": verify,
-    "service": service,
-    "doctor": doctor,
+    "serve": (serve.HELP, serve.add_arguments),
+    "run": (chat.HELP, chat.add_arguments),
+    "ps": (loaded.PS_HELP, loaded.add_ps_arguments),
+    "load": (loaded.LOAD_HELP, loaded.add_load_arguments),
+    "unload": (loaded.UNLOAD_HELP, loaded.add_unload_arguments),
+    "pull": (models.PULL_HELP, models.add_pull_arguments),
+    "list": (models.LIST_HELP, models.add_list_arguments),
+    "rm": (models.RM_HELP, models.add_rm_arguments),
+    "convert": (convert.HELP, convert.add_arguments),
+    "info": (models.INFO_HELP, models.add_info_arguments),
+    "connect": (connect.HELP, connect.add_arguments),
+    "config": (config.HELP, config.add_arguments),
+    "bench": (bench.HELP, bench.add_arguments),
+    "verify": (verify.HELP, verify.add_arguments),
+    "service": (service.HELP, service.add_arguments),
+    "doctor": (doctor.HELP, doctor.add_arguments),
 }
 
 
@@ -94,11 +104,11 @@ def _parse(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=_versions())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     chosen = parser
-    for name, command in _COMMANDS.items():
-        own = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
+    for name, (text, add_arguments) in _COMMANDS.items():
+        own = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         # Only for the command in use, so that `reprise --help` does not load the workloads of bench.
         if name in given[:1]:
-            command.add_arguments(own)
+            add_arguments(own)
             chosen = own
     if not given:
         parser.print_help()

@@ -5,9 +5,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
+from reprise.cli.convert import Tell, progress_bar
+from reprise.cli.find_model import with_converted, with_found
 from reprise.cli.launch import is_launched, launch, say_starting
-from reprise.cli.models.choice import with_converted, with_found
-from reprise.cli.models.convert import Tell, progress_bar
 from reprise.config.settings import Settings
 
 if TYPE_CHECKING:

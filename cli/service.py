@@ -3,19 +3,22 @@
 import argparse
 import math
 import os
+import plistlib
+import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from reprise.cli import serve
 from reprise.cli.arguments import FailedError, Parser, UsageError, resolve_arguments, unknown_arguments
+from reprise.config.atomic_files import write_whole
 from reprise.config.settings import Settings
 from reprise.config.version import DISTRIBUTION
-
-if TYPE_CHECKING:
-    from reprise.cli.services.supervisor import Supervisor
 
 HELP = "Run the server in the background and at every login, by launchd or systemd."
 
@@ -53,9 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def find_supervisor() -> "Supervisor":
     """Return the supervisor of this system. Raises UsageError if there is none."""
-    from reprise.cli.services.launchd import Launchd
-    from reprise.cli.services.systemd import Systemd
-
     if sys.platform == "darwin":
         return Launchd()
     if sys.platform == "linux":
@@ -76,8 +76,6 @@ def find_program() -> str:
 
 
 def _install(arguments: argparse.Namespace) -> int:
-    from reprise.cli.services.supervisor import ServiceError, install
-
     supervisor = find_supervisor()
     stop_s = math.ceil(_settings_of(arguments.arguments).drain_s) + EXIT_S
     text = supervisor.render([find_program(), "serve", *arguments.arguments], Path.cwd(), stop_s)
@@ -85,7 +83,7 @@ def _install(arguments: argparse.Namespace) -> int:
         print(text, end="")
         return 0
     try:
-        install(supervisor, text)
+        _start(supervisor, text)
     except ServiceError as fault:
         advice = f"nothing was installed; --print shows what {supervisor.file} would hold"
         raise FailedError(f"{fault}\nreprise: {advice}") from fault
@@ -115,13 +113,12 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _remove(_arguments: argparse.Namespace) -> int:
-    from reprise.cli.services.supervisor import remove
-
     supervisor = find_supervisor()
     if not supervisor.file.is_file():
         print(_NOT_INSTALLED)
         return 1
-    remove(supervisor)
+    supervisor.stop()
+    supervisor.file.unlink(missing_ok=True)
     print(f"stopped the service and deleted {supervisor.file}")
     return 0
 
@@ -135,3 +132,236 @@ def _settings_of(arguments: list[str]) -> Settings:
         raise unknown_arguments(parser, unknown)
     # The service does not see the variables of this shell.
     return resolve_arguments(serve.take_named(known), {}).settings
+
+
+class ServiceError(FailedError):
+    """The supervisor cannot do what was asked; the message is one line that says why."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A service's state, as the supervisor reports it. description: for people."""
+
+    is_running: bool
+    description: str
+
+
+def _start(supervisor: "Supervisor", text: str) -> None:
+    """Write the service's file and start it; delete the file if it does not start. Raises ServiceError."""
+    supervisor.check()
+    try:
+        supervisor.file.parent.mkdir(parents=True, exist_ok=True)
+        # Only for its owner: an API key may be among the arguments.
+        write_whole(supervisor.file, text.encode())
+    except OSError as fault:
+        raise ServiceError(f"cannot write {supervisor.file}: {fault.strerror}") from fault
+    try:
+        supervisor.start()
+    except ServiceError:
+        with suppress(ServiceError):
+            supervisor.stop()
+        supervisor.file.unlink(missing_ok=True)
+        raise
+
+
+def _call(*command: str) -> str:
+    """Run a program of the system and return what it prints. Raises ServiceError with its error message."""
+    try:
+        # Its messages are looked at, so they have to be in English.
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=os.environ | {"LC_ALL": "C"}
+        )
+    except OSError as fault:
+        raise ServiceError(f"cannot run {command[0]}: {fault.strerror}") from fault
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
+        raise ServiceError(f"{' '.join(command)}: {said[0]}")
+    return done.stdout
+
+
+LABEL = "reprise.serve"
+
+THROTTLE_S = 30
+"""Seconds between two starts of a server that fails, such as one whose port is taken."""
+
+FORGOTTEN_WITHIN_S = 600
+"""Seconds within which launchd has killed a service that it was told to end, however long that may take."""
+
+
+class Launchd:
+    """The supervisor of a Mac, for the person who is logged in at its screen."""
+
+    def __init__(self) -> None:
+        self._home = Path.home()
+        self._domain = f"gui/{os.getuid()}"
+        self._target = f"{self._domain}/{LABEL}"
+
+    @property
+    def file(self) -> Path:
+        """Return the path of the property list."""
+        return self._home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+
+    @property
+    def log(self) -> Path:
+        """Return the path of the log, in the folder that Console shows."""
+        return self._home / "Library" / "Logs" / "reprise.log"
+
+    def render(self, command: Sequence[str], folder: Path, stop_s: int) -> str:
+        """Return the property list as XML."""
+        entries = {
+            "Label": LABEL,
+            "ProgramArguments": list(command),
+            "WorkingDirectory": str(folder),
+            "RunAtLoad": True,
+            # Started again after a crash, but not after it was asked to stop.
+            "KeepAlive": {"SuccessfulExit": False},
+            "ThrottleInterval": THROTTLE_S,
+            "ExitTimeOut": stop_s,
+            # The default, Standard, lets macOS slow a job down.
+            "ProcessType": "Interactive",
+            "StandardOutPath": str(self.log),
+            "StandardErrorPath": str(self.log),
+        }
+        return plistlib.dumps(entries, sort_keys=False).decode()
+
+    def check(self) -> None:
+        """Raise ServiceError without launchctl, or where nobody is logged in at the screen, as over SSH."""
+        try:
+            _call("launchctl", "print", self._domain)
+        except ServiceError as fault:
+            raise ServiceError(
+                f"launchd cannot be reached ({fault}); log in at the Mac's screen, and install from there"
+            ) from fault
+
+    def start(self) -> None:
+        """Load the property list; launchd then starts the service."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.stop()
+        _call("launchctl", "bootstrap", self._domain, str(self.file))
+
+    def stop(self) -> None:
+        """Unload the service, and wait until launchd has forgotten it, so that it can be loaded again."""
+        if self._description() is None:
+            return
+        _call("launchctl", "bootout", self._target)
+        deadline = time.monotonic() + FORGOTTEN_WITHIN_S
+        while self._description() is not None:
+            if time.monotonic() > deadline:
+                raise ServiceError(f"launchd has not ended {LABEL} within {FORGOTTEN_WITHIN_S} seconds")
+            time.sleep(0.2)
+
+    def state(self) -> State:
+        """Ask launchctl for the service's state: running or not, the process, and how the last one ended."""
+        described = self._description()
+        if described is None:
+            return State(False, "not loaded")
+        found = dict(re.findall(r"^\t(state|pid|last exit code) = (.+)$", described, re.MULTILINE))
+        parts = [found.get("state", "unknown")]
+        parts += [f"process {found['pid']}"] if "pid" in found else []
+        ended = found.get("last exit code", "0")
+        parts += [f"last exit status {ended}"] if ended not in ("0", "(never exited)") else []
+        return State(found.get("state") == "running", ", ".join(parts))
+
+    def log_command(self, num_lines: int, follows: bool) -> list[str]:
+        """Return the `tail` command that prints the log's newest lines."""
+        return ["tail", "-n", str(num_lines), *(["-F"] if follows else []), str(self.log)]
+
+    def _description(self) -> str | None:
+        try:
+            return _call("launchctl", "print", self._target)
+        except ServiceError:
+            return None
+
+
+UNIT = "reprise.service"
+
+_TEXT = """\
+[Unit]
+Description=Reprise, an OpenAI-compatible inference server
+# Five failures within five minutes are enough: its port is taken, or its model is gone.
+StartLimitIntervalSec=300
+StartLimitBurst=5
+
+[Service]
+Type=exec
+ExecStart={command}
+WorkingDirectory={folder}
+Restart=on-failure
+RestartSec=5
+# Invalid settings stay invalid.
+RestartPreventExitStatus=2
+TimeoutStopSec={stop_s}
+
+[Install]
+WantedBy=default.target
+"""
+
+
+class Systemd:
+    """The supervisor of a person's session on Linux."""
+
+    @property
+    def file(self) -> Path:
+        """Return the path of the unit file."""
+        config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+        return Path(config) / "systemd" / "user" / UNIT
+
+    def render(self, command: Sequence[str], folder: Path, stop_s: int) -> str:
+        """Return the text of the unit file."""
+        return _TEXT.format(
+            command=" ".join(map(quote, command)), folder=str(folder).replace("%", "%%"), stop_s=stop_s
+        )
+
+    def check(self) -> None:
+        """Raise ServiceError without systemctl, or without a session, as in most containers."""
+        try:
+            _call("systemctl", "--user", "show-environment")
+        except ServiceError as fault:
+            raise ServiceError(
+                f"systemd's user session cannot be reached ({fault}); run `reprise serve` under what else "
+                "starts programs here"
+            ) from fault
+
+    def start(self) -> None:
+        """Enable the unit and start it, again if it runs."""
+        _call("systemctl", "--user", "daemon-reload")
+        _call("systemctl", "--user", "enable", UNIT)
+        _call("systemctl", "--user", "restart", UNIT)
+
+    def stop(self) -> None:
+        """Disable the unit and stop it."""
+        self.check()
+        if self.file.exists():
+            _call("systemctl", "--user", "disable", "--now", UNIT)
+
+    def state(self) -> State:
+        """Ask systemctl for the service's state: running or not, the process, and how the last one ended."""
+        self.check()
+        names = ("LoadState", "ActiveState", "SubState", "MainPID", "ExecMainStatus")
+        printed = _call("systemctl", "--user", "show", UNIT, f"--property={','.join(names)}")
+        found = dict(line.partition("=")[::2] for line in printed.splitlines())
+        if found.get("LoadState") == "not-found":
+            return State(False, "not loaded")
+        parts = [f"{found.get('ActiveState')} ({found.get('SubState')})"]
+        parts += [f"process {found['MainPID']}"] if found.get("MainPID", "0") != "0" else []
+        status = found.get("ExecMainStatus", "0")
+        parts += [f"last exit status {status}"] if status != "0" else []
+        return State(found.get("ActiveState") == "active", ", ".join(parts))
+
+    def log_command(self, num_lines: int, follows: bool) -> list[str]:
+        """Return `journalctl` for the unit."""
+        return [
+            "journalctl", "--user", f"--unit={UNIT}", "--no-pager", f"--lines={num_lines}",
+            *(["--follow"] if follows else []),
+        ]  # fmt: skip
+
+
+def quote(argument: str) -> str:
+    """Quote an argument for ExecStart, where % begins a specifier and $ a variable (man systemd.service)."""
+    escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    escaped = escaped.replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
+
+
+Supervisor = Launchd | Systemd
+"""What starts the server at login, and again after a crash."""

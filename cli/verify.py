@@ -2,8 +2,8 @@
 
 import argparse
 
+from reprise.cli.find_model import take_folders
 from reprise.cli.launch import is_launched, launch
-from reprise.cli.models.choice import take_folders
 
 HELP = "Check that drafting changes no answer on this machine, and with --speed that it slows none down."
 

@@ -17,7 +17,7 @@ def display_name(source: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """The values of the settings about models. The order is that of config/groups.py."""
+    """The values of the settings about models."""
 
     model: str | None = setting(
         None,

@@ -5,9 +5,8 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from reprise.config.groups import GROUPS
 from reprise.config.setting import SettingsError, Value
-from reprise.config.settings import SETTINGS, Settings
+from reprise.config.settings import GROUPS, SETTINGS, Settings
 
 Section = Mapping[str, Value]
 """Values of a section's settings, by their names."""

@@ -3,9 +3,8 @@
 import sys
 from pathlib import Path
 
-from reprise.config.groups import GROUPS
 from reprise.config.setting import Setting
-from reprise.config.settings import SETTINGS, default_costs_file
+from reprise.config.settings import GROUPS, SETTINGS, default_costs_file
 from reprise.config.sources import CONFIG_VARIABLE
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"

@@ -28,7 +28,7 @@ def default_costs_file(environment: Mapping[str, str] = os.environ) -> str:
 class Settings(ModelSettings):
     """The values of all settings, validated on construction and never changed afterwards.
 
-    The order is that of config/groups.py. Raises SettingsError for a value of the wrong type or out of range.
+    The order is that of the groups. Raises SettingsError for a value of the wrong type or out of range.
     """
 
     host: str = setting("127.0.0.1", "Address to listen on. 0.0.0.0 lets other machines connect.")
@@ -360,3 +360,42 @@ def _declared() -> dict[str, Setting]:
 
 SETTINGS: Mapping[str, Setting] = MappingProxyType(_declared())
 """Every setting by name, in the order of declaration."""
+
+_FIRST_OF_GROUP = {
+    "model": "Model",
+    "models_dir": "Several models",
+    "hosts": "Several machines",
+    "host": "Address and access",
+    "max_rows": "Scheduling",
+    "default_max_tokens": "Request limits",
+    "memory_bytes": "Memory and caches",
+    "draft_type": "Drafting",
+    "draft_model": "Draft model",
+    "ngram_mod_size": "N-gram drafts",
+    "wedlm_decoding": "Windowed decoding",
+    "log_format": "Logs and recording",
+}
+
+
+def _grouped() -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    title = ""
+    for name in SETTINGS:
+        title = _FIRST_OF_GROUP.get(name, title)
+        groups.setdefault(title, []).append(name)
+    return groups
+
+
+GROUPS: Mapping[str, list[str]] = MappingProxyType(_grouped())
+"""Names of the settings by the title of their group, for `reprise serve --help` and docs/settings.md."""
+
+TUNING = frozenset(
+    (
+        "load_timeout_s", "idle_unload_s", "split_layers", "join_timeout_s",
+        "prefill_chunk_tokens", "stall_seconds", "loop_guard_tokens", "max_n", "body_timeout_s",
+        "draft_overhead", "gate", "gate_threshold", "dflash_window", "dflash_sink",
+        "translation_prefix_tokens",
+        "ngram_mod_size", "ngram_table_entries", "wedlm_pos_penalty_factor", "wedlm_anchor",
+    )
+)  # fmt: skip
+"""Settings that only matter to someone tuning: --help-all shows them, --help does not."""

@@ -511,7 +511,7 @@ def _start(settings: Settings, show: Callable[[str, float], None]) -> "tuple[Eng
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from sse_starlette.sse import AppStatus
 
-    from reprise.cli.models.choice import with_converted
+    from reprise.cli.find_model import with_converted
     from reprise.drafters.assembly import make_drafters
     from reprise.drafters.repetition import score_in_slices
     from reprise.engine.engine import make_engine

@@ -11,20 +11,17 @@ from typing import Any
 
 import yaml
 
-from reprise.config.agents import json_text, toml_text, yaml_text
-from reprise.config.agents.json_text import JsonTextError
+from reprise.config.agents.edit_text import TextError, dump, plain, set_json, set_toml, set_yaml
 from reprise.config.agents.known import AgentFile
-from reprise.config.agents.toml_text import TomlTextError
-from reprise.config.agents.yaml_text import YamlTextError
 from reprise.config.atomic_files import write_whole
 
 _EDITORS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
-    "json": json_text.set_keys,
-    "toml": toml_text.set_keys,
-    "yaml": yaml_text.set_keys,
+    "json": set_json,
+    "toml": set_toml,
+    "yaml": set_yaml,
 }
 _PARSERS: Mapping[str, Callable[[str], object]] = {
-    "json": lambda text: json.loads(json_text.plain(text)),
+    "json": lambda text: json.loads(plain(text)),
     "toml": tomllib.loads,
     "yaml": yaml.safe_load,
 }
@@ -43,7 +40,7 @@ def render(file: AgentFile, text: str | None) -> str:
     """
     if text is None or not text.strip():
         settings = {**file.new_file, **file.settings}
-        return toml_text.set_keys("", settings) if file.format == "toml" else _dump(file, settings)
+        return set_toml("", settings) if file.format == "toml" else _dump(file, settings)
     lines = text.replace("\r\n", "\n")
     changed = _checked(file, lambda: _EDITORS[file.format](lines, file.settings))
     if changed == lines:
@@ -59,7 +56,7 @@ def _checked(file: AgentFile, read: Callable[[], str]) -> str:
         reason = f"it is not valid {file.format.upper()}: {str(error).splitlines()[0]}"
     except RecursionError:
         reason = "it is nested too deep"
-    except (TomlTextError, JsonTextError, YamlTextError) as error:
+    except TextError as error:
         reason = str(error)
     raise ConfigFileError(
         f"~/{file.path} is left as it is: {reason}. Add the settings by hand, as shown without --write"
@@ -154,5 +151,5 @@ def _check_whole(file: AgentFile, path: Path, before: str) -> None:
 
 def _dump(file: AgentFile, settings: Mapping[str, Any]) -> str:
     if file.format == "json":
-        return json_text.dump(settings) + "\n"
+        return dump(settings) + "\n"
     return str(yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True))

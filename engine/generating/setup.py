@@ -5,8 +5,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
-from reprise.config.groups import GROUPS
-from reprise.config.settings import SETTINGS, Settings
+from reprise.config.settings import GROUPS, SETTINGS, Settings
 from reprise.engine.batch.batch import Batch, Device
 from reprise.engine.generating.worker import Worker
 from reprise.engine.interface.errors import ModelError

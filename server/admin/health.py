@@ -7,8 +7,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from reprise.config.agents.config_file import render
-from reprise.config.agents.known import AGENTS, explain_context
-from reprise.config.agents.served_model import ServedModel
+from reprise.config.agents.known import AGENTS, ServedModel, explain_context
 from reprise.server.admin.models import served_models
 from reprise.server.admin.page import page_file
 from reprise.server.errors import BadRequestError, ModelNotFoundError

@@ -14,10 +14,10 @@ from threading import Thread
 import pytest
 import yaml
 
+from reprise.cli import connect
 from reprise.cli.main import main
-from reprise.cli.running import connect
+from reprise.config.agents.edit_text import set_toml
 from reprise.config.agents.known import AGENTS, FIRST_PROMPT_TOKENS
-from reprise.config.agents.toml_text import set_keys
 
 CARD = {"id": "qwen/coder", "owned_by": "reprise", "context_length": 40_000, "tools": True}
 FILES = {
@@ -347,7 +347,7 @@ def test_without_a_server_one_line_says_why(arguments, message, url, capsys):
 
 
 def test_keys_that_need_quotes_and_deep_tables_are_written_as_toml():
-    text = set_keys("", {"a": {"b c": {"d.e": 'x"y', "n": 1}}})
+    text = set_toml("", {"a": {"b c": {"d.e": 'x"y', "n": 1}}})
     assert tomllib.loads(text) == {"a": {"b c": {"d.e": 'x"y', "n": 1}}}
 
 
@@ -361,7 +361,7 @@ def test_keys_that_need_quotes_and_deep_tables_are_written_as_toml():
     ],
 )
 def test_toml_is_edited_in_the_form_that_it_has(text, changed):
-    assert set_keys(text, {"a": {"x": 2}}) == changed
+    assert set_toml(text, {"a": {"x": 2}}) == changed
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType as Kind
 
 from reprise.bench.figures.run_all import is_lacking
+from reprise.cli.convert import progress_bar
+from reprise.cli.find_model import with_converted
 from reprise.cli.main import main
-from reprise.cli.models.choice import with_converted
-from reprise.cli.models.convert import progress_bar
-from reprise.cli.units import format_bytes
+from reprise.cli.output import format_bytes
 from reprise.config.settings import Settings
 from reprise.engine.interface.models import SamplingDefaults
 from reprise.engine.model import device, loading

@@ -14,13 +14,25 @@ from typing import Any
 
 import pytest
 
-from reprise.cli.checks import machine, report
-from reprise.cli.checks import trial as trials
-from reprise.cli.checks.check import Check
-from reprise.cli.checks.costs import MAX_MODELS, check_costs
-from reprise.cli.checks.proposals import PROPOSALS, check_proposal, propose
-from reprise.cli.checks.trial import TICK_S, Answer, Device, TrialError, find_device, say, trial
-from reprise.cli.doctor import check_answer, check_device, check_model
+from reprise.cli import doctor
+from reprise.cli.doctor import (
+    MAX_MODELS,
+    PROPOSALS,
+    TICK_S,
+    Answer,
+    Check,
+    Device,
+    TrialError,
+    check_answer,
+    check_costs,
+    check_device,
+    check_model,
+    check_proposal,
+    find_device,
+    propose,
+    say,
+    trial,
+)
 from reprise.cli.main import main
 from reprise.config.settings import Settings
 
@@ -85,8 +97,8 @@ def talk(num_words: int, times: int) -> int:
 def test_a_process_is_given_up_for_its_silence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, float]] = []
     now_s = 0.0
-    monkeypatch.setattr(trials, "LIMIT_S", 2)
-    monkeypatch.setattr(trials, "monotonic", lambda: now_s)
+    monkeypatch.setattr(doctor, "LIMIT_S", 2)
+    monkeypatch.setattr(doctor, "monotonic", lambda: now_s)
 
     def show(*said: Any) -> None:
         nonlocal now_s
@@ -98,9 +110,9 @@ def test_a_process_is_given_up_for_its_silence_alone(monkeypatch: pytest.MonkeyP
         process.show = show
         assert process.call(talk, 5, 3) == 5
         # In all it takes longer than it may be silent.
-        assert now_s > trials.LIMIT_S
+        assert now_s > doctor.LIMIT_S
         assert told == [("talking", at / 5) for at in range(len(told))]
-        monkeypatch.setattr(trials, "monotonic", itertools.count(0, 3).__next__)
+        monkeypatch.setattr(doctor, "monotonic", itertools.count(0, 3).__next__)
         with pytest.raises(TrialError, match="nothing came within 2 seconds"):
             process.call(talk, 1, 100)
 
@@ -112,14 +124,14 @@ def level(check: Check) -> str:
 
 
 def test_memory_is_compared_with_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = machine.psutil.virtual_memory()._replace(total=32 * GIB, available=8 * GIB)
-    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: known)
-    assert [level(machine.check_memory(24 * GIB, weights * GIB)) for weights in (4, 16, 28)] == [
+    known = doctor.psutil.virtual_memory()._replace(total=32 * GIB, available=8 * GIB)
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: known)
+    assert [level(doctor.check_memory(24 * GIB, weights * GIB)) for weights in (4, 16, 28)] == [
         "ok", "warning", "problem",
     ]  # fmt: skip
-    assert level(machine.check_wired_limit(None, 28 * GIB)) == "ok"
-    assert level(machine.check_wired_limit(24 * GIB, 16 * GIB)) == "ok"
-    assert "iogpu.wired_limit_mb=29696" in machine.check_wired_limit(24 * GIB, 28 * GIB).advice
+    assert level(doctor.check_wired_limit(None, 28 * GIB)) == "ok"
+    assert level(doctor.check_wired_limit(24 * GIB, 16 * GIB)) == "ok"
+    assert "iogpu.wired_limit_mb=29696" in doctor.check_wired_limit(24 * GIB, 28 * GIB).advice
 
 
 def test_a_full_or_a_missing_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +139,7 @@ def test_a_full_or_a_missing_disk_is_found(tmp_path: Path, monkeypatch: pytest.M
     found = []
     for free in (20 * GIB, 5 * GIB, GIB // 2):
         monkeypatch.setattr(shutil, "disk_usage", lambda _path, free=free: usage._replace(free=free))
-        found.append(level(machine.check_disk(tmp_path / "not" / "yet", "models")))
+        found.append(level(doctor.check_disk(tmp_path / "not" / "yet", "models")))
     assert found == ["ok", "warning", "problem"]
     assert list(tmp_path.iterdir()) == []
 
@@ -181,7 +193,7 @@ def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
 def test_what_the_trial_raises_does_not_bring_mlx_into_the_process_that_waits() -> None:
     """With it, that process aborted at its exit, most times."""
     code = (
-        "import sys; from reprise.cli.checks.trial import TrialError, inspect, trial\n"
+        "import sys; from reprise.cli.doctor import TrialError, inspect, trial\n"
         "with trial() as process:\n"
         "    try: process.call(inspect, '/no/model')\n"
         "    except TrialError as told: print(told, 'mlx' in sys.modules)"
@@ -251,11 +263,11 @@ def test_the_list_of_proposals_goes_from_small_to_large() -> None:
 
 
 def test_the_address_must_be_free_and_need_a_key() -> None:
-    assert level(machine.check_port(Settings(port=0))) == "ok"
-    open_to_all = machine.check_port(Settings(port=0, host="0.0.0.0"))
+    assert level(doctor.check_port(Settings(port=0))) == "ok"
+    open_to_all = doctor.check_port(Settings(port=0, host="0.0.0.0"))
     assert open_to_all.level == "problem"
     assert "--api-key" in open_to_all.found
-    assert machine.check_port(Settings(host="192.0.2.1")).level == "problem"
+    assert doctor.check_port(Settings(host="192.0.2.1")).level == "problem"
 
 
 def test_a_mac_without_metal_and_a_changed_token_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +285,7 @@ def test_metal_is_found() -> None:
     with trial() as process:
         device = process.call(find_device)
     assert device.name.endswith("(Metal)")
-    assert 0 < (device.working_set_bytes or 0) <= machine.psutil.virtual_memory().total
+    assert 0 < (device.working_set_bytes or 0) <= doctor.psutil.virtual_memory().total
 
 
 def test_what_is_shared_holds_no_texts_names_or_paths(tmp_path: Path) -> None:
@@ -293,19 +305,19 @@ def test_what_is_shared_holds_no_texts_names_or_paths(tmp_path: Path) -> None:
     )
     checks = [Check("model", "problem", f"{private} is broken", f"look into {private}")]
     device = Device("Apple M4 (Metal)", GIB, GIB)
-    made = report.make_report(
+    made = doctor.make_report(
         Settings(model=str(private)), checks, device, ANSWER, [tmp_path / "verify.json"]
     )
-    text = report.as_markdown(made)
+    text = json.dumps(made)
     for secret in ("alice", "diary", "I am", str(tmp_path), str(Path.home())):
         assert secret not in text
     (result,) = made["results"]
     assert result["model"] == {"num_layers": 6}
     first, second = result["verify"]["rows"]
     assert first == {"draft_type": "suffix", "tps": 3.5, "parity": "equal"}
-    assert len(second["samples"]) == report.MAX_ITEMS
+    assert len(second["samples"]) == doctor.MAX_ITEMS
     assert made["checks"] == {"model": "problem"}
     assert made["model"] == {"source": "a folder", "device": "CPU"}
     assert made["answer"] == {"num_tokens": 2, "load_s": 0.5, "tokens_per_s": 100.0, "is_equal": True}
     assert made["cost_curve"] == ANSWER.cost_curve
-    assert report.source_of(Settings(model="alice/Qwen3-8B-4bit")) == "Qwen3-8B-4bit"
+    assert doctor.source_of(Settings(model="alice/Qwen3-8B-4bit")) == "Qwen3-8B-4bit"

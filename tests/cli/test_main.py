@@ -8,8 +8,7 @@ import pytest
 
 from reprise.cli.bench import COMMANDS as BENCHMARKS
 from reprise.cli.main import main
-from reprise.config.groups import TUNING
-from reprise.config.settings import SETTINGS, Settings
+from reprise.config.settings import SETTINGS, TUNING, Settings
 
 COMMANDS = [
     "serve", "run", "ps", "load", "unload", "pull", "list", "rm", "convert", "info", "connect", "config",

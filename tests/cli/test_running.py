@@ -10,12 +10,11 @@ from threading import Thread
 import pytest
 from rich.console import Console
 
+from reprise.cli import chat, loaded
 from reprise.cli.arguments import UsageError
+from reprise.cli.client import Server, started
 from reprise.cli.main import main
-from reprise.cli.running import chat, ps
-from reprise.cli.running.screen import AnswerScreen, describe_timings, finished_blocks
-from reprise.cli.running.server import Server
-from reprise.cli.running.started import started
+from reprise.cli.screen import AnswerScreen, describe_timings, finished_blocks
 from reprise.config.model_settings import BUNDLED_MODEL
 
 ANSWER = "I am the Reprise demo model, a very small model."
@@ -38,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def states(server: Server) -> dict[str, str]:
-    return {row["name"]: row["state"] for row in ps.find(server)}
+    return {row["name"]: row["state"] for row in loaded.find(server)}
 
 
 def test_models_are_loaded_and_unloaded(server, capsys):

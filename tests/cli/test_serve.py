@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from reprise.cli.find_model import with_found
 from reprise.cli.main import main
-from reprise.cli.models.choice import with_found
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
 from reprise.engine.pool.catalogue import choose_first

@@ -11,8 +11,7 @@ import pytest
 
 from reprise.cli import service
 from reprise.cli.main import main
-from reprise.cli.services.launchd import LABEL, Launchd
-from reprise.cli.services.systemd import UNIT, Systemd
+from reprise.cli.service import LABEL, UNIT, Launchd, Systemd
 from reprise.server.run import LAST_WRITES_S, STUCK_S
 
 ARGUMENTS = ["--model", "/models/a b", "--served-model-name", 'x"$%y', "--drain-s", "40"]

@@ -5,9 +5,8 @@ from itertools import chain
 
 import pytest
 
-from reprise.config.groups import GROUPS
 from reprise.config.reference import PAGE, write_settings
-from reprise.config.settings import SETTINGS
+from reprise.config.settings import GROUPS, SETTINGS
 
 
 def test_the_page_is_what_the_code_says():

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reprise.cli.running.server import DEFAULT_URL, Server
-from reprise.cli.running.started import started
+from reprise.cli.client import DEFAULT_URL, Server, started
 
 ROOT = Path(__file__).parents[2]
 FENCED = r"^```{}\n(.*?)^```"

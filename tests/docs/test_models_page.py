@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from reprise.cli.checks.proposals import PROPOSALS
+from reprise.cli.doctor import PROPOSALS
 from reprise.engine.checkpoint import find_cache
 from scripts.models_page import GIB, MODELS, NAMES, PAGE, describe
 

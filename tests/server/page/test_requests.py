@@ -3,8 +3,7 @@
 import pytest
 
 from reprise.config.agents.config_file import render
-from reprise.config.agents.known import AGENTS, FIRST_PROMPT_TOKENS, explain_context
-from reprise.config.agents.served_model import ServedModel
+from reprise.config.agents.known import AGENTS, FIRST_PROMPT_TOKENS, ServedModel, explain_context
 from reprise.server.metrics.registry import MAX_REQUESTS
 from tests.server.fake_engine import fail_midway
 from tests.server.openai_shapes import assert_error

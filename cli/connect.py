@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from reprise.cli.arguments import UsageError
-from reprise.cli.running.server import DEFAULT_URL, RefusedError, Server, add_server_arguments
+from reprise.cli.client import DEFAULT_URL, RefusedError, Server, add_server_arguments
 from reprise.config.agents.config_file import (
     ConfigFileError,
     difference,
@@ -17,8 +17,7 @@ from reprise.config.agents.config_file import (
     undo,
     write,
 )
-from reprise.config.agents.known import AGENTS, AgentFile, explain_context
-from reprise.config.agents.served_model import ServedModel
+from reprise.config.agents.known import AGENTS, AgentFile, ServedModel, explain_context
 from reprise.config.model_settings import BUNDLED_NAME
 
 HELP = "Print a coding agent's settings for a running server, or write them."

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from reprise.cli.arguments import failing
-from reprise.cli.units import format_bytes
+from reprise.cli.output import format_bytes
 
 Tell = Callable[[str, float], None]
 """Called with what is done now, and the share of it that is over."""

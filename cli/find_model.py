@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reprise.cli.arguments import UsageError
-from reprise.cli.models.convert import progress_bar
+from reprise.cli.convert import progress_bar
 from reprise.config.settings import Settings
 from reprise.engine.model.convert.sources import Show, is_converted_first
 

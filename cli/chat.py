@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reprise.cli.arguments import UsageError
-from reprise.cli.running.server import DEFAULT_URL, NoServerError, RefusedError, Server, add_server_arguments
-from reprise.cli.running.started import started
+from reprise.cli.client import DEFAULT_URL, NoServerError, RefusedError, Server, add_server_arguments, started
 from reprise.config.model_settings import BUNDLED_NAME
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ class Chat:
         The part of an answer before Ctrl-C stays in the conversation. A question that the server refuses does
         not.
         """
-        from reprise.cli.running.screen import AnswerScreen, describe_timings
+        from reprise.cli.screen import AnswerScreen, describe_timings
 
         messages = [*self.messages, {"role": "user", "content": question}]
         said, reason, timings = "", None, None

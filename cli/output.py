@@ -1,0 +1,34 @@
+"""Write quantities and tables for people."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def format_bytes(number: float) -> str:
+    """Write a number of bytes in the largest unit of which there is at least one."""
+    unit = 0
+    while number >= 1024 and unit < len(_UNITS) - 1:
+        number, unit = number / 1024, unit + 1
+    return f"{number:.0f} {_UNITS[unit]}" if unit == 0 else f"{number:.1f} {_UNITS[unit]}"
+
+
+def format_count(number: int | None, unknown: str = "") -> str:
+    """Write a number with commas, or what stands for an unknown one."""
+    return unknown if number is None else f"{number:,}"
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add --json to the parser of a command that prints a table."""
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
+
+
+def print_table(table: "Table") -> None:
+    """Print a table whose cells are plain text."""
+    from rich.console import Console
+
+    Console(highlight=False, markup=False).print(table)

@@ -1,1 +1,0 @@
-"""The commands that talk to a server that runs."""

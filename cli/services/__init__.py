@@ -1,1 +1,0 @@
-"""Let the system's own supervisor keep a server running: launchd on macOS, systemd on Linux."""
