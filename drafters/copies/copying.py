@@ -236,14 +236,16 @@ class Changes:
             known.sort(key=lambda one: -len(one.source))
             self._order[key] = None
         elif change.replacement != new:
-            change.replacement, change.num_needed, change.num_seen = new, num_needed, 0
-            change.neighbours.clear()
+            # A new one: the cursor may be in the middle of the old one's replacement.
+            known[known.index(change)] = change = Change(key, new, num_needed)
         change.num_seen += 1
         change.neighbours.add(_neighbours(source, start, stop))
         if len(self._order) > MAX_CHANGES:
             self._forget(next(iter(self._order)))
 
     def _forget(self, key: tuple[int, ...]) -> None:
+        if key not in self._order:
+            return
         del self._order[key]
         known = [change for change in self._by_first.pop(key[0]) if change.source != key]
         if known:

@@ -163,7 +163,9 @@ class Forms:
 
     def _source_of(self, frame: Frame, at: int) -> Value | None:
         copied = frame.copied[at] if at < len(frame.copied) else None
-        return None if copied is None or frame is not self._frame else self._values[copied]
+        if copied is None or frame is not self._frame or copied >= len(self._values):
+            return None
+        return self._values[copied]
 
     @property
     def is_fixed(self) -> bool:

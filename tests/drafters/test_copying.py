@@ -1,5 +1,6 @@
 """Answers that copy a source with changes: which of their tokens are not drafted correctly."""
 
+import random
 from array import array
 from collections.abc import Sequence
 
@@ -132,3 +133,32 @@ def test_changes_are_bounded_in_number_and_size() -> None:
     assert changes.expected_at(source, 2 * MAX_CHANGES - 1) is not None
     changes.learn(source, 600, 600 + MAX_CHANGE_TOKENS + 1, [1])
     assert changes.expected_at(source, 600) is None
+
+
+@pytest.mark.parametrize("seed", range(64))
+def test_changes_that_change_while_they_are_made_raise_nothing(seed: int) -> None:
+    """Seed 13 replaced a change that the cursor was in the middle of by a shorter one."""
+    rng = random.Random(seed)
+
+    def some_tokens(most: int) -> list[int]:
+        return [rng.randrange(5) for _ in range(rng.randint(1, most))]
+
+    names = [some_tokens(4) for _ in range(3)]
+    replacements = [[some_tokens(5) for _ in range(3)] for _ in names]
+    source: list[int] = []
+    answer: list[int] = []
+    first = 10
+    for _ in range(rng.randrange(8, 30)):
+        between = range(first, first + rng.choice((1, 2, 13, 14, 16)))
+        first += 20 if rng.random() < 0.7 else 0
+        source += between
+        answer += between
+        for _ in range(rng.choice((1, 1, 2))):
+            chosen = rng.randrange(3)
+            source += names[chosen]
+            answer += rng.choice(replacements[chosen]) if rng.random() < 0.8 else names[chosen]
+    cursor = CopyCursor(array("I", source))
+    cursor.jump(cursor.source, 0, None, 0)
+    for token in answer:
+        cursor.advance(token)
+        assert len(cursor.draft(8)) <= 8

@@ -235,3 +235,10 @@ def test_a_form_can_be_filled_in_again_and_begun_anew() -> None:
     call = [1, 2, 3, 30, 4, 5, 6, 31, 7, 8]
     begins = [forms.advance(token, at) for at, token in enumerate([*call, 60, 1, 2, *call], 1)]
     assert [at for at, is_begin in enumerate(begins, 1) if is_begin] == [3, 7, 16, 20]
+
+
+def test_a_value_that_is_like_a_recalled_one_is_recalled_too() -> None:
+    form = Frame(((1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11)), (None, None, 1), ({}, {}, {}))
+    earlier = [1, 2, 3, 30, 4, 5, 6, 20, 21, 7, 8, 9, 20, 22, 10, 11]
+    drafter = opened([*earlier, 50], form, answer=[1, 2, 3, 30, 4, 5])
+    assert list(draft_of(drafter, 31).tokens)[:6] == [6, 20, 21, 7, 8, 9]
