@@ -2,13 +2,14 @@
 
 import argparse
 import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from reprise.config.setting import Setting
-from reprise.config.settings import GROUPS, SETTINGS, TUNING
+from reprise.config.settings import GROUPS, SETTINGS
 from reprise.config.sources import CONFIG_VARIABLE, Resolved, resolve, suggestion
 
 _PLACEHOLDERS = {
@@ -29,11 +30,11 @@ _PLACEHOLDERS = {
     "path": "FOLDER",
 }
 """Placeholder for a flag's value in the help, by the last word of the setting's name."""
-_PRECEDENCE = (
-    "Flags override environment variables, variables override the file, and the file overrides the defaults. "
-    "The value none unsets an optional setting. `reprise config` prints the values in force. "
-    "--help-all also shows the settings for tuning."
-)
+_PRECEDENCE = """\
+Flags override environment variables, variables override the file, and the file
+overrides the defaults. The value none unsets an optional setting. `reprise config`
+prints the values in force.
+"""
 
 
 class UsageError(Exception):
@@ -56,6 +57,9 @@ def failing(*kinds: type[Exception]) -> Iterator[None]:
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError instead of printing its usage and exiting."""
 
+    def __init__(self, **more: Any) -> None:
+        super().__init__(conflict_handler="resolve", **more)
+
     def error(self, message: str) -> NoReturn:
         """Raise UsageError with the message and the command's --help."""
         raise UsageError(f"{message} (see {self.prog} --help)")
@@ -73,7 +77,10 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [--config FILE] [--SETTING VALUE ...]"
     parser.formatter_class = _SettingsFormatter
     parser.epilog = _PRECEDENCE
-    parser.add_argument("--help-all", action=_HelpAll, help="Show all settings, those for tuning too.")
+    parser.add_argument(
+        "-h", "--help", action=_Help, metavar="GROUP",
+        help="Show this, or the settings of a group, such as --help drafting, or --help all.",
+    )  # fmt: skip
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -106,22 +113,36 @@ def unknown_arguments(parser: Parser, unknown: list[str]) -> UsageError:
     return UsageError(f"unknown argument {first}{closest or f' (see {parser.prog} --help)'}")
 
 
-class _HelpAll(argparse.Action):
-    """Prints the help with the settings that only matter to someone tuning, and exits."""
+class _Help(argparse.Action):
+    """Prints the names of all settings, or what those of one group do, and exits."""
 
-    def __init__(self, option_strings: list[str], dest: str, **more: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **more)
+    def __init__(self, option_strings: list[str], **more: Any) -> None:
+        super().__init__(option_strings, nargs="?", **more | {"default": argparse.SUPPRESS})
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """Show the hidden flags, print the help and exit."""
+    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, word: Any, *_: Any) -> None:
+        """Print the help of the groups whose titles are the word, or else have it; all: of every group."""
+        said = str(word or "").lower()
+        titles = [title for title in GROUPS if title.lower() == said]
+        titles = titles or [title for title in GROUPS if said and (said == "all" or said in title.lower())]
+        shown = {name for title in titles for name in GROUPS[title]}
         for action in parser._actions:
-            if action.dest in TUNING:
+            if action.dest in shown:
                 action.help = _help_of(SETTINGS[action.dest])
+        if not shown:
+            parser.epilog = f"settings, by group:\n{''.join(map(_names_of, GROUPS))}\n{_PRECEDENCE}"
         parser.print_help()
         parser.exit()
 
 
-class _SettingsFormatter(argparse.HelpFormatter):
+def _names_of(title: str) -> str:
+    """Return the title of a group with the flags of its settings."""
+    flags = " ".join(SETTINGS[name].flag for name in GROUPS[title])
+    indent = " " * 22
+    text = textwrap.fill(flags, 88, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return f"  {title:<20}{text.lstrip()}\n"
+
+
+class _SettingsFormatter(argparse.RawDescriptionHelpFormatter):
     """Put every flag on a line of its own and its help below: most flags are too long for two columns."""
 
     def __init__(self, prog: str) -> None:
@@ -129,12 +150,12 @@ class _SettingsFormatter(argparse.HelpFormatter):
 
 
 def _add_flag(group: "argparse._ArgumentGroup", known: Setting) -> None:
-    text = argparse.SUPPRESS if known.name in TUNING else _help_of(known)
+    more: dict[str, Any] = {"metavar": _placeholder(known)}
     if known.kind == "boolean":
-        group.add_argument(known.flag, nargs="?", const="true", metavar="true|false", help=text)
-        return
-    action = "append" if known.kind == "list" else "store"
-    group.add_argument(known.flag, action=action, metavar=_placeholder(known), help=text)
+        more = {"nargs": "?", "const": "true", "metavar": "true|false"}
+    elif known.kind == "list":
+        more["action"] = "append"
+    group.add_argument(known.flag, help=argparse.SUPPRESS, **more)
 
 
 def _help_of(known: Setting) -> str:

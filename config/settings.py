@@ -388,14 +388,3 @@ def _grouped() -> dict[str, list[str]]:
 
 GROUPS: Mapping[str, list[str]] = MappingProxyType(_grouped())
 """Names of the settings by the title of their group, for `reprise serve --help` and docs/settings.md."""
-
-TUNING = frozenset(
-    (
-        "load_timeout_s", "idle_unload_s", "split_layers", "join_timeout_s",
-        "prefill_chunk_tokens", "stall_seconds", "loop_guard_tokens", "max_n", "body_timeout_s",
-        "draft_overhead", "gate", "gate_threshold", "dflash_window", "dflash_sink",
-        "translation_prefix_tokens",
-        "ngram_mod_size", "ngram_table_entries", "wedlm_pos_penalty_factor", "wedlm_anchor",
-    )
-)  # fmt: skip
-"""Settings that only matter to someone tuning: --help-all shows them, --help does not."""

@@ -8,7 +8,7 @@ import pytest
 
 from reprise.cli.bench import COMMANDS as BENCHMARKS
 from reprise.cli.main import main
-from reprise.config.settings import SETTINGS, TUNING, Settings
+from reprise.config.settings import GROUPS, SETTINGS, Settings
 
 COMMANDS = [
     "serve", "run", "ps", "load", "unload", "pull", "list", "rm", "convert", "info", "connect", "config",
@@ -44,14 +44,30 @@ def test_help_names_every_command_and_shows_examples(capsys, arguments):
 
 
 @pytest.mark.parametrize("command", ["serve", "config"])
-def test_help_of_a_command_has_every_setting_with_its_default_and_variable(capsys, command):
-    out = " ".join(printed(capsys, command, "--help-all").split())
-    short = " ".join(printed(capsys, command, "--help").split())
+def test_help_all_has_every_setting_with_its_default_and_variable(capsys, command):
+    out = " ".join(printed(capsys, command, "--help", "all").split())
     for known in SETTINGS.values():
-        assert (known.help in short) is (known.name not in TUNING)
         assert known.flag in out
         assert known.help in out
         assert f"Default: {known.default_text} ({known.variable})" in out
+
+
+def test_help_names_every_setting_on_one_screen_and_explains_those_of_a_group(capsys):
+    out = printed(capsys, "serve", "--help")
+    assert len(out.splitlines()) <= 50
+    for title, names in GROUPS.items():
+        of_group = printed(capsys, "serve", "--help", title)
+        # A screen of 60 lines.
+        assert len(of_group.splitlines()) <= 60, title
+        for known in SETTINGS.values():
+            assert f" {known.flag}" in out
+            assert (known.help in " ".join(of_group.split())) is (known.name in names)
+
+
+def test_help_takes_a_word_of_a_group_s_title_and_shows_all_groups_for_another_word(capsys):
+    assert "--ngram-scope" in printed(capsys, "serve", "--help", "n-gram")
+    assert "--draft-overhead TEXT" not in printed(capsys, "serve", "--help", "n-gram")
+    assert printed(capsys, "serve", "-h", "no-such-group") == printed(capsys, "serve", "--help")
 
 
 def test_version_names_what_a_bug_report_needs(capsys):

@@ -104,7 +104,7 @@ def test_pages_call_the_command_reprise_and_the_readme_names_the_script_once():
 
 def help_of(*command):
     with redirect_stdout(StringIO()) as out, suppress(SystemExit):
-        main([*command, "--help-all" if command in (("serve",), ("config",)) else "--help"])
+        main([*command, "--help", *(["all"] if command in (("serve",), ("config",)) else [])])
     return out.getvalue()
 
 
