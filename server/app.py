@@ -18,10 +18,11 @@ from reprise.server.generation.recorder import Recorder
 from reprise.server.generation.service import Service
 from reprise.server.http.access import CORS, OPEN_PATHS, Access, load_keys
 from reprise.server.http.body import BodyLimit
-from reprise.server.http.error_responses import EarlyStreams, install_error_handlers
+from reprise.server.http.error_responses import install_error_handlers
 from reprise.server.http.executor import CONTROL
 from reprise.server.http.openapi import complete_document
 from reprise.server.http.request_log import RequestLog, check_request_id
+from reprise.server.http.while_loading import EarlyStreams
 from reprise.server.llama_server_api import infill, tokens
 from reprise.server.metrics.registry import Metrics
 from reprise.server.ollama_api import routes as ollama

@@ -1,4 +1,4 @@
-"""Run blocking work on threads: nothing holds the event loop, and no client waits for another's work."""
+"""Threads for blocking work: nothing holds the event loop, and no client waits for another's work."""
 
 import asyncio
 from collections import Counter, OrderedDict, deque
@@ -23,8 +23,6 @@ SMALL_BYTES = 32 * 2**10
 """A larger body is parsed on a thread: it would hold the event loop for longer than the switch takes."""
 LARGE_BYTES = 2**20
 """Jobs about more bytes run on threads of their own, so that others do not wait for them."""
-VALUE_BYTES = 20
-"""The work of parsing and validating a value, besides its text, in bytes of text."""
 TRIM_AFTER_S = 2.0
 """How long after a job about more than LARGE_BYTES its memory is returned to the system."""
 
@@ -66,11 +64,6 @@ def client_of(request: HTTPConnection) -> str:
     if owner is not None:
         return owner
     return request.client.host if request.client else ""
-
-
-def weight_of(body: bytes) -> int:
-    """Estimate the work of parsing a body, as the number of bytes of plain text that takes as long."""
-    return len(body) if len(body) > SMALL_BYTES else len(body) + VALUE_BYTES * body.count(b",")
 
 
 class FairThreads:

@@ -1,19 +1,14 @@
-"""Accept client connections, limit how many there are, and read what they send in turns."""
+"""The limits of connections: how many, how slow, how much of each; and whose input is read next."""
 
 import asyncio
-import errno
-import http.client
 import json
 import re
 import resource
-import socket
 import time
-import urllib.error
-import urllib.request
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import uvicorn
 from starlette.datastructures import Headers
@@ -21,7 +16,6 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from reprise.config.settings import Settings
 from reprise.engine.interface.spans import span
 from reprise.server.errors import BadRequestError, UnavailableError, retry_after
 from reprise.server.logs import LOGGER
@@ -372,74 +366,3 @@ def uvicorn_config(app: ASGIApp, timeout_s: float, **options: Any) -> uvicorn.Co
     http: Any = partial(Connection, timeout_s=timeout_s, buffer=bytearray(READ_BYTES), rounds=Rounds())
     quiet: dict[str, Any] = {"access_log": False, "log_config": None, "server_header": False}
     return uvicorn.Config(app, http=http, ws="none", **quiet, **options)
-
-
-class ListenError(Exception):
-    """The server cannot listen on the address; the message says why. errno: the system's, if it said any."""
-
-    def __init__(self, message: str, errno: int | None = None) -> None:
-        super().__init__(message)
-        self.errno = errno
-
-
-def bind_address(host: str, port: int) -> socket.socket:
-    """Bind a socket; it refuses connections until the server listens. port: 0 means any free port.
-
-    Raises ListenError.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as fault:
-        raise ListenError(f"cannot listen on {host}: {fault.strerror}") from fault
-    try:
-        # Without it, a restart would fail while connections of the previous process are in TIME_WAIT.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as fault:
-        bound.close()
-        raise ListenError(f"cannot listen on {host} port {port}: {fault.strerror}", fault.errno) from fault
-    return bound
-
-
-def _url(host: str, port: int) -> str:
-    """Return the URL by which a client on this machine reaches an address."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def url_of(bound: socket.socket) -> str:
-    """Return the URL by which a client on this machine reaches the socket."""
-    return _url(*bound.getsockname()[:2])
-
-
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def explain(fault: ListenError, settings: Settings) -> str:
-    """Explain why the server cannot listen, and what to do about it. Asks what holds the port what it is."""
-    if fault.errno != errno.EADDRINUSE:
-        return str(fault)
-    other = "choose another with --port, or 0 for any that is free"
-    url = _url(settings.host, settings.port)
-    whose = {
-        "reprise": f"Reprise runs there already, at {url}. Use it, or {other}",
-        "silent": f"a program has it that does not answer, as Reprise while it starts. Wait, or {other}",
-        "other": f"another program has it. End that, or {other}",
-    }
-    return f"cannot listen on {settings.host} port {settings.port}: {whose[find_user(url)]}"
-
-
-def find_user(url: str) -> Literal["reprise", "silent", "other"]:
-    """Name the kind of program that listens at a URL. Reprise is recognized even if it wants an API key."""
-    try:
-        with _OPENER.open(f"{url}/", timeout=2) as response:
-            return "reprise" if "Reprise" in json.load(response)["message"] else "other"
-    except urllib.error.HTTPError as refused:
-        return "reprise" if "x-request-id" in refused.headers else "other"
-    except (TimeoutError, urllib.error.URLError):
-        return "silent"
-    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
-        return "other"
