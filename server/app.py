@@ -75,9 +75,7 @@ def create_app(models: "Engine", settings: Settings) -> FastAPI:
     complete_document(app, models, settings, BODIES, OPEN_PATHS if keys else ())
     all_routes = (*app.routes, *(route for routes in ROUTES for route in routes.router.routes))
     install_error_handlers(app, [route for route in all_routes if isinstance(route, Route)])
-    app.add_middleware(
-        BodyLimit, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s
-    )
+    app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(EarlyStreams)
     app.add_middleware(Access, settings=settings, keys=keys)
     if settings.cors_origin:

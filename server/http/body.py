@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from reprise.config.settings import Settings
 from reprise.server.errors import ApiError, BadRequestError, requested_name, shortened
 from reprise.server.http.error_responses import refuse
 from reprise.server.http.executor import PROMPT_LOG, SMALL_BYTES, Executor, client_of
@@ -90,10 +91,10 @@ class BodyLimit:
     The size limit holds with and without a Content-Length header, and also for the decoded body.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
-        self.max_body_bytes = max_body_bytes
-        self.body_timeout_s = body_timeout_s
+        self.max_body_bytes = settings.max_body_bytes
+        self.body_timeout_s = settings.body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body and pass the request on, or send an error."""

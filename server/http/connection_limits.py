@@ -20,6 +20,25 @@ from reprise.engine.interface.spans import span
 from reprise.server.errors import BadRequestError, UnavailableError, retry_after
 from reprise.server.logs import LOGGER
 
+MAX_ACCEPTED, MAX_UNACCEPTED = 16, 2048
+"""Maximum connections that the event loop takes in one turn, and that wait in the system for that."""
+LOG_S = 60.0
+"""Seconds between log lines about the limit."""
+MAX_REFUSED = 64
+"""Maximum connections beyond the limit that are told so; others are closed without a word."""
+MAX_HEAD_BYTES = 32 * 2**10
+"""Maximum bytes of a request line and headers together."""
+READ_BYTES = 32 * 2**10
+"""Maximum bytes that are read of a connection before others come next: under 5 ms of work."""
+MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES = 4096, 64
+"""How many chunks a body may have beyond one for every SMALL_CHUNK_BYTES: each costs as much as any."""
+MAX_PIPELINED = 16
+"""Maximum requests that a connection may have waiting for the answer to the one before."""
+MAX_UNREAD_BYTES = 64 * 2**20
+"""Maximum bytes of answers that one address leaves unread. Beyond, the connection with the most is closed."""
+_INVALID = f"Send plain HTTP/1.1, not HTTPS, with at most {MAX_HEAD_BYTES} bytes of headers."
+_HOST = b"host"
+_UPGRADE, _OF_SAME_LENGTH = re.compile(rb"(?<=\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE), b"ignored"
 ROUND_S = 0.005
 REQUEST_S = 0.001
 """How long a round of the event loop parses and starts requests, and what a starting request counts in it."""
@@ -75,14 +94,6 @@ class Rounds:
             first()
 
 
-MAX_ACCEPTED, MAX_UNACCEPTED = 16, 2048
-"""Maximum connections that the event loop takes in one turn, and that wait in the system for that."""
-LOG_S = 60.0
-"""Seconds between log lines about the limit."""
-MAX_REFUSED = 64
-"""Maximum connections beyond the limit that are told so; others are closed without a word."""
-
-
 def max_connections() -> int:
     """Return how many connections may be open: three quarters of the open files. The rest is for models."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -100,21 +111,6 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     await JSONResponse(fault.body(), fault.status, fault.headers)(scope, receive, send)
 
 
-MAX_HEAD_BYTES = 32 * 2**10
-"""Maximum bytes of a request line and headers together."""
-READ_BYTES = 32 * 2**10
-"""Maximum bytes that are read of a connection before others come next: under 5 ms of work."""
-MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES = 4096, 64
-"""How many chunks a body may have beyond one for every SMALL_CHUNK_BYTES: each costs as much as any."""
-MAX_PIPELINED = 16
-"""Maximum requests that a connection may have waiting for the answer to the one before."""
-MAX_UNREAD_BYTES = 64 * 2**20
-"""Maximum bytes of answers that one address leaves unread. Beyond, the connection with the most is closed."""
-_INVALID = f"Send plain HTTP/1.1, not HTTPS, with at most {MAX_HEAD_BYTES} bytes of headers."
-_HOST = b"host"
-_UPGRADE, _OF_SAME_LENGTH = re.compile(rb"(?<=\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE), b"ignored"
-
-
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     """uvicorn's HTTP/1.1 protocol, with limits on times, on counts, and on output that clients leave unread.
 
@@ -126,6 +122,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     buffer, rounds: take the input of all connections of an event loop, and decide when it is parsed.
     """
 
+    connections: "set[Connection]"  # type: ignore[assignment]
     _logged_at = -LOG_S
 
     def __init__(self, *, timeout_s: float, buffer: bytearray, rounds: Rounds, **options: Any) -> None:
@@ -169,15 +166,11 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def _find_idle(self) -> "Connection | None":
         idle: dict[str, list[Connection]] = {}
-        for one in self._all:
+        for one in self.connections:
             if one is not self and not one._is_answering and not one.transport.is_closing():
                 idle.setdefault(one.client_host, []).append(one)
         most = max(idle.values(), key=len, default=[])
         return min(most, key=lambda one: one.idle_since, default=None)
-
-    @property
-    def _all(self) -> list["Connection"]:
-        return [one for one in self.connections if isinstance(one, Connection)]
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - a buffered protocol's method
         """Return the buffer into which the transport reads."""
@@ -272,7 +265,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Wait until the client reads; of an address with too much unread, close one connection."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self._timeout_s, self._check_reading, self._num_unread)
-        others = [one for one in self._all if one.client_host == self.client_host]
+        others = [one for one in self.connections if one.client_host == self.client_host]
         if sum(one._num_unread for one in others) > MAX_UNREAD_BYTES:
             max(others, key=lambda one: one._num_unread)._give_up("more than the limit of one address")
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from starlette.requests import HTTPConnection
 
 from reprise.config.process_memory import return_freed
 from reprise.engine.interface.cancellation import run_while
 
-Arguments = ParamSpec("Arguments")
+Arguments = TypeVarTuple("Arguments")
 ResultT = TypeVar("ResultT")
 _Job = tuple[asyncio.Future[Any], Callable[[], Any]]
 
@@ -36,11 +36,9 @@ class Threads:
     def __init__(self, purpose: str, num_threads: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=purpose)
 
-    async def run(
-        self, job: Callable[Arguments, ResultT], *args: Arguments.args, **options: Arguments.kwargs
-    ) -> ResultT:
+    async def run(self, job: Callable[[*Arguments], ResultT], *args: *Arguments) -> ResultT:
         """Call a function on one of the threads; return its result or raise its exception."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(job, *args, **options))
+        return await asyncio.get_running_loop().run_in_executor(self._pool, job, *args)
 
 
 MODEL_FILES = Threads("model-files", 4)
