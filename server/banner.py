@@ -135,21 +135,21 @@ class _Left(ProgressColumn):
 NAMED_HEADS = {"mtp": "an MTP head", "dflash": "a DFlash drafter"}
 
 
-def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo | None = None) -> str:
+def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo) -> str:
     """Describe the source of drafts and, with --verbose, the source of the step costs.
 
-    can_draft: whether drafting works for the model at all. info: the loaded model's; None before that.
+    can_draft: whether drafting works for the model at all.
     """
-    if info and not info.is_tried:
+    if not info.is_tried:
         return "later, once it was tried what this model can do, while nothing is asked"
     if not can_draft:
         return "off, this model does not support drafting"
     if settings.draft_type == "none":
         return "off (--draft-type none)"
     model = f" with {settings.draft_model}" if settings.draft_model else ""
-    if info and info.head:
+    if info.head:
         model = f" with {NAMED_HEADS[info.head]}{model and f' ({settings.draft_model})'}"
-    if info and info.draft_strategy not in (None, "none"):
+    if info.draft_strategy not in (None, "none"):
         model += f" (translated: {info.draft_strategy})"
     if not settings.verbose:
         how = "where they save time" if settings.draft_type == "auto" else f"by {settings.draft_type}"
