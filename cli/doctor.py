@@ -319,8 +319,7 @@ def check_disk(folder: Path, use: str) -> Check:
 def check_port(settings: Settings) -> Check:
     """Check that the server could listen at its address, and would not be open to others without a key."""
     # Imported here: it loads the server.
-    from reprise.server.http.connection import ListenError, bind_address, explain
-    from reprise.server.run import exposure_error
+    from reprise.server.run import ListenError, bind_address, explain, exposure_error
 
     place = f"{settings.host} port {settings.port}"
     try:

@@ -164,7 +164,7 @@ class Call:
         """
         whole = b"".join(self._body)
         if fault is None and self._status != 200:
-            left = {"message": LEFT, "type": UnavailableError.type, "param": None, "code": "cancelled"}
+            left = UnavailableError(LEFT, code="cancelled").body()["error"]
             error = left if self._status == CLIENT_CLOSED_REQUEST else json.loads(whole)["error"]
             fault = ApiError.of(error, self._status)
         if fault is None:

@@ -18,10 +18,11 @@ from reprise.server.generation.recorder import Recorder
 from reprise.server.generation.service import Service
 from reprise.server.http.access import CORS, OPEN_PATHS, Access, load_keys
 from reprise.server.http.body import BodyLimit
-from reprise.server.http.error_responses import EarlyStreams, install_error_handlers
+from reprise.server.http.error_responses import install_error_handlers
 from reprise.server.http.executor import CONTROL
 from reprise.server.http.openapi import complete_document
 from reprise.server.http.request_log import RequestLog, check_request_id
+from reprise.server.http.while_loading import EarlyStreams
 from reprise.server.llama_server_api import infill, tokens
 from reprise.server.metrics.registry import Metrics
 from reprise.server.ollama_api import routes as ollama
@@ -74,9 +75,7 @@ def create_app(models: "Engine", settings: Settings) -> FastAPI:
     complete_document(app, models, settings, BODIES, OPEN_PATHS if keys else ())
     all_routes = (*app.routes, *(route for routes in ROUTES for route in routes.router.routes))
     install_error_handlers(app, [route for route in all_routes if isinstance(route, Route)])
-    app.add_middleware(
-        BodyLimit, max_body_bytes=settings.max_body_bytes, body_timeout_s=settings.body_timeout_s
-    )
+    app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(EarlyStreams)
     app.add_middleware(Access, settings=settings, keys=keys)
     if settings.cors_origin:

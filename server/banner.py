@@ -23,7 +23,6 @@ from reprise.config.model_settings import BUNDLED_NAME
 from reprise.config.settings import Settings
 from reprise.engine.interface.embeddings import SPECIAL, Purpose
 from reprise.engine.interface.models import ModelEntry, ModelInfo
-from reprise.engine.text.markers import Markers
 
 if TYPE_CHECKING:
     from reprise.engine.text.tokenizer import Tokenizer
@@ -33,15 +32,11 @@ SHOW_PROGRESS_AFTER_S = 0.5
 LEAST_SHARE = 0.02
 """Share of a part of the start from which on it is said how long the rest takes."""
 
-EXACT_NOT_TRIED = "widths not tried; --exact and `reprise verify` find them"
-"""The banner's words about exact widths without --exact."""
-
 
 class LoadingBar:
     """A progress bar on standard error, shown only on a terminal and only if starting takes a while.
 
-    It names the current part of the start and says about how many seconds that part still takes, judged by
-    the part's pace so far. Until the pace is known it gives no time, and it never counts the parts to come.
+    It names the current part of the start and about how many seconds that part still takes (see Pace).
 
     console: replaces standard error. show_after_s: seconds until the bar is shown.
     is_watched: whether standard error is a terminal.
@@ -125,8 +120,6 @@ class Pace:
 
 
 class _Left(ProgressColumn):
-    """The time that the part still takes."""
-
     max_refresh = 0.5
 
     def __init__(self, pace: Pace) -> None:
@@ -142,38 +135,33 @@ class _Left(ProgressColumn):
 NAMED_HEADS = {"mtp": "an MTP head", "dflash": "a DFlash drafter"}
 
 
-def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo | None = None) -> str:
+def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo) -> str:
     """Describe the source of drafts and, with --verbose, the source of the step costs.
 
-    can_draft: whether drafting works for the model at all. info: the loaded model's; None before that.
+    can_draft: whether drafting works for the model at all.
     """
-    if info and not info.is_tried:
+    if not info.is_tried:
         return "later, once it was tried what this model can do, while nothing is asked"
     if not can_draft:
         return "off, this model does not support drafting"
     if settings.draft_type == "none":
         return "off (--draft-type none)"
     model = f" with {settings.draft_model}" if settings.draft_model else ""
-    if info and info.head:
+    if info.head:
         model = f" with {NAMED_HEADS[info.head]}{model and f' ({settings.draft_model})'}"
-    if info and info.draft_strategy not in (None, "none"):
+    if info.draft_strategy not in (None, "none"):
         model += f" (translated: {info.draft_strategy})"
     if not settings.verbose:
         how = "where they save time" if settings.draft_type == "auto" else f"by {settings.draft_type}"
         return f"on, {how}{model}"
-    file = settings.costs_file
-    costs = f"step costs from {_from_home(file)}" if file else "step costs learned anew at every start"
+    file, home = settings.costs_file, str(Path.home())
+    if file and file.startswith(f"{home}/"):
+        file = f"~{file.removeprefix(home)}"
+    costs = f"step costs from {file}" if file else "step costs learned anew at every start"
     return f"{settings.draft_type}{model}, {costs}"
 
 
-def _from_home(file: str) -> str:
-    """Return a path as people write it, with ~ for the home folder."""
-    home = str(Path.home())
-    return f"~{file.removeprefix(home)}" if file.startswith(f"{home}/") else file
-
-
-def describe_decoding(settings: Settings) -> str:
-    """Describe the decoding of requests that do not choose one; return "" if that is plain decoding."""
+def _decoding(settings: Settings) -> str:
     if settings.wedlm_decoding == "off":
         return ""
     threshold = settings.wedlm_entropy_threshold
@@ -183,16 +171,10 @@ def describe_decoding(settings: Settings) -> str:
     return f"streaming ({window}, {how}{anchor}): answers may differ from those of plain decoding"
 
 
-def describe_sampling(settings: Settings, info: ModelInfo) -> str:
-    """Describe the sampling of requests whose sampling fields are absent."""
+def _sampling(settings: Settings, info: ModelInfo) -> str:
     known = info.sampling_defaults.known if settings.sampling_defaults == "model" else {}
     shown = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in known.items())
     return f"{shown} (generation_config.json)" if shown else "OpenAI's defaults"
-
-
-def describe_tools(markers: Markers) -> str:
-    """Describe the generic tool call format if the model has no known format of its own; else return ""."""
-    return "generic format: the chat template has none that is known" if markers.is_generic else ""
 
 
 MAX_NAMES = 8
@@ -233,10 +215,11 @@ def banner(
     kind = f"a demo, {size}" if is_demo else f"{info.architecture}, {size}, {info.dtype}"
     machine = f", {_bytes(info.memory_bytes)} in this machine" if info.memory_bytes else ""
     generates = info.embedding is None
+    is_generic = tokenizer.markers.is_generic
     of_text = {
-        "sampling": describe_sampling(settings, info),
-        "tools": describe_tools(tokenizer.markers),
-        "exact": info.exact or EXACT_NOT_TRIED,
+        "sampling": _sampling(settings, info),
+        "tools": "generic format: the chat template has none that is known" if is_generic else "",
+        "exact": info.exact or "widths not tried; --exact and `reprise verify` find them",
     }
     loaded = {"loaded": f"in {info.loaded_s:.1f} s"}
     verbose = {"batch": info.batching, **(of_text if generates else {}), **loaded}
@@ -252,7 +235,7 @@ def banner(
         **(
             {"vectors": info.embedding.describe()}
             if info.embedding
-            else {"decoding": describe_decoding(settings), "drafts": drafts, "not used": info.head_fault}
+            else {"decoding": _decoding(settings), "drafts": drafts, "not used": info.head_fault}
         ),
         "images": info.vision.describe() if info.vision else "",
         **(verbose if is_verbose else {}),

@@ -1,24 +1,7 @@
-"""Every error that a client can get, with its status and OpenAI's error object.
+"""The errors that a client can get: their classes and statuses, and those made of the engine's errors.
 
-ApiError
-|- BadRequestError            400  the request is wrong; param and code say where and how
-|  |- ContextLengthError          the prompt is too long; said in the words that the API's agents look for
-|  `- InvalidEncodingError        the body is not compressed as its Content-Encoding says
-|- UnauthorizedError          401  no API key, or an invalid one
-|- ForbiddenError             403  the Host or Origin header is not allowed, or no model may be loaded
-|- NotFoundError              404  no such endpoint or stored object; 405 for a wrong method
-|- ModelNotFoundError         404  no such model
-|- ConflictError              409  the server as it was started has no table, or no file for it
-|- BodyTimeoutError           408  the client sends its body too slowly
-|- BodyTooLargeError          413  the body is larger than --max-body-bytes
-|- ContentTypeError           415  the body is not declared as JSON
-|- ContentEncodingError       415  the body is compressed in a way that is not decoded here
-|- HeadersTooLargeError       431  too many headers
-|- TooBusyError               429  the request queue is full; Retry-After says when to try again
-|- RequestFailedError         500  this request failed; others are not affected
-|- NotImplementedHereError    501  an endpoint of the API that this server does not implement
-`- UnavailableError           503  the engine is loading, draining, stalled or dead, or a model loads too long
-ClientGoneError                    the client has disconnected; not an ApiError, since nothing is sent
+What is wrong with a body or with headers is said where it is found out: http/body.py, http/access.py. How an
+error is sent: http/error_responses.py.
 """
 
 from collections.abc import Mapping
@@ -32,9 +15,38 @@ from reprise.engine.interface.events import Failed
 
 _VENDORS = ("claude-", "gpt-")
 """Beginnings of the names that agents ask for unless they are told another."""
-
 LOAD_RETRY_S = 10.0
 """Seconds after which to ask again for a model that could not be loaded for now."""
+CLIENT_CLOSED_REQUEST = 499
+"""The status that is logged for a request whose client disconnected. It is never sent."""
+
+STATUSES = (
+    (400, "The request is wrong. Sending it again unchanged will not help."),
+    (400, "The prompt leaves no room in the context."),
+    (400, "The body is not compressed as its Content-Encoding says, or it is cut off."),
+    (401, "The API key is missing or invalid."),
+    (403, "The request's Host or Origin header is not allowed, or it may not load models."),
+    (404, "The endpoint or the object does not exist, or the endpoint does not allow the method (405)."),
+    (404, "The requested model is not one that this server serves."),
+    (408, "The client took too long to send the request body."),
+    (409, "The request is right, but the server as it was started cannot do it."),
+    (413, "The request body is larger than --max-body-bytes."),
+    (415, "The Content-Type is not JSON."),
+    (415, "The body is compressed in a way that is not decoded here."),
+    (429, "The request queue is full, or as many downloads run as may."),
+    (431, "The request has too many headers."),
+    (500, "The request failed inside the server. Other requests are not affected."),
+    (501, "The API has this endpoint, but this server does not implement it."),
+    (503, "The server cannot take the request now: it loads, drains, has stalled or died, or was too slow."),
+)
+"""The statuses of errors and what each can mean, as docs/api.md lists them."""
+
+
+def type_of(status: int) -> str:
+    """Return OpenAI's error type for a status."""
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < CLIENT_CLOSED_REQUEST else "server_error"
 
 
 def requested_name(path: str, names: Mapping[str, str]) -> str:
@@ -50,23 +62,25 @@ def requested_name(path: str, names: Mapping[str, str]) -> str:
 class ApiError(RepriseError):
     """An error response: a status and OpenAI's error object.
 
+    status: one of STATUSES; by default its class has it.
     param: path of the field at fault, such as messages[0].content.
     code: a machine-readable error code.
     """
 
     status = 500
-    type = "invalid_request_error"
 
     def __init__(
         self,
         message: str,
         *,
+        status: int | None = None,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.status = status or self.status
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
@@ -74,14 +88,9 @@ class ApiError(RepriseError):
     @staticmethod
     def of(error: Mapping[str, Any], status: int | None = None) -> "ApiError":
         """Return the error that was sent. error: see body(). status: None for that of the error's type."""
-        status = status or {BadRequestError.type: 400, TooBusyError.type: 429}.get(error["type"], 500)
-        kinds = (BadRequestError, ForbiddenError, NotFoundError, TooBusyError, RequestFailedError)
-        kind: type[ApiError] = next(
-            (one for one in (*kinds, UnavailableError) if one.status == status), ApiError
-        )
-        made = kind(error["message"], param=error["param"], code=error["code"])
-        made.status, made.type = status, error["type"]
-        return made
+        status = status or {type_of(400): 400, type_of(429): 429}.get(error["type"], 500)
+        kind = next((one for one in ApiError.__subclasses__() if one.status == status), ApiError)
+        return kind(error["message"], status=status, param=error["param"], code=error["code"])
 
     def __copy__(self) -> "ApiError":
         # An exception is otherwise copied by calling its class with its message, which some cannot take.
@@ -103,13 +112,18 @@ class ApiError(RepriseError):
         """Return the same error, in the words that clients of the API at this path expect."""
         return self
 
+    @property
+    def type(self) -> str:
+        """OpenAI's error type."""
+        return type_of(self.status)
+
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return OpenAI's error object: the body of a response, or one event of a stream."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class BadRequestError(ApiError):
-    """The request is wrong. Sending it again unchanged will not help."""
+    """The request is wrong."""
 
     status = 400
 
@@ -152,23 +166,14 @@ class ContextLengthError(BadRequestError):
         return error
 
 
-class UnauthorizedError(ApiError):
-    """The API key is missing or invalid."""
-
-    status = 401
-
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message, code=code, headers={"WWW-Authenticate": "Bearer"})
-
-
 class ForbiddenError(ApiError):
-    """The request's Host or Origin header is not allowed, or it may not load models."""
+    """The request is not allowed to do this."""
 
     status = 403
 
 
 class NotFoundError(ApiError):
-    """The endpoint or the object does not exist, or the endpoint does not allow the method (405)."""
+    """There is no such endpoint, object or model."""
 
     status = 404
 
@@ -189,104 +194,14 @@ class ModelNotFoundError(NotFoundError):
         )
 
 
-class ConflictError(ApiError):
-    """The request is right, but the server as it was started cannot do it."""
-
-    status = 409
-
-
-class BodyTimeoutError(ApiError):
-    """The client took too long to send the request body."""
-
-    status = 408
-
-    def __init__(self, limit_s: float) -> None:
-        super().__init__(
-            f"The request body did not arrive within {limit_s:g} seconds. Send it faster, or start "
-            "the server with a larger --body-timeout-s.",
-            code="body_timeout",
-            headers={"Connection": "close"},
-        )
-
-
-class BodyTooLargeError(ApiError):
-    """The request body is larger than --max-body-bytes."""
-
-    status = 413
-
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__(
-            f"The request body is larger than the limit of {limit_bytes} bytes. "
-            "Send a smaller body, or start the server with a larger --max-body-bytes.",
-            code="body_too_large",
-        )
-
-
-class ContentTypeError(ApiError):
-    """The Content-Type is not JSON.
-
-    Refused because web pages may send other types to a local server without a CORS preflight.
-    """
-
-    status = 415
-
-    def __init__(self, given: str) -> None:
-        named = f"The Content-Type '{shortened(given)}' is not supported"
-        fault = named if given else "Content-Type is missing"
-        super().__init__(
-            f"{fault}. Send JSON with the header Content-Type: application/json.",
-            code="unsupported_content_type",
-        )
-
-
-class ContentEncodingError(ApiError):
-    """The body is compressed in a way that is not decoded here."""
-
-    status = 415
-
-    def __init__(self, given: str) -> None:
-        super().__init__(
-            f"The Content-Encoding '{shortened(given)}' is not supported. Send the body as it is, or "
-            "compressed with gzip or deflate.",
-            code="unsupported_content_encoding",
-            headers={"Accept-Encoding": "gzip, deflate"},
-        )
-
-
-class InvalidEncodingError(BadRequestError):
-    """The body is not compressed as its Content-Encoding says, or it is cut off."""
-
-    def __init__(self, coding: str) -> None:
-        super().__init__(
-            f"The request body is not whole data of the Content-Encoding '{coding}'. Compress it again, or "
-            "leave the header out if the body is not compressed.",
-            code="invalid_content_encoding",
-        )
-
-
-class HeadersTooLargeError(ApiError):
-    """The request has too many headers."""
-
-    status = 431
-
-    def __init__(self, num_headers: int, limit: int) -> None:
-        super().__init__(
-            f"The request has {num_headers} headers; at most {limit} are allowed. Send fewer.",
-            code="too_many_headers",
-        )
-
-
 class TooBusyError(ApiError):
-    """The request queue is full, or as many downloads run as may."""
+    """As much waits or runs as may."""
 
     status = 429
-    type = "rate_limit_error"
 
 
 class RequestFailedError(ApiError):
-    """The request failed inside the server. Other requests are not affected."""
-
-    type = "server_error"
+    """The request failed inside the server."""
 
     @classmethod
     def internal(cls, request_id: str) -> "RequestFailedError":
@@ -296,26 +211,10 @@ class RequestFailedError(ApiError):
         )
 
 
-class NotImplementedHereError(ApiError):
-    """The API has this endpoint, but this server does not implement it."""
-
-    status = 501
-    type = "server_error"
-
-    def __init__(self, message: str) -> None:
-        # The SDKs retry every status from 500 on; this header stops them.
-        super().__init__(message, code="not_implemented", headers={"x-should-retry": "false"})
-
-
 class UnavailableError(ApiError):
-    """The server cannot take the request now: it loads, drains, has stalled or died, or was too slow."""
+    """The server cannot take the request now."""
 
     status = 503
-    type = "server_error"
-
-
-CLIENT_CLOSED_REQUEST = 499
-"""The status that is logged for a request whose client disconnected. It is never sent."""
 
 
 class ClientGoneError(Exception):
@@ -329,14 +228,9 @@ def retry_after(seconds: float) -> dict[str, str]:
 
 def from_engine(fault: EngineError) -> ApiError:
     """Make the error for a request that the engine refuses."""
-    headers = retry_after(fault.retry_after_s)
-    match fault.code:
-        case "queue_full":
-            return TooBusyError(str(fault), code="queue_full", headers=headers)
-        case "draining":
-            return UnavailableError(str(fault), code="draining", headers=headers)
-        case "engine_dead":
-            return UnavailableError(str(fault), code="engine_dead")
+    headers = {} if fault.code == "engine_dead" else retry_after(fault.retry_after_s)
+    kind = TooBusyError if fault.code == "queue_full" else UnavailableError
+    return kind(str(fault), code=fault.code, headers=headers)
 
 
 def from_load(fault: Exception) -> ApiError:
@@ -358,14 +252,13 @@ def from_load(fault: Exception) -> ApiError:
     match fault.kind:
         case "unknown":
             return NotFoundError(message, param="model", code="model_not_found")
-        case "draining":
-            return UnavailableError(message, code="draining", headers=retry_after(RETRY_AFTER_S))
-        case "unreachable":
-            return UnavailableError(message, code="hub_unreachable", headers=retry_after(LOAD_RETRY_S))
-        case "no_space":
-            return UnavailableError(message, code="disk_full", headers=retry_after(LOAD_RETRY_S))
         case "not_loadable" | "too_large":
             return BadRequestError(message, param="model", code=f"model_{fault.kind}")
+        case "draining":
+            return UnavailableError(message, code="draining", headers=retry_after(RETRY_AFTER_S))
+        case "unreachable" | "no_space":
+            code = "disk_full" if fault.kind == "no_space" else "hub_unreachable"
+            return UnavailableError(message, code=code, headers=retry_after(LOAD_RETRY_S))
 
 
 def from_failure(event: Failed, grammar_param: str) -> ApiError:

@@ -31,8 +31,7 @@ _FRAGMENT_CHARACTERS = 2**14
 class RequestRecord:
     """The log entry of one request, filled in while the request is served.
 
-    id: the client's X-Request-Id, or an id made here.
-    unique: an id made here, which no two requests share; clients may send the same id twice.
+    id: the client's X-Request-Id, or an id made here. unique: an id made here: clients may send one twice.
     model: the name of the model that serves the request; None if the server has only one.
     finish_reason: the choices' finish reasons, in order, with spaces between; "cancelled" if the client left,
         "error" if the request failed.

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 
 from reprise.config.version import VERSION
 from reprise.server.app import BODIES, ROUTES
-from reprise.server.errors import ApiError
+from reprise.server.errors import STATUSES, type_of
 from reprise.server.metrics.definitions import GROUPS, MODEL
 from reprise.server.requests.fields import INSIDE, REFUSED
 from reprise.server.requests.peer_fields import LEFT_OUT, UNDERSTOOD
@@ -146,11 +146,7 @@ def write_api_page() -> str:
         heading = f"## {title}\n\n{' '.join(route.description.split())}\n"
         sections += "\n".join((heading, *_tables(extra), ""))
     left_out = {**LEFT_OUT, "inside messages, tools and options": INSIDE}
-    kinds = [ApiError]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    errors = [(str(one.status), f"`{one.type}`", str(one.__doc__).split("\n")[0]) for one in kinds[1:]]
-    errors.sort(key=lambda error: error[0])
+    errors = [(str(status), f"`{type_of(status)}`", meaning) for status, meaning in STATUSES]
     meanings = _table("Status,`type`,Meaning", errors).replace(" --- ", "---", 3)
     return f"""\
 # API reference

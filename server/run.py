@@ -1,18 +1,23 @@
-"""Run the server process: start the engine, serve until a signal, return the exit status."""
+"""The server's process: bind the address, start the engine, serve until a signal, return the exit status."""
 
 import asyncio
+import errno
 import gc
+import http.client
+import json
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import uvicorn
 from sse_starlette.sse import AppStatus
@@ -25,15 +30,7 @@ from reprise.engine.interface.errors import ModelError, SharedTableError
 from reprise.server.app import create_app
 from reprise.server.banner import LoadingBar, banner, describe_drafts, describe_models
 from reprise.server.http.access import load_keys
-from reprise.server.http.connection import (
-    MAX_ACCEPTED,
-    MAX_UNACCEPTED,
-    ListenError,
-    bind_address,
-    explain,
-    url_of,
-    uvicorn_config,
-)
+from reprise.server.http.connection_limits import MAX_ACCEPTED, MAX_UNACCEPTED, uvicorn_config
 from reprise.server.http.while_loading import WhileLoading
 from reprise.server.logs import LOGGER, LoadingLog, configure_logs
 
@@ -63,26 +60,24 @@ STUCK_S = 30
 class HttpServer(uvicorn.Server):
     """A uvicorn server that keeps listening while it drains, to answer 503, and stops when the engine dies.
 
-    on_ready: called when clients can connect.
-    count_cut: returns how many requests were ended because the server stops.
     fault: why the engine died; None if it did not.
     """
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        engine: "Engine",
-        drain_s: float,
-        on_ready: Callable[[], None],
-        count_cut: Callable[[], int] = int,
-    ) -> None:
+    def __init__(self, engine: "Engine", settings: Settings) -> None:
+        self._app = create_app(engine, settings)
+        config = uvicorn_config(
+            self._app,
+            settings.body_timeout_s,
+            lifespan="on",
+            backlog=MAX_ACCEPTED,
+            timeout_keep_alive=KEEP_CONNECTION_S,
+            timeout_graceful_shutdown=LAST_WRITES_S,
+        )
         super().__init__(config)
         self.fault: str | None = None
         self._num_signals = 0
-        self._engine = engine
-        self._drain_s = drain_s
-        self._on_ready = on_ready
-        self._count_cut = count_cut
+        self._engine, self._settings = engine, settings
+        self._drain_s = settings.drain_s
 
     def note_death(self, reason: str) -> None:
         """Shut down because the engine died. Called on the engine's thread."""
@@ -120,12 +115,12 @@ class HttpServer(uvicorn.Server):
         os._exit(128 + sig)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen."""
+        """Start to listen, and show the banner."""
         await super().startup(sockets)
         for bound in sockets or ():
             # asyncio has one number for this and for how many it accepts at once.
             bound.listen(MAX_UNACCEPTED)
-        self._on_ready()
+            _announce(self._engine, self._settings, url_of(bound))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the engine, which ends every request, then close the connections."""
@@ -144,7 +139,11 @@ class HttpServer(uvicorn.Server):
             LOGGER.error("the engine did not stop within %g s; exiting without it", limit_s)
             os._exit(1)
         await super().shutdown(sockets)
-        if num_cut := self._count_cut():
+        num_cut = sum(
+            record["error"] == "draining" and record["finish_reason"] is not None
+            for record in self._app.state.service.metrics.recent
+        )
+        if num_cut:
             were = "1 request was ended before its answer was"
             if num_cut > 1:
                 were = f"{num_cut} requests were ended before their answers were"
@@ -176,6 +175,7 @@ def _start(
     sections: Mapping[str, Section],
     prepare: Prepare,
 ) -> int:
+    configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     if "MLX_RANK" in os.environ:
         if settings.may_unload:
             return _fail(
@@ -183,9 +183,8 @@ def _start(
                 "one machine"
             )
         settings = settings_of(settings, sections, settings.model_name)
-        if (status := follow(settings)) is not None:
+        if (status := _follow(settings)) is not None:
             return status
-    configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     share_arenas()
     try:
         bound = bind_address(settings.host, settings.port)
@@ -203,8 +202,7 @@ def _start(
             if "MLX_RANK" in os.environ:
                 check_model(settings)
                 return _serve_with_ranks(settings, make_sources(settings) if make_sources else None, bound)
-            with LoadingBar() as bar, WhileLoading(settings, bound) as waiting:
-                show = _show_progress(bar, waiting, settings)
+            with _showing_progress(settings, bound) as show:
                 engine = make_engine(settings, make_sources, sections, show)
             settings = engine.settings
             if engine.may_unload and settings.allow_load is None:
@@ -238,7 +236,7 @@ def _serve_with_ranks(settings: Settings, make_sources: "MakeSources | None", bo
         leave(ranks.release(status))
 
 
-def follow(settings: Settings) -> int | None:
+def _follow(settings: Settings) -> int | None:
     """On another rank than 0, follow rank 0 until it ends, then end the process.
 
     Return None on rank 0, or if there are no ranks, and an exit status if the rank cannot be read.
@@ -246,7 +244,6 @@ def follow(settings: Settings) -> int | None:
     from reprise.engine.distributed.follow import run as run_follower
     from reprise.engine.distributed.ranks import read_place
 
-    configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
     try:
         place = read_place()
     except ModelError as fault:
@@ -254,6 +251,76 @@ def follow(settings: Settings) -> int | None:
     if place is not None and place.rank:
         run_follower(place, settings)
     return None
+
+
+class ListenError(Exception):
+    """The server cannot listen on the address; the message says why. errno: the system's, if it said any."""
+
+    def __init__(self, message: str, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+def bind_address(host: str, port: int) -> socket.socket:
+    """Bind a socket; it refuses connections until the server listens. port: 0 means any free port.
+
+    Raises ListenError.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as fault:
+        raise ListenError(f"cannot listen on {host}: {fault.strerror}") from fault
+    try:
+        # Without it, a restart would fail while connections of the previous process are in TIME_WAIT.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as fault:
+        bound.close()
+        raise ListenError(f"cannot listen on {host} port {port}: {fault.strerror}", fault.errno) from fault
+    return bound
+
+
+def _url(host: str, port: int) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def url_of(bound: socket.socket) -> str:
+    """Return the URL by which a client on this machine reaches the socket."""
+    return _url(*bound.getsockname()[:2])
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def explain(fault: ListenError, settings: Settings) -> str:
+    """Explain why the server cannot listen, and what to do about it. Asks what holds the port what it is."""
+    if fault.errno != errno.EADDRINUSE:
+        return str(fault)
+    other = "choose another with --port, or 0 for any that is free"
+    url = _url(settings.host, settings.port)
+    whose = {
+        "reprise": f"Reprise runs there already, at {url}. Use it, or {other}",
+        "silent": f"a program has it that does not answer, as Reprise while it starts. Wait, or {other}",
+        "other": f"another program has it. End that, or {other}",
+    }
+    return f"cannot listen on {settings.host} port {settings.port}: {whose[find_user(url)]}"
+
+
+def find_user(url: str) -> Literal["reprise", "silent", "other"]:
+    """Name the kind of program that listens at a URL. Reprise is recognized even if it wants an API key."""
+    try:
+        with _OPENER.open(f"{url}/", timeout=2) as response:
+            return "reprise" if "Reprise" in json.load(response)["message"] else "other"
+    except urllib.error.HTTPError as refused:
+        return "reprise" if "x-request-id" in refused.headers else "other"
+    except (TimeoutError, urllib.error.URLError):
+        return "silent"
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
+        return "other"
 
 
 def exposure_error(settings: Settings, bound: socket.socket) -> str | None:
@@ -279,27 +346,10 @@ def serve(engine: "Engine", settings: Settings, bound: socket.socket) -> int:
     """
     # The engine ends each stream properly when it drains; sse-starlette would cut streams off first.
     AppStatus.enable_automatic_graceful_drain = False
-    app = create_app(engine, settings)
-
-    def count_cut() -> int:
-        return sum(
-            record["error"] == "draining" and record["finish_reason"] is not None
-            for record in app.state.service.metrics.recent
-        )
-
-    config = uvicorn_config(
-        app,
-        settings.body_timeout_s,
-        lifespan="on",
-        backlog=MAX_ACCEPTED,
-        timeout_keep_alive=KEEP_CONNECTION_S,
-        timeout_graceful_shutdown=LAST_WRITES_S,
-    )
-    announce = partial(_announce, engine, settings, url_of(bound))
-    server = HttpServer(config, engine, settings.drain_s, announce, count_cut)
+    server = HttpServer(engine, settings)
     engine.on_death = server.note_death
-    with LoadingBar() as bar, WhileLoading(settings, bound) as waiting:
-        engine.start(_show_progress(bar, waiting, settings))
+    with _showing_progress(settings, bound) as show:
+        engine.start(show)
     # Also after uvicorn's own handlers are gone: the status must say how the server ended.
     signal.signal(signal.SIGTERM, server.handle_exit)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -314,19 +364,21 @@ def serve(engine: "Engine", settings: Settings, bound: socket.socket) -> int:
     return 0
 
 
-def _show_progress(bar: LoadingBar, waiting: WhileLoading, settings: Settings) -> "StartProgress":
-    """Return what tells the progress of the start: the bar on a terminal, else the log; and who asks."""
-    show = bar.advance
-    if settings.log_format == "json":
-        show = LoadingLog().advance
-    elif not bar.is_watched:
-        show = LoadingLog(UNWATCHED_EVERY_S).advance
+@contextmanager
+def _showing_progress(settings: Settings, bound: socket.socket) -> "Iterator[StartProgress]":
+    """Yield what reports a start's progress: to a terminal or to the log, and to requests meanwhile."""
+    with LoadingBar() as bar, WhileLoading(settings, bound) as waiting:
+        show = bar.advance
+        if settings.log_format == "json":
+            show = LoadingLog().advance
+        elif not bar.is_watched:
+            show = LoadingLog(UNWATCHED_EVERY_S).advance
 
-    def tell(what: str, share: float) -> None:
-        waiting.advance(what, share)
-        show(what, share)
+        def report(what: str, share: float) -> None:
+            waiting.advance(what, share)
+            show(what, share)
 
-    return tell
+        yield report
 
 
 def _announce(engine: "Engine", settings: Settings, address: str) -> None:
@@ -334,21 +386,17 @@ def _announce(engine: "Engine", settings: Settings, address: str) -> None:
     if settings.log_format == "json":
         LOGGER.info("ready", extra={"fields": {"event": "ready", "address": address, "model": info.name}})
         return
-    drafts = describe_drafts(settings, _can_draft(engine), info)
+    try:
+        engine.table.status()
+        can_draft = True
+    except SharedTableError:
+        can_draft = False
+    drafts = describe_drafts(settings, can_draft, info)
     others = describe_models(engine.entries()[1:], settings) if engine.may_unload else ""
     text = banner(info, settings, address, engine.tokenizer, drafts, others)
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 
-def _can_draft(engine: "Engine") -> bool:
-    try:
-        engine.table.status()
-    except SharedTableError:
-        return False
-    return True
-
-
 def _fail(message: str) -> int:
-    """Print an error and return exit status 1."""
     print(f"reprise: {message}", file=sys.stderr)  # noqa: T201 - for the person at the terminal
     return 1

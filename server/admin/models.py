@@ -164,7 +164,7 @@ async def list_models(request: Request) -> ModelList | MessagesModelList:
     listed = await served_models(service_of(request))
     if ANTHROPIC not in request.headers:
         return listed
-    models = [messages_model(card) for card in listed.data]
+    models = [_messages_model(card) for card in listed.data]
     first, last = (models[0].id, models[-1].id) if models else (None, None)
     return MessagesModelList(data=models, first_id=first, last_id=last)
 
@@ -183,7 +183,7 @@ async def retrieve_model(request: Request, name: str) -> ModelCard | ListedModel
     service = service_of(request)
     service.check_ready()
     card = _card(service, name, await find_entry(service, resolve(service, name)))
-    return messages_model(card) if ANTHROPIC in request.headers else card
+    return _messages_model(card) if ANTHROPIC in request.headers else card
 
 
 @router.post("/v1/models/load", openapi_extra=body_schema(LoadRequest))
@@ -237,10 +237,21 @@ async def _card_response(service: Service, name: str) -> Response:
 def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
     """Return what is said of a model: of one of several also how it is at present."""
     info, embedding, vision = entry.info, entry.embedding, entry.vision
-    more: dict[str, Any] = {"meta": None}
+    fields: dict[str, Any] = {
+        "id": name,
+        "created": service.created,
+        "context_length": entry.context_tokens,
+        "max_model_len": entry.context_tokens,
+        "meta": None,
+        "tools": entry.can_call,
+        "tool_format": entry.tool_format,
+        "reasoning": entry.can_think,
+        "sampling_defaults": known_sampling(service, info) if info else {},
+        "purpose": entry.purpose,
+    }
     if embedding is not None:
         recipe = embedding.recipe
-        more["embedding"] = EmbeddingCard(
+        fields["embedding"] = EmbeddingCard(
             dimensions=embedding.dimensions,
             pooling=recipe.pooling,
             is_guessed=recipe.is_guessed or recipe.prompts_are_guessed,
@@ -251,26 +262,20 @@ def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
     if vision is not None:
         most = max(vision.min_tokens, min(vision.max_tokens, service.settings.max_image_tokens))
         example_tokens, max_images = min(most, vision.example_tokens), service.settings.max_images
-        more["vision"] = VisionCard(example_tokens=example_tokens, max_tokens=most, max_images=max_images)
-        more["modalities"] = Modalities(input=["text", "image"])
+        fields["vision"] = VisionCard(example_tokens=example_tokens, max_tokens=most, max_images=max_images)
+        fields["modalities"] = Modalities(input=["text", "image"])
     if info is not None:
-        more["meta"] = ModelMeta(
+        fields["meta"] = ModelMeta(
             n_vocab=info.vocab_size,
             n_ctx=info.context_tokens,
             n_ctx_train=info.context_tokens,
             n_params=info.num_parameters,
             size=info.weight_bytes,
         )
-    card = ListedModelCard(
-        id=name,
-        created=service.created,
-        context_length=entry.context_tokens,
-        max_model_len=entry.context_tokens,
-        tools=entry.can_call,
-        tool_format=entry.tool_format,
-        reasoning=entry.can_think,
-        sampling_defaults=known_sampling(service, info) if info else {},
-        purpose=entry.purpose,
+    if not service.models.may_unload:
+        return ModelCard(**fields)
+    return ListedModelCard(
+        **fields,
         state=entry.state,
         size_bytes=entry.size_bytes,
         progress=entry.progress,
@@ -278,15 +283,10 @@ def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
         fault=entry.fault,
         running=entry.num_running,
         waiting=entry.num_waiting,
-        **more,
     )
-    if service.models.may_unload:
-        return card
-    return ModelCard(**{name: getattr(card, name) for name in ModelCard.model_fields})
 
 
-def messages_model(card: ModelCard) -> MessagesModel:
-    """Return a model in Anthropic's shape."""
+def _messages_model(card: ModelCard) -> MessagesModel:
     return MessagesModel(
         id=card.id,
         display_name=card.id,

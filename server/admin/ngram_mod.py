@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from reprise.engine.interface.errors import SharedTableError
-from reprise.server.errors import ConflictError, ForbiddenError, shortened
+from reprise.server.errors import ApiError, ForbiddenError, shortened
 from reprise.server.generation.service import Service, service_of
 from reprise.server.http.executor import CONTROL
 from reprise.server.logs import LOGGER
@@ -73,9 +73,9 @@ def _status(service: Service) -> dict[str, Any]:
         raise _conflict(fault) from fault
 
 
-def _conflict(fault: SharedTableError) -> ConflictError:
+def _conflict(fault: SharedTableError) -> ApiError:
     message = str(fault)
-    return ConflictError(f"{message[:1].upper()}{message[1:]}.", code="shared_memory_error")
+    return ApiError(f"{message[:1].upper()}{message[1:]}.", status=409, code="shared_memory_error")
 
 
 def _check_origin(request: Request) -> None:

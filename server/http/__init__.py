@@ -1,1 +1,1 @@
-"""The HTTP layer around the routes: access, limits, connections, errors, request ids, OpenAPI document."""
+"""The HTTP layer around the routes; server/README.md says in which order a request passes it."""

@@ -1,4 +1,4 @@
-"""Check each request's API key and Host header, find out whose it is, and let web pages in (CORS)."""
+"""Who may send requests: API keys, Host headers (against DNS rebinding), and web pages' origins (CORS)."""
 
 import hashlib
 import hmac
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from reprise.config.loopback import address_of, is_loopback
 from reprise.config.setting import SettingsError
 from reprise.config.settings import KEY, Settings
-from reprise.server.errors import ApiError, ForbiddenError, UnauthorizedError, shortened
+from reprise.server.errors import ApiError, ForbiddenError, shortened
 from reprise.server.http.error_responses import refuse
 from reprise.server.http.executor import OWNER
 from reprise.server.http.request_log import IGNORED, RELAXED
@@ -30,22 +30,18 @@ def load_keys(settings: Settings) -> tuple[str, ...]:
 
 
 def _owner_of(keys: Sequence[str], request: HTTPConnection) -> str:
-    """Return the digest of the valid key that a client sent. Raises UnauthorizedError if none is."""
+    """Return the digest of the valid key that a client sent. Raises ApiError if none is."""
     given = sent_keys(request)
-    if not given:
-        raise UnauthorizedError(
-            "This server requires an API key. Send one in the header Authorization: Bearer KEY.",
-            code="missing_api_key",
-        )
     # All keys are compared, so the time that it takes tells nothing of them.
     matches = [known for sent in map(digest, given) for known in keys if hmac.compare_digest(known, sent)]
-    if not matches:
-        raise UnauthorizedError(
-            "The API key is not valid. Send one of the keys that the server was started with "
-            "(--api-key, --api-key-file).",
-            code="invalid_api_key",
-        )
-    return matches[0]
+    if matches:
+        return matches[0]
+    code = "missing_api_key"
+    message = "This server requires an API key. Send one in the header Authorization: Bearer KEY."
+    if given:
+        code, ways = "invalid_api_key", "--api-key, --api-key-file"
+        message = f"The API key is not valid. Send one of the keys that the server was started with ({ways})."
+    raise ApiError(message, status=401, code=code, headers={"WWW-Authenticate": "Bearer"})
 
 
 def sent_keys(request: HTTPConnection) -> list[str]:

@@ -1,4 +1,4 @@
-"""Read and decompress each request's body, within limits of size and time, and validate it."""
+"""Request bodies: read within limits of size and time, decompressed, of the right content type, validated."""
 
 import asyncio
 import zlib
@@ -11,18 +11,10 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from reprise.server.errors import (
-    ApiError,
-    BodyTimeoutError,
-    BodyTooLargeError,
-    ContentEncodingError,
-    ContentTypeError,
-    HeadersTooLargeError,
-    InvalidEncodingError,
-    requested_name,
-)
+from reprise.config.settings import Settings
+from reprise.server.errors import ApiError, BadRequestError, requested_name, shortened
 from reprise.server.http.error_responses import refuse
-from reprise.server.http.executor import PROMPT_LOG, SMALL_BYTES, Executor, client_of, weight_of
+from reprise.server.http.executor import PROMPT_LOG, SMALL_BYTES, Executor, client_of
 from reprise.server.logs import is_logging_prompts, log_prompt, record_in
 from reprise.server.requests.fields import Notes, validate
 from reprise.server.requests.json_body import parse_liberally
@@ -38,13 +30,15 @@ MAX_MEMBERS = 1024
 _AUTOMATIC, _RAW = 47, -15
 """How zlib reads gzip's and zlib's headers, and data without a header."""
 MAX_HEADERS = 100
+VALUE_BYTES = 20
+"""The work of parsing and validating a value, besides its text, in bytes of text."""
 
 
 async def decoded(body: bytes, coding: str, limit_bytes: int) -> bytes:
     """Decode a body of at most limit_bytes once decoded; little more than that is ever held in memory.
 
-    Raises BodyTooLargeError, and InvalidEncodingError if the body is not exactly one complete encoded text;
-    gzip may have several in a row, as in RFC 1952.
+    Raises ApiError, also if the body is not exactly one complete encoded text; gzip may have several in a
+    row, as in RFC 1952.
     """
     # Some clients leave deflate's header out.
     has_header = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0
@@ -55,23 +49,40 @@ async def decoded(body: bytes, coding: str, limit_bytes: int) -> bytes:
         while rest or has_more:
             if decoder.eof:
                 if coding == "deflate" or num_members == MAX_MEMBERS:
-                    raise InvalidEncodingError(coding)
+                    raise _bad_encoding(coding)
                 decoder, num_members = zlib.decompressobj(_AUTOMATIC), num_members + 1
             room = min(SLICE_BYTES, limit_bytes + 1 - len(text))
             try:
                 part = decoder.decompress(rest, room)
             except zlib.error:
-                raise InvalidEncodingError(coding) from None
+                raise _bad_encoding(coding) from None
             text += part
             if len(text) > limit_bytes:
-                raise BodyTooLargeError(limit_bytes)
+                raise _too_large(limit_bytes)
             rest = decoder.unconsumed_tail or decoder.unused_data
             # zlib may have read all and still hold the end of a repetition.
             has_more = len(part) == room and not decoder.eof
             await asyncio.sleep(0)
     if not decoder.eof:
-        raise InvalidEncodingError(coding)
+        raise _bad_encoding(coding)
     return bytes(text)
+
+
+def _bad_encoding(coding: str) -> BadRequestError:
+    return BadRequestError(
+        f"The request body is not whole data of the Content-Encoding '{coding}'. Compress it again, or leave "
+        "the header out if the body is not compressed.",
+        code="invalid_content_encoding",
+    )
+
+
+def _too_large(limit_bytes: int) -> ApiError:
+    return ApiError(
+        f"The request body is larger than the limit of {limit_bytes} bytes. Send a smaller body, or start "
+        "the server with a larger --max-body-bytes.",
+        status=413,
+        code="body_too_large",
+    )
 
 
 class BodyLimit:
@@ -80,10 +91,10 @@ class BodyLimit:
     The size limit holds with and without a Content-Length header, and also for the decoded body.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
-        self.max_body_bytes = max_body_bytes
-        self.body_timeout_s = body_timeout_s
+        self.max_body_bytes = settings.max_body_bytes
+        self.body_timeout_s = settings.body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body and pass the request on, or send an error."""
@@ -101,10 +112,17 @@ class BodyLimit:
                     body += message.get("body", b"")
                     more_body = message.get("more_body", False)
             if len(body) > self.max_body_bytes:
-                raise BodyTooLargeError(self.max_body_bytes)
+                raise _too_large(self.max_body_bytes)
             whole = bytes(body) if coding is None else await decoded(bytes(body), coding, self.max_body_bytes)
         except TimeoutError:
-            await refuse(BodyTimeoutError(self.body_timeout_s), scope, receive, send, lingers=False)
+            slow = ApiError(
+                f"The request body did not arrive within {self.body_timeout_s:g} seconds. Send it faster, or "
+                "start the server with a larger --body-timeout-s.",
+                status=408,
+                code="body_timeout",
+                headers={"Connection": "close"},
+            )
+            await refuse(slow, scope, receive, send, lingers=False)
         except ApiError as fault:
             await refuse(fault, scope, receive, send, lingers=more_body)
         else:
@@ -119,25 +137,36 @@ class BodyLimit:
     def _check_headers(self, headers: Headers) -> str | None:
         """Return how the body is encoded, if it is. Raises ApiError for what the headers announce."""
         if (num_headers := len(headers)) > MAX_HEADERS:
-            raise HeadersTooLargeError(num_headers, MAX_HEADERS)
+            raise ApiError(
+                f"The request has {num_headers} headers; at most {MAX_HEADERS} are allowed. Send fewer.",
+                status=431,
+                code="too_many_headers",
+            )
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_body_bytes:
-            raise BodyTooLargeError(self.max_body_bytes)
+            raise _too_large(self.max_body_bytes)
         given = headers.get("content-encoding", "")
         coding = given.strip().lower()
         if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
-            raise ContentEncodingError(given)
+            raise ApiError(
+                f"The Content-Encoding '{shortened(given)}' is not supported. Send the body as it is, or "
+                "compressed with gzip or deflate.",
+                status=415,
+                code="unsupported_content_encoding",
+                headers={"Accept-Encoding": "gzip, deflate"},
+            )
         return None if coding in ("", "identity") else coding
 
 
 async def read_body(request: Request, model: type[ModelT]) -> ModelT:
-    """Read and validate a request's body. Raises BadRequestError or ContentTypeError."""
+    """Read and validate a request's body. Raises ApiError."""
     _check_content_type(request)
     body = await request.body()
     notes = Notes(request.app.state.service.settings.unknown_fields == "refuse")
     record = record_in(request.scope)
     parse = partial(parse_liberally, body, model, record.field_names, notes)
-    weight = weight_of(body)
+    # The work of parsing it, as the number of bytes of plain text that takes as long.
+    weight = len(body) if len(body) > SMALL_BYTES else len(body) + VALUE_BYTES * body.count(b",")
     executor: Executor = request.app.state.service.executor
     parsed = parse() if weight <= SMALL_BYTES else await executor.run(client_of(request), weight, parse)
     record.ignored += notes.entries()
@@ -149,7 +178,7 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
 
 
 def _check_content_type(request: Request) -> None:
-    """Raise ContentTypeError unless the body is JSON, or nothing is said of it.
+    """Raise ApiError unless the body is JSON, or nothing is said of it.
 
     That keeps web pages out: they can post other content types, and none, without a CORS preflight.
     """
@@ -158,7 +187,13 @@ def _check_content_type(request: Request) -> None:
     # Browsers say where each post comes from.
     is_untyped = not media_type and not {"origin", "sec-fetch-site"} & set(request.headers)
     if not is_untyped and media_type != "application/json" and not media_type.endswith("+json"):
-        raise ContentTypeError(content_type)
+        named = f"The Content-Type '{shortened(content_type)}' is not supported"
+        fault = named if content_type else "Content-Type is missing"
+        raise ApiError(
+            f"{fault}. Send JSON with the header Content-Type: application/json.",
+            status=415,
+            code="unsupported_content_type",
+        )
 
 
 def read_query(request: Request, model: type[ModelT]) -> ModelT:

@@ -1,13 +1,12 @@
-"""Turn every exception into an error in the format of the request's API, also in a stream that has begun.
+"""Send every error in the format of the request's API: as a response, or as the last event of a stream.
 
-A stream whose model still loads begins at once, with comments. From then on the status is 200, so an error is
-the stream's last event.
+Which errors there are: server/errors.py.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -15,19 +14,11 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from reprise.server.errors import (
-    CLIENT_CLOSED_REQUEST,
-    ApiError,
-    ClientGoneError,
-    NotFoundError,
-    RequestFailedError,
-    shortened,
-)
-from reprise.server.logs import LOGGER, record_in
+from reprise.server.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGoneError, shortened
+from reprise.server.logs import record_in
 
 HAS_BEGUN = "reprise.has_begun"
 """Name of the entry in a request's scope that tells whether a part of its response has been sent."""
@@ -190,64 +181,5 @@ def install_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
             allowed = _allowed_methods(request.scope, routes)
             status, code, headers = fault.status_code, "method_not_allowed", {"Allow": allowed}
             message = f"{request.method} {path}: {fault.detail}. Use {allowed}."
-        error = NotFoundError(message, code=code, headers=headers)
-        error.status = status
-        return await api_error(request, error)
-
-
-_STREAM = "reprise.early_stream"
-_HELD = "reprise.held"
-_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-
-
-class EarlyStream:
-    """Sends a request's response; its beginning may be sent before the response is made."""
-
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._scope, self._send = scope, send
-
-    async def write(self, frame: bytes, content_type: str, *, is_last: bool = False) -> None:
-        """Send a frame, after the head if this is the first."""
-        if not self._scope.get(HAS_BEGUN):
-            self._scope[HAS_BEGUN] = True
-            headers = [(b"content-type", content_type.encode()), *_HEADERS]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": frame, "more_body": not is_last})
-
-    async def send(self, message: Message) -> None:
-        """Send a message of the response, but no second head."""
-        if message["type"] != "http.response.start" or not self._scope.get(HAS_BEGUN):
-            await self._send(message)
-
-
-class EarlyStreams:
-    """ASGI middleware around the routes."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
-        stream = scope[_STREAM] = EarlyStream(scope, send)
-        with contextlib.ExitStack() as held:
-            scope[_HELD] = held
-            try:
-                await self.app(scope, receive, stream.send)
-            except Exception:
-                if not scope.get(HAS_BEGUN):
-                    raise
-                # A bug in the server. The status has been sent already.
-                record = record_in(scope)
-                LOGGER.exception("%s %s failed in its stream", record.id, record.endpoint)
-                frame = error_frame(RequestFailedError.internal(record.id), scope)
-                await stream.write(frame, "", is_last=True)
-
-
-def early_stream(request: HTTPConnection) -> EarlyStream:
-    """Return what begins the request's response before its route does."""
-    return cast("EarlyStream", request.scope[_STREAM])
-
-
-def end_later(request: HTTPConnection, end: Callable[[], None]) -> None:
-    """Call end() once the request's response has been sent, or its client has left."""
-    request.scope[_HELD].callback(end)
+        error = ApiError(message, status=status, code=code, headers=headers)
+        return error_response(error, request.scope)

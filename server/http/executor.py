@@ -1,4 +1,4 @@
-"""Run blocking work on threads: nothing holds the event loop, and no client waits for another's work."""
+"""Threads for blocking work: nothing holds the event loop, and no client waits for another's work."""
 
 import asyncio
 from collections import Counter, OrderedDict, deque
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from starlette.requests import HTTPConnection
 
 from reprise.config.process_memory import return_freed
 from reprise.engine.interface.cancellation import run_while
 
-Arguments = ParamSpec("Arguments")
+Arguments = TypeVarTuple("Arguments")
 ResultT = TypeVar("ResultT")
 _Job = tuple[asyncio.Future[Any], Callable[[], Any]]
 
@@ -23,8 +23,6 @@ SMALL_BYTES = 32 * 2**10
 """A larger body is parsed on a thread: it would hold the event loop for longer than the switch takes."""
 LARGE_BYTES = 2**20
 """Jobs about more bytes run on threads of their own, so that others do not wait for them."""
-VALUE_BYTES = 20
-"""The work of parsing and validating a value, besides its text, in bytes of text."""
 TRIM_AFTER_S = 2.0
 """How long after a job about more than LARGE_BYTES its memory is returned to the system."""
 
@@ -38,11 +36,9 @@ class Threads:
     def __init__(self, purpose: str, num_threads: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=purpose)
 
-    async def run(
-        self, job: Callable[Arguments, ResultT], *args: Arguments.args, **options: Arguments.kwargs
-    ) -> ResultT:
+    async def run(self, job: Callable[[*Arguments], ResultT], *args: *Arguments) -> ResultT:
         """Call a function on one of the threads; return its result or raise its exception."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(job, *args, **options))
+        return await asyncio.get_running_loop().run_in_executor(self._pool, job, *args)
 
 
 MODEL_FILES = Threads("model-files", 4)
@@ -66,11 +62,6 @@ def client_of(request: HTTPConnection) -> str:
     if owner is not None:
         return owner
     return request.client.host if request.client else ""
-
-
-def weight_of(body: bytes) -> int:
-    """Estimate the work of parsing a body, as the number of bytes of plain text that takes as long."""
-    return len(body) if len(body) > SMALL_BYTES else len(body) + VALUE_BYTES * body.count(b",")
 
 
 class FairThreads:

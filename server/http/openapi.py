@@ -1,4 +1,4 @@
-"""Complete /openapi.json: the framework does not know bodies and queries, which routes read themselves."""
+"""The document /openapi.json, completed: the framework does not know bodies, which routes read themselves."""
 
 from collections.abc import Collection, Iterable, Iterator
 from copy import deepcopy
@@ -86,12 +86,12 @@ def complete_document(
     # It takes a tenth of a second, for which no request should wait.
     _make_schemas(models, is_liberal)
 
+    @cache
     def document() -> dict[str, Any]:
         whole = make_document()
-        components = whole.setdefault("components", {})
+        components, known = whole["components"], whole["components"]["schemas"]
         components["parameters"] = {"RequestId": _ID_GIVEN}
         components["headers"] = {"RequestId": _ID_RETURNED}
-        known = components.setdefault("schemas", {})
         known.update(deepcopy(_make_schemas(models, is_liberal)))
         if not engine.may_unload:
             _limit(whole, engine, settings.max_n)
@@ -106,9 +106,7 @@ def complete_document(
                 for response in responses.values():
                     response["headers"] = {REQUEST_ID: {"$ref": "#/components/headers/RequestId"}}
                 given = {"$ref": "#/components/parameters/RequestId"}
-                # The framework caches its document, so a second call finds the parameter already there.
-                others = [one for one in operation.get("parameters", ()) if one != given]
-                operation["parameters"] = [*others, given]
+                operation["parameters"] = [*operation.get("parameters", ()), given]
         if open_paths:
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             whole["security"] = [{"key": []}]

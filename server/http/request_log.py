@@ -1,4 +1,4 @@
-"""Give each request an id, a log line and a count in the metrics; answer unexpected exceptions with a 500."""
+"""Each request's id, tidied path, log line and count in the metrics; the list of endpoints; 500 for a bug."""
 
 import asyncio
 import re

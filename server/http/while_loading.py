@@ -1,22 +1,30 @@
-"""Answer every request with a 503 that says how far the start is, until the server itself listens."""
+"""Requests that come before their model is loaded: answered by a 503, or by a stream that begins at once.
 
+While the server starts, WhileLoading answers every request with a 503 that says how far the start is. Later,
+the stream for a request whose model must be loaded first begins with comments (EarlyStreams). From then on
+its status is 200, so an error is the stream's last event.
+"""
+
+import contextlib
 import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import uvicorn
 from fastapi.responses import JSONResponse
 from starlette.datastructures import MutableHeaders
-from starlette.types import Message, Receive, Scope, Send
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reprise.config.settings import Settings
-from reprise.server.errors import UnavailableError, retry_after
+from reprise.server.errors import RequestFailedError, UnavailableError, retry_after
 from reprise.server.http.access import Access, load_keys
-from reprise.server.http.connection import uvicorn_config
-from reprise.server.http.error_responses import refuse
+from reprise.server.http.connection_limits import uvicorn_config
+from reprise.server.http.error_responses import HAS_BEGUN, error_frame, refuse
 from reprise.server.http.request_log import REQUEST_ID, with_prefix
-from reprise.server.logs import RequestRecord, attach_record
+from reprise.server.logs import LOGGER, RequestRecord, attach_record, record_in
 
 RETRY_AFTER_S = 5.0
 LAST_BYTES_S = 1
@@ -33,14 +41,18 @@ class WhileLoading:
     def __init__(self, settings: Settings, bound: socket.socket) -> None:
         self._phase, self._share = "", 0.0
         self._access = Access(self._answer, settings, load_keys(settings))
-        options = {"interface": "asgi3", "lifespan": "off", "backlog": 256}
-        self._server = uvicorn.Server(
-            uvicorn_config(
-                self._serve, settings.body_timeout_s, timeout_graceful_shutdown=LAST_BYTES_S, **options
-            )
+        config = uvicorn_config(
+            self._serve,
+            settings.body_timeout_s,
+            interface="asgi3",
+            lifespan="off",
+            backlog=256,
+            timeout_graceful_shutdown=LAST_BYTES_S,
         )
-        self._bound = bound
-        self._thread = threading.Thread(target=self._run, name="while-loading", daemon=True)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=lambda: self._server.run([bound.dup()]), name="while-loading", daemon=True
+        )
 
     def __enter__(self) -> "WhileLoading":
         return self
@@ -49,9 +61,6 @@ class WhileLoading:
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
-
-    def _run(self) -> None:
-        self._server.run([self._bound.dup()])
 
     def advance(self, what: str, share: float) -> None:
         """Note the phase of the start and the share of it that is done, in [0, 1]; at the first, listen."""
@@ -82,3 +91,53 @@ class WhileLoading:
             return
         message = f"The model is still loading: {phase}, {100 * share:.0f} %. Try again soon."
         await refuse(UnavailableError(message, code="loading", headers=headers), scope, receive, send)
+
+
+_WRITE = "reprise.write_early"
+_HELD = "reprise.held"
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+class EarlyStreams:
+    """ASGI middleware around the routes: lets a response begin before its route has made it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+
+        async def write(frame: bytes, content_type: str, *, is_last: bool = False) -> None:
+            if not scope.get(HAS_BEGUN):
+                scope[HAS_BEGUN] = True
+                headers = [(b"content-type", content_type.encode()), *_HEADERS]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": frame, "more_body": not is_last})
+
+        async def send_rest(message: Message) -> None:
+            if message["type"] != "http.response.start" or not scope.get(HAS_BEGUN):
+                await send(message)
+
+        scope[_WRITE] = write
+        with contextlib.ExitStack() as held:
+            scope[_HELD] = held
+            try:
+                await self.app(scope, receive, send_rest)
+            except Exception:
+                if not scope.get(HAS_BEGUN):
+                    raise
+                # A bug in the server. The status has been sent already.
+                record = record_in(scope)
+                LOGGER.exception("%s %s failed in its stream", record.id, record.endpoint)
+                frame = error_frame(RequestFailedError.internal(record.id), scope)
+                await write(frame, "", is_last=True)
+
+
+async def write_early(request: HTTPConnection, frame: bytes, content_type: str) -> None:
+    """Send a frame of the request's response, of which the route makes the rest; first the head."""
+    await request.scope[_WRITE](frame, content_type)
+
+
+def end_later(request: HTTPConnection, end: Callable[[], None]) -> None:
+    """Call end() once the request's response has been sent, or its client has left."""
+    request.scope[_HELD].callback(end)

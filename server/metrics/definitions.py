@@ -59,7 +59,6 @@ class Metric:
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
-@dataclass(frozen=True, slots=True)
 class MetricGroup:
     """Metrics about one subject.
 
@@ -67,10 +66,8 @@ class MetricGroup:
     is_by_model: whether all metrics get the label "model" too if the server has several models.
     """
 
-    title: str
-    note: str
-    metrics: tuple[Metric, ...]
-    is_by_model: bool
+    def __init__(self, title: str, note: str, *metrics: Metric, is_by_model: bool = False) -> None:
+        self.title, self.note, self.metrics, self.is_by_model = title, note, metrics, is_by_model
 
 
 def _of_models(name: str, text: str, read: Callable[[ModelEntry], float]) -> Metric:
@@ -84,12 +81,8 @@ def _of_prefixes(name: str, text: str, key: str) -> Metric:
     return Metric(name, text, read, (MODEL,))
 
 
-def _group(title: str, note: str, *metrics: Metric, is_by_model: bool = False) -> MetricGroup:
-    return MetricGroup(title, note, metrics, is_by_model)
-
-
 GROUPS = (
-    _group(
+    MetricGroup(
         "Requests",
         "`endpoint` is the path of an endpoint that `GET /` lists, or `other`. `status` is 499 if the client "
         "disconnected. `code` is the error object's `code`, or its `type` if it has no code. `outcome` is "
@@ -116,7 +109,7 @@ GROUPS = (
             labels=("outcome",),
         ),
     ),
-    _group(
+    MetricGroup(
         "Sequences and their tokens",
         "A sequence is one choice of one prompt. It is counted when it ends. `end` is `stop`, `length`, "
         "`cancelled` (the client left), `request` (this request failed), `grammar` (its grammar took too "
@@ -146,7 +139,7 @@ GROUPS = (
         ),
         is_by_model=True,
     ),
-    _group(
+    MetricGroup(
         "Drafts",
         "`source` is the drafter. `decision` is `lookup`, `draft-model`, `mtp`, `dflash`, `wedlm` or "
         "`plain`. `reason` is `unmatched`, `unlikely`, `dear`, `spent`, `unread` or `inexact` "
@@ -177,7 +170,7 @@ GROUPS = (
         ),
         is_by_model=True,
     ),
-    _group(
+    MetricGroup(
         "The engine",
         "",
         Metric(
@@ -213,7 +206,7 @@ GROUPS = (
             lambda now: now.counts.num_stalls,
         ),
     ),
-    _group(
+    MetricGroup(
         "Embeddings",
         "",
         Metric(
@@ -232,7 +225,7 @@ GROUPS = (
             lambda now: now.counts.num_to_embed,
         ),
     ),
-    _group(
+    MetricGroup(
         "Where time goes",
         "Stations of the engine's thread: `idle` (no work), `trials` (no work: what a model can do is "
         "tried), `messages` (requests and cancellations arrive), "
@@ -249,7 +242,7 @@ GROUPS = (
             ("span",),
         ),
     ),
-    _group(
+    MetricGroup(
         "The event loop",
         "Stations of the event loop: `connections` (HTTP is parsed), `bodies` (small request bodies are "
         "parsed and validated; large ones are parsed on a thread), `submission` (requests are passed to the "
@@ -272,7 +265,7 @@ GROUPS = (
             lambda now: now.longest_hold_s,
         ),
     ),
-    _group(
+    MetricGroup(
         "Models",
         "`model` is the name of each model that was asked for, and of the one that the server started with.",
         _of_models(
@@ -287,7 +280,7 @@ GROUPS = (
         ),
         _of_models("reprise_model_loads_total", "Total number of its loads.", lambda model: model.num_loads),
     ),
-    _group(
+    MetricGroup(
         "Machines that share a model",
         "`rank` is the number of each machine, which the banner gives with its address; 0 is the one that "
         "serves. Every half second the others say how far they are. Absent if the model is on one machine.",
@@ -304,7 +297,7 @@ GROUPS = (
             ("rank",),
         ),
     ),
-    _group(
+    MetricGroup(
         "The prefix cache",
         "`model` is `target`, whose texts are prompts, or `draft`: the draft model has a prefix cache of its "
         "own, in its own tokens, and no files. With several models it is the name of a loaded one, with "
@@ -331,7 +324,7 @@ GROUPS = (
             "file_bytes",
         ),
     ),
-    _group(
+    MetricGroup(
         "The n-gram table",
         "Absent if the model does not support drafting. With several models it is that of the one that the "
         "server started with, while that is loaded.",
@@ -346,7 +339,7 @@ GROUPS = (
             lambda now: now.table.get("occupied"),
         ),
     ),
-    _group(
+    MetricGroup(
         "Stored responses",
         "",
         Metric(
@@ -360,7 +353,7 @@ GROUPS = (
             lambda now: now.stored.get("budget_bytes"),
         ),
     ),
-    _group(
+    MetricGroup(
         "Memory and the process",
         "",
         Metric("reprise_mlx_active_bytes", "Memory used by MLX arrays.", lambda now: now.counts.active_bytes),

@@ -33,7 +33,7 @@ class Metrics(Collector):
     longest_hold_s: the most processor time that the event loop has used without a pause.
     """
 
-    def __init__(self, models: "Engine", stored: Callable[[], Mapping[str, int]] = dict) -> None:
+    def __init__(self, models: "Engine", stored: Callable[[], Mapping[str, int]]) -> None:
         self.recent: deque[dict[str, object]] = deque(maxlen=MAX_REQUESTS)
         self.longest_hold_s = 0.0
         self._models = models

@@ -19,7 +19,6 @@ from reprise.server.errors import (
     BadRequestError,
     ClientGoneError,
     ModelNotFoundError,
-    NotImplementedHereError,
 )
 from reprise.server.generation.embeddings import answer_embeddings, encode_inputs, write_numbers
 from reprise.server.generation.lease import find_entry, find_loadable, lease_model, resolve
@@ -482,7 +481,11 @@ async def _embed(
 @router.delete("/api/delete", status_code=501, include_in_schema=False)
 async def change_files() -> Response:
     """Answer 501: models are made, copied and deleted by commands, not by requests."""
-    raise NotImplementedHereError(
+    raise ApiError(
         "This server makes, copies, uploads and deletes no models for requests. Use the commands `reprise "
-        "convert`, `reprise pull` and `reprise rm` on its machine."
+        "convert`, `reprise pull` and `reprise rm` on its machine.",
+        status=501,
+        code="not_implemented",
+        # The SDKs retry every status from 500 on; this header stops them.
+        headers={"x-should-retry": "false"},
     )

@@ -13,7 +13,7 @@ import pytest
 
 from reprise.bench.serving import servers
 from reprise.cli.main import main
-from reprise.server.http.connection import find_user
+from reprise.server.run import find_user
 
 CARD = {"id": "one", "owned_by": "reprise", "context_length": 40_000, "tools": True, "message": "Reprise"}
 SEEN = []

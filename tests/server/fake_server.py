@@ -4,9 +4,8 @@ import signal
 import sys
 
 from reprise.config.settings import SETTINGS, Settings
-from reprise.server.http.connection import ListenError, bind_address
 from reprise.server.logs import configure_logs
-from reprise.server.run import exposure_error, serve
+from reprise.server.run import ListenError, bind_address, exposure_error, serve
 from tests.server.fake_engine import SCRIPTS, FakeEngine
 
 

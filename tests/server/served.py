@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from reprise.server.http.connection import bind_address, url_of, uvicorn_config
+from reprise.server.http.connection_limits import uvicorn_config
+from reprise.server.run import bind_address, url_of
 
 
 class _Announcing(uvicorn.Server):

@@ -67,7 +67,7 @@ def test_no_bar_is_shown_without_a_terminal_or_for_a_quick_start(is_watched, sho
     ],
 )
 def test_the_banner_says_where_drafts_and_their_costs_come_from(settings, can_draft, said):
-    assert describe_drafts(Settings(**settings, verbose=True), can_draft) == said
+    assert describe_drafts(Settings(**settings, verbose=True), can_draft, FakeEngine().info) == said
 
 
 def test_the_banner_says_how_drafts_are_translated():
@@ -101,7 +101,7 @@ def test_the_banner_says_which_head_drafts():
     ],
 )
 def test_the_banner_of_a_newcomer_has_words_and_no_settings(settings, said):
-    assert describe_drafts(Settings(**settings), True) == said
+    assert describe_drafts(Settings(**settings), True, FakeEngine().info) == said
     info = replace(FakeEngine().info, batching="one forward pass for all rows")
     shown = _banner(info, Markers(is_generic=True), said)
     rows = [line.split()[0] for line in shown.splitlines() if line.startswith("  ")]

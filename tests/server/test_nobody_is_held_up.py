@@ -11,7 +11,7 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
-from reprise.server.http.connection import MAX_PIPELINED, MAX_SMALL_CHUNKS
+from reprise.server.http.connection_limits import MAX_PIPELINED, MAX_SMALL_CHUNKS
 from reprise.server.metrics import loop_lag
 from reprise.server.metrics.loop_lag import NOT_HELD
 from reprise.server.requests.fields import MAX_FIELDS

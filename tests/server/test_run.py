@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from reprise.config.settings import Settings
-from reprise.server.http.connection import ListenError, bind_address, explain
-from reprise.server.run import run
+from reprise.server.run import ListenError, bind_address, explain, run
 from tests.holds import note_holds
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "stream": True}

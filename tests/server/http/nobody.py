@@ -4,7 +4,7 @@ import asyncio
 
 from uvicorn.server import ServerState
 
-from reprise.server.http.connection import Connection, uvicorn_config
+from reprise.server.http.connection_limits import Connection, uvicorn_config
 
 
 class Transport(asyncio.Transport):

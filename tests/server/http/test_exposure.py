@@ -8,8 +8,7 @@ import pytest
 from reprise.config.setting import SettingsError
 from reprise.config.settings import Settings
 from reprise.server.banner import banner
-from reprise.server.http.connection import bind_address
-from reprise.server.run import exposure_error, run
+from reprise.server.run import bind_address, exposure_error, run
 from tests.server.fake_engine import FakeEngine
 
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from uvicorn.server import ServerState
 
-from reprise.server.http.connection import READ_BYTES
+from reprise.server.http.connection_limits import READ_BYTES
 from reprise.server.llama_server_api.tokens import TOKENS_AT_ONCE, json_of_tokens, with_pieces
 from tests.counted_calls import count_calls
 from tests.server.http.nobody import Transport, connection

@@ -5,7 +5,7 @@ from collections import Counter
 
 from uvicorn.server import ServerState
 
-from reprise.server.http.connection import REQUEST_S, ROUND_S, Rounds, uvicorn_config
+from reprise.server.http.connection_limits import REQUEST_S, ROUND_S, Rounds, uvicorn_config
 from tests.server.http.nobody import Transport
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 from reprise.config.settings import Settings
 from reprise.engine.sandbox.child_process import MEMORY_LIMIT_BYTES, TIME_LIMIT_S
 from reprise.server.http.body import MAX_HEADERS
-from reprise.server.http.connection import (
+from reprise.server.http.connection_limits import (
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
     MAX_SMALL_CHUNKS,

@@ -4,7 +4,7 @@ import asyncio
 
 from uvicorn.server import ServerState
 
-from reprise.server.http.connection import MAX_UNREAD_BYTES
+from reprise.server.http.connection_limits import MAX_UNREAD_BYTES
 from tests.server.http.nobody import Transport, connection
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.server import run
-from reprise.server.http.connection import bind_address, url_of
 from reprise.server.http.while_loading import WhileLoading
+from reprise.server.run import bind_address, url_of
 from tests.server.fake_engine import FakeEngine
 
 SAID = "The model is still loading: Loading m, 42 %. Try again soon."

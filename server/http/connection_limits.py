@@ -1,19 +1,14 @@
-"""Accept client connections, limit how many there are, and read what they send in turns."""
+"""The limits of connections: how many, how slow, how much of each; and whose input is read next."""
 
 import asyncio
-import errno
-import http.client
 import json
 import re
 import resource
-import socket
 import time
-import urllib.error
-import urllib.request
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import uvicorn
 from starlette.datastructures import Headers
@@ -21,11 +16,29 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from reprise.config.settings import Settings
 from reprise.engine.interface.spans import span
 from reprise.server.errors import BadRequestError, UnavailableError, retry_after
 from reprise.server.logs import LOGGER
 
+MAX_ACCEPTED, MAX_UNACCEPTED = 16, 2048
+"""Maximum connections that the event loop takes in one turn, and that wait in the system for that."""
+LOG_S = 60.0
+"""Seconds between log lines about the limit."""
+MAX_REFUSED = 64
+"""Maximum connections beyond the limit that are told so; others are closed without a word."""
+MAX_HEAD_BYTES = 32 * 2**10
+"""Maximum bytes of a request line and headers together."""
+READ_BYTES = 32 * 2**10
+"""Maximum bytes that are read of a connection before others come next: under 5 ms of work."""
+MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES = 4096, 64
+"""How many chunks a body may have beyond one for every SMALL_CHUNK_BYTES: each costs as much as any."""
+MAX_PIPELINED = 16
+"""Maximum requests that a connection may have waiting for the answer to the one before."""
+MAX_UNREAD_BYTES = 64 * 2**20
+"""Maximum bytes of answers that one address leaves unread. Beyond, the connection with the most is closed."""
+_INVALID = f"Send plain HTTP/1.1, not HTTPS, with at most {MAX_HEAD_BYTES} bytes of headers."
+_HOST = b"host"
+_UPGRADE, _OF_SAME_LENGTH = re.compile(rb"(?<=\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE), b"ignored"
 ROUND_S = 0.005
 REQUEST_S = 0.001
 """How long a round of the event loop parses and starts requests, and what a starting request counts in it."""
@@ -81,14 +94,6 @@ class Rounds:
             first()
 
 
-MAX_ACCEPTED, MAX_UNACCEPTED = 16, 2048
-"""Maximum connections that the event loop takes in one turn, and that wait in the system for that."""
-LOG_S = 60.0
-"""Seconds between log lines about the limit."""
-MAX_REFUSED = 64
-"""Maximum connections beyond the limit that are told so; others are closed without a word."""
-
-
 def max_connections() -> int:
     """Return how many connections may be open: three quarters of the open files. The rest is for models."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -106,21 +111,6 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     await JSONResponse(fault.body(), fault.status, fault.headers)(scope, receive, send)
 
 
-MAX_HEAD_BYTES = 32 * 2**10
-"""Maximum bytes of a request line and headers together."""
-READ_BYTES = 32 * 2**10
-"""Maximum bytes that are read of a connection before others come next: under 5 ms of work."""
-MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES = 4096, 64
-"""How many chunks a body may have beyond one for every SMALL_CHUNK_BYTES: each costs as much as any."""
-MAX_PIPELINED = 16
-"""Maximum requests that a connection may have waiting for the answer to the one before."""
-MAX_UNREAD_BYTES = 64 * 2**20
-"""Maximum bytes of answers that one address leaves unread. Beyond, the connection with the most is closed."""
-_INVALID = f"Send plain HTTP/1.1, not HTTPS, with at most {MAX_HEAD_BYTES} bytes of headers."
-_HOST = b"host"
-_UPGRADE, _OF_SAME_LENGTH = re.compile(rb"(?<=\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE), b"ignored"
-
-
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     """uvicorn's HTTP/1.1 protocol, with limits on times, on counts, and on output that clients leave unread.
 
@@ -132,6 +122,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     buffer, rounds: take the input of all connections of an event loop, and decide when it is parsed.
     """
 
+    connections: "set[Connection]"  # type: ignore[assignment]
     _logged_at = -LOG_S
 
     def __init__(self, *, timeout_s: float, buffer: bytearray, rounds: Rounds, **options: Any) -> None:
@@ -175,15 +166,11 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def _find_idle(self) -> "Connection | None":
         idle: dict[str, list[Connection]] = {}
-        for one in self._all:
+        for one in self.connections:
             if one is not self and not one._is_answering and not one.transport.is_closing():
                 idle.setdefault(one.client_host, []).append(one)
         most = max(idle.values(), key=len, default=[])
         return min(most, key=lambda one: one.idle_since, default=None)
-
-    @property
-    def _all(self) -> list["Connection"]:
-        return [one for one in self.connections if isinstance(one, Connection)]
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - a buffered protocol's method
         """Return the buffer into which the transport reads."""
@@ -278,7 +265,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Wait until the client reads; of an address with too much unread, close one connection."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self._timeout_s, self._check_reading, self._num_unread)
-        others = [one for one in self._all if one.client_host == self.client_host]
+        others = [one for one in self.connections if one.client_host == self.client_host]
         if sum(one._num_unread for one in others) > MAX_UNREAD_BYTES:
             max(others, key=lambda one: one._num_unread)._give_up("more than the limit of one address")
 
@@ -372,74 +359,3 @@ def uvicorn_config(app: ASGIApp, timeout_s: float, **options: Any) -> uvicorn.Co
     http: Any = partial(Connection, timeout_s=timeout_s, buffer=bytearray(READ_BYTES), rounds=Rounds())
     quiet: dict[str, Any] = {"access_log": False, "log_config": None, "server_header": False}
     return uvicorn.Config(app, http=http, ws="none", **quiet, **options)
-
-
-class ListenError(Exception):
-    """The server cannot listen on the address; the message says why. errno: the system's, if it said any."""
-
-    def __init__(self, message: str, errno: int | None = None) -> None:
-        super().__init__(message)
-        self.errno = errno
-
-
-def bind_address(host: str, port: int) -> socket.socket:
-    """Bind a socket; it refuses connections until the server listens. port: 0 means any free port.
-
-    Raises ListenError.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as fault:
-        raise ListenError(f"cannot listen on {host}: {fault.strerror}") from fault
-    try:
-        # Without it, a restart would fail while connections of the previous process are in TIME_WAIT.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as fault:
-        bound.close()
-        raise ListenError(f"cannot listen on {host} port {port}: {fault.strerror}", fault.errno) from fault
-    return bound
-
-
-def _url(host: str, port: int) -> str:
-    """Return the URL by which a client on this machine reaches an address."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def url_of(bound: socket.socket) -> str:
-    """Return the URL by which a client on this machine reaches the socket."""
-    return _url(*bound.getsockname()[:2])
-
-
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def explain(fault: ListenError, settings: Settings) -> str:
-    """Explain why the server cannot listen, and what to do about it. Asks what holds the port what it is."""
-    if fault.errno != errno.EADDRINUSE:
-        return str(fault)
-    other = "choose another with --port, or 0 for any that is free"
-    url = _url(settings.host, settings.port)
-    whose = {
-        "reprise": f"Reprise runs there already, at {url}. Use it, or {other}",
-        "silent": f"a program has it that does not answer, as Reprise while it starts. Wait, or {other}",
-        "other": f"another program has it. End that, or {other}",
-    }
-    return f"cannot listen on {settings.host} port {settings.port}: {whose[find_user(url)]}"
-
-
-def find_user(url: str) -> Literal["reprise", "silent", "other"]:
-    """Name the kind of program that listens at a URL. Reprise is recognized even if it wants an API key."""
-    try:
-        with _OPENER.open(f"{url}/", timeout=2) as response:
-            return "reprise" if "Reprise" in json.load(response)["message"] else "other"
-    except urllib.error.HTTPError as refused:
-        return "reprise" if "x-request-id" in refused.headers else "other"
-    except (TimeoutError, urllib.error.URLError):
-        return "silent"
-    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
-        return "other"
