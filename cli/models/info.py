@@ -47,7 +47,7 @@ def _folder_of(model: str) -> str:
 
     if not is_converted_first(model):
         return model
-    from reprise.engine.model.convert.cache import folder_of
+    from reprise.engine.model.convert.conversion import folder_of
     from reprise.engine.model.convert.sources import ConvertError
 
     with failing(ConvertError):

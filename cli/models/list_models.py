@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the downloaded models; return 0."""
     # Imported here so that other commands do not load the engine.
-    from reprise.engine.model.convert.cache import list_packaged
+    from reprise.engine.model.convert.conversion import list_packaged
     from reprise.engine.model.hub import HubCache
 
     cache = HubCache()

@@ -26,11 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
     from reprise.engine.model.hub import HubCache, HubError
 
     if is_converted_first(arguments.name):
-        from reprise.engine.model.convert import cache
+        from reprise.engine.model.convert import conversion
         from reprise.engine.model.convert.sources import ConvertError
 
         with failing(ConvertError):
-            freed = cache.remove(arguments.name)
+            freed = conversion.remove(arguments.name)
     else:
         with failing(HubError):
             freed = HubCache().remove(arguments.name)

@@ -34,10 +34,7 @@ MAX_WAIT_S = 60.0
 
 
 class AnswerTimes:
-    """The seconds that recent answers took from admission to end. Not thread-safe by itself.
-
-    Idle time does not count, so clients of a burst after a quiet night are not told to wait for a minute.
-    """
+    """The seconds that recent answers took from admission to end. Idle time does not count."""
 
     def __init__(self) -> None:
         self._taken_s: deque[float] = deque(maxlen=NUM_KEPT)
@@ -48,10 +45,7 @@ class AnswerTimes:
         self._changed_at = perf_counter()
 
     def end(self, taken_s: float | None, is_last: bool) -> None:
-        """Note that a request ended. taken_s: seconds since its admission; None if it was not answered.
-
-        is_last: whether no live request is left.
-        """
+        """Note a request's end, after taken_s; None if it was not answered. is_last: whether none is left."""
         self._changed_at = None if is_last else perf_counter()
         if taken_s is not None:
             self._taken_s.append(taken_s)
@@ -287,10 +281,9 @@ class ModelWorker(Protocol):
 class ModelEngine(ABC):
     """Takes the requests for one model, and runs them when the loop says so.
 
-    inbox: messages of other threads. lifecycle: whether the engine takes requests, and how many are live.
     attached: objects that the engine's users keep with it, until it ends.
-    worker: computes the requests; replaced at a load or an unload, or once all is tried.
-    on_remade: called after the worker was replaced although the model stayed loaded.
+    worker: replaced at a load or an unload, or once all is tried. on_remade: called after that, if the model
+        stayed loaded.
     passes_on: whether another model runs next after each of this engine's steps.
 
     Methods from load() on are for the thread that owns MLX, any thread may call those before.
