@@ -199,13 +199,11 @@ class ImageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A decoded image. size: height and width in pixels, as it is shown.
+    """A decoded image: its tiles, and the whole if that is shown, as if each began the prompt.
 
-    parts: its tiles, and the whole if that is shown, as if each began the prompt.
     before: token ids that precede each part.
     """
 
-    size: tuple[int, int]
     parts: tuple[PromptImage, ...]
     before: tuple[tuple[int, ...], ...]
 
@@ -239,7 +237,7 @@ class ImageDecoder:
         if "complaint" in reply:
             raise ImageError(reply["complaint"])
         before = tuple(tuple(tokens) for tokens, *_ in reply["parts"])
-        return Picture(tuple(reply["size"]), tuple(_parts(processor, reply)), before)
+        return Picture(tuple(_parts(processor, reply)), before)
 
     def stop(self) -> None:
         """Kill the processes."""

@@ -12,6 +12,7 @@ import os
 import re
 import resource
 import signal
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,6 @@ from typing import IO, Any
 Message = dict[str, Any]
 Handle = Callable[[Message], Message]
 
-MAX_COMPLAINT_CHARACTERS = 2000
 NICENESS = 10
 """How far a process gives way to the engine's threads."""
 _NAMED_TOKEN = re.compile(r"<\[\^?[0-9][0-9, -]*\]>")
@@ -37,7 +37,7 @@ def encode_message(message: Message) -> bytes:
     attached: bytes = message.get("attached", b"")
     fields = {name: value for name, value in message.items() if name != "attached"}
     body = json.dumps(fields, default=lambda value: f"<{type(value).__name__}>").encode()
-    return len(body).to_bytes(4, "little") + len(attached).to_bytes(4, "little") + body + attached
+    return struct.pack("<II", len(body), len(attached)) + body + attached
 
 
 def read_message(source: IO[bytes], max_bytes: int = 2**32) -> Message:
@@ -49,9 +49,9 @@ def read_message(source: IO[bytes], max_bytes: int = 2**32) -> Message:
             raise EOFError
         return found
 
-    lengths = read(8)
-    message: Message = json.loads(read(int.from_bytes(lengths[:4], "little")))
-    if num_attached := int.from_bytes(lengths[4:], "little"):
+    num_bytes, num_attached = struct.unpack("<II", read(8))
+    message: Message = json.loads(read(num_bytes))
+    if num_attached:
         message["attached"] = read(num_attached)
     return message
 
@@ -67,7 +67,7 @@ def handle_templates() -> Handle:
             return {"complaint": "it took too much memory"}
         # A template is a program that comes with the model: it may raise anything.
         except Exception as fault:
-            return {"complaint": (str(fault) or type(fault).__name__)[:MAX_COMPLAINT_CHARACTERS]}
+            return {"complaint": (str(fault) or type(fault).__name__)[:2000]}
         return {"rendered": rendered, "indices": indices}
 
     # Import what transformers imports at first use: later no file can be opened.

@@ -1,7 +1,6 @@
 """Decode images with Pillow: the job "images" of child_script.py.
 
-What is decoded came from a client, and decoders are code in C that has had faults. The size is read before
-anything is decoded, and the process has limits of time and memory.
+Decoders are code in C that has had faults. The size is read before anything is decoded.
 """
 
 import binascii
@@ -70,8 +69,8 @@ def decode(call: Call) -> Call:
 
     call: attached, the file in base64; processor, the fields of an ImageProcessor; detail and budget, see
         find_size(); max_pixels: the reply to a larger image only says that it is_large.
-    Returns size (height and width as the image is shown), parts (for each tile and the whole the token ids
-    that precede it, grid and shape), and attached: the pixels of all parts.
+    Returns parts, which are for each tile and the whole the token ids that precede it, grid and shape; and
+    attached, the pixels of all parts.
     """
     image = _open(_from_base64(call.pop("attached", b"")))
     if image.width * image.height > call["max_pixels"]:
@@ -88,7 +87,8 @@ def decode(call: Call) -> Call:
     except ValueError as fault:
         raise ImageError(str(fault)) from fault
     image = _as_rgb(image)
-    parts, starts = [], []
+    parts: list[Any] = []
+    starts: list[list[int]] = []
     tiles = processor.tiles if rows * columns > 1 else None
     if tiles:
         pixels = _resized(image, (rows * tiles.side, columns * tiles.side), turn, processor.filter)
@@ -100,7 +100,6 @@ def decode(call: Call) -> Call:
     cuts = [_in_patches(pixels, processor) for pixels in parts]
     grids = [grid_of(processor, pixels.shape[:2]) for pixels in parts]
     return {
-        "size": (height, width),
         "parts": [(start, grid, cut.shape) for start, grid, cut in zip(starts, grids, cuts, strict=True)],
         "attached": b"".join(cut.tobytes() for cut in cuts),
     }
