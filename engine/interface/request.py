@@ -52,6 +52,11 @@ class Sampling:
     min_tokens: int = 0
 
     @property
+    def has_penalties(self) -> bool:
+        """Whether any penalty has an effect."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
     def has_bias(self) -> bool:
         """Whether any token's logit is changed by a constant."""
         return bool(self.logit_bias or self.allowed or self.ignores_eos or self.min_tokens)

@@ -8,7 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -244,10 +244,10 @@ class _Download:
         self._report(self._total, self._total)
 
     def add(self, file: RepoSibling, num_bytes: int) -> None:
-        """Note that num_bytes of a file are there, and report. Raises _StopError after another's fault."""
+        """Note that num_bytes of a file are there, and report. Raises CancelledError once another failed."""
         with self._lock:
             if self._is_stopped:
-                raise _StopError
+                raise CancelledError
             self._done[file.rfilename] = num_bytes
             self._report(sum(self._done.values()), self._total)
 
@@ -302,10 +302,6 @@ class _Download:
                 "failed", f"{file.rfilename} of {self._name} arrived damaged and was deleted; pull it again"
             )
         partial.rename(self._blob(file))
-
-
-class _StopError(Exception):
-    """Ends the download of a file because that of another has failed."""
 
 
 class _Counted:

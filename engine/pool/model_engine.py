@@ -1,7 +1,6 @@
 """The common part of all models' engines, whether they generate, embed or rank."""
 
 import logging
-import queue
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -219,35 +218,35 @@ class Call:
 Message = Submit | Embed | Cancel | Stop | Call
 
 
-class Inbox(queue.SimpleQueue[Message]):
+class Inbox:
     """Messages from other threads, in the order in which they were sent. wake: called after each."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._handled: Message | None = None
+        self._messages: deque[Message] = deque()
 
-    def put(self, item: Message, block: bool = True, timeout: float | None = None) -> None:
+    @property
+    def is_empty(self) -> bool:
+        """Whether all messages have been handled."""
+        return not self._messages
+
+    def put(self, message: Message) -> None:
         """Add a message, and wake the thread that owns MLX."""
-        super().put(item, block, timeout)
+        self._messages.append(message)
         self._wake()
 
     @span("messages")
     def take_all(self, handle: Callable[[Message], None]) -> None:
         """Handle all messages, on the thread that owns MLX."""
-        while not self.empty():
-            # Kept until it is handled, so that refuse_all() finds it if that is what the thread dies of.
-            self._handled = self.get()
-            handle(self._handled)
-            # While the loop waits, this would keep the last request alive.
-            self._handled = None
+        while self._messages:
+            # It stays here until it is handled, for refuse_all(), if that is what the thread dies of.
+            handle(self._messages[0])
+            self._messages.popleft()
 
     def refuse_all(self, failed: Failed) -> None:
         """Drop all messages, and send `failed` to the senders that wait for an outcome."""
-        refused: list[Message] = [self._handled] if self._handled else []
-        self._handled = None
-        while not self.empty():
-            refused.append(self.get())
-        for message in refused:
+        while self._messages:
+            message = self._messages.popleft()
             if isinstance(message, Submit | Embed):
                 message.sink(failed)
             elif isinstance(message, Call):
@@ -353,7 +352,7 @@ class ModelEngine(ABC):
     @property
     def has_work(self) -> bool:
         """Whether run() would do anything."""
-        return self.worker.has_work or not self.inbox.empty()
+        return self.worker.has_work or not self.inbox.is_empty
 
     @property
     def is_blocked(self) -> bool:

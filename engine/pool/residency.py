@@ -422,7 +422,9 @@ class Residency:
         if self._known.is_stopping:
             raise ModelError("the server is stopping")
         with self._known.lock:
-            model.progress, model.phase = share, _phase(stage)
+            model.progress = share
+            # In words that follow "loading NAME: ".
+            model.phase = "reading weights" if stage.startswith("Loading ") else stage[:1].lower() + stage[1:]
         self._known.num_loading_steps += 1
         if self._on_progress:
             self._on_progress(stage, share)
@@ -514,8 +516,3 @@ def _collect() -> None:
     mx.clear_cache()
     # What a model had besides arrays, such as its tokenizer, was many small allocations.
     return_freed()
-
-
-def _phase(stage: str) -> str:
-    """Return what a load is at, in words that follow "loading NAME: "."""
-    return "reading weights" if stage.startswith("Loading ") else stage[:1].lower() + stage[1:]
