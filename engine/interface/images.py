@@ -213,6 +213,14 @@ def num_tokens(processor: ImageProcessor, grid: Size) -> int:
     return int(grid[0] * grid[1] // processor.merge**2)
 
 
+def placeholders(processor: ImageProcessor, grid: tuple[int, int]) -> list[int]:
+    """Return the tokens that stand for a part of an image: placeholders, and the tokens that end its rows."""
+    rows, columns = grid[0] // processor.merge, grid[1] // processor.merge
+    if processor.row_end is None:
+        return [processor.placeholder] * (rows * columns)
+    return (([processor.placeholder] * columns + [processor.row_end]) * rows)[:-1]
+
+
 def _limited(detail: str, budget: int) -> int:
     return min(budget, LOW_TOKENS) if detail == "low" else budget
 

@@ -1,7 +1,6 @@
 """Run foreign code in processes that can be killed: chat templates, and libraries for schemas and images.
 
-It may take forever on input made to exploit it, and cannot be stopped within a thread. A process runs
-child_script.py.
+It may take forever on input made to exploit it, and a thread cannot be stopped. Each runs child_script.py.
 """
 
 import atexit
@@ -10,13 +9,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from reprise.engine.interface.images import ImageProcessor, PromptImage, image_key
+from reprise.engine.interface.images import ImageProcessor, PromptImage, image_key, placeholders
 from reprise.engine.sandbox.child_script import encode_message, read_message
 
 START_LIMIT_S = 60.0
@@ -123,10 +121,7 @@ class ChildProcess:
             child.communicate()
 
 
-CHECK_LIMITS = Limits(cpu_s=0.5, wall_s=5.0, memory_bytes=512 * 2**20)
-
-
-_CHECKER = ChildProcess("schemas", CHECK_LIMITS)
+_CHECKER = ChildProcess("schemas", Limits(cpu_s=0.5, wall_s=5.0, memory_bytes=512 * 2**20))
 
 
 def satisfies(text: str, schema: str) -> bool | None:
@@ -188,8 +183,7 @@ PROCESS = TemplateProcess()
 
 SMALL_PIXELS = 6_000_000
 """The most pixels of an image that the process for most of them decodes: it takes 0.2 seconds."""
-SMALL_LIMITS = Limits(2.0, 10.0, 512 * 2**20)
-LARGE_LIMITS = Limits(10.0, 30.0, 512 * 2**20)
+SMALL_LIMITS, LARGE_LIMITS = Limits(2.0, 10.0, 512 * 2**20), Limits(10.0, 30.0, 512 * 2**20)
 _NO_LIMIT = 2**62
 
 
@@ -236,27 +230,16 @@ class ImageDecoder:
             raise ImageError(f"cannot be decoded: {fault}") from fault
         if "complaint" in reply:
             raise ImageError(reply["complaint"])
-        before = tuple(tuple(tokens) for tokens, *_ in reply["parts"])
-        return Picture(tuple(_parts(processor, reply)), before)
+        parts: list[PromptImage] = []
+        start = 0
+        for _, grid, shape in reply["parts"]:
+            grid, shape = tuple(grid), tuple(shape)
+            pixels = reply["attached"][start : (start := start + prod(shape))]
+            key = image_key(pixels, shape, grid, repr(processor))
+            parts.append(PromptImage(0, len(placeholders(processor, grid)), grid, pixels, shape, key))
+        return Picture(tuple(parts), tuple(tuple(before) for before, *_ in reply["parts"]))
 
     def stop(self) -> None:
         """Kill the processes."""
         self.small.stop()
         self.large.stop()
-
-
-def _parts(processor: ImageProcessor, reply: dict[str, Any]) -> Iterator[PromptImage]:
-    settings, start = repr(processor), 0
-    for _, grid, shape in reply["parts"]:
-        pixels = reply["attached"][start : (start := start + prod(shape))]
-        grid, shape = tuple(grid), tuple(shape)
-        length, key = len(placeholders(processor, grid)), image_key(pixels, shape, grid, settings)
-        yield PromptImage(0, length, grid, pixels, shape, key)
-
-
-def placeholders(processor: ImageProcessor, grid: tuple[int, int]) -> list[int]:
-    """Return the tokens that stand for a part of an image: placeholders, and the tokens that end its rows."""
-    rows, columns = grid[0] // processor.merge, grid[1] // processor.merge
-    if processor.row_end is None:
-        return [processor.placeholder] * (rows * columns)
-    return (([processor.placeholder] * columns + [processor.row_end]) * rows)[:-1]

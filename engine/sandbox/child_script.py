@@ -144,19 +144,18 @@ def main(job: str, memory_bytes: str, cpu_limit_s: str) -> None:
         # Not every system supports every limit.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(kind, (maximum, maximum))
-    _reply({})
+    reply: Message = {}
     with contextlib.suppress(EOFError):
         while True:
+            sys.stdout.buffer.write(encode_message(reply))
+            sys.stdout.buffer.flush()
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            # It may hold an image, which would be there beside the next one.
+            reply.clear()
             call = read_message(sys.stdin.buffer)
             # Without a handler the signal ends the process, even within a regular expression.
             signal.setitimer(signal.ITIMER_PROF, float(cpu_limit_s))
-            _reply(handle(call))
-            signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _reply(reply: Message) -> None:
-    sys.stdout.buffer.write(encode_message(reply))
-    sys.stdout.buffer.flush()
+            reply = handle(call)
 
 
 def _load_render() -> Any:

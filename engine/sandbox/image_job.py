@@ -127,16 +127,15 @@ def _open(data: bytes) -> Image.Image:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError as fault:
         raise ImageError("is none that can be read: send a PNG, JPEG, WEBP or GIF") from fault
-    is_kept_twice = image.format == "WEBP" or not image.info.keys().isdisjoint(
-        ("transparency", "progressive")
-    )
-    is_plain = image.mode in PLAIN_MODES and not is_kept_twice
+    num_pixels = image.width * image.height
+    is_plain = image.mode in PLAIN_MODES and image.format != "WEBP"
+    is_plain = is_plain and image.info.keys().isdisjoint(("transparency", "progressive"))
     most = MAX_PIXELS if is_plain else MAX_CONVERTED_PIXELS
-    if image.width * image.height > most:
+    if num_pixels > most:
         kind = "" if is_plain else " of this kind (WEBP, progressive, or with transparency, 16 bits or CMYK)"
-        found = image.width * image.height / 1e6
-        raise ImageError(f"has {found:,.1f} megapixels; one{kind} may have {most / 1e6:.0f}: make it smaller")
-    if not image.width * image.height:
+        found = f"has {num_pixels / 1e6:,.1f} megapixels"
+        raise ImageError(f"{found}; one{kind} may have {most / 1e6:.0f}: make it smaller")
+    if not num_pixels:
         raise ImageError("has no pixels")
     return image
 

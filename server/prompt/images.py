@@ -10,8 +10,15 @@ from fastapi import Request
 from reprise.config.settings import Settings
 from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.cancellation import check_wanted
-from reprise.engine.interface.images import ImageProcessor, PromptImage, mark, numbers_in, without_marks
-from reprise.engine.sandbox.child_process import ImageDecoder, ImageError, Picture, placeholders
+from reprise.engine.interface.images import (
+    ImageProcessor,
+    PromptImage,
+    mark,
+    numbers_in,
+    placeholders,
+    without_marks,
+)
+from reprise.engine.sandbox.child_process import ImageDecoder, ImageError, Picture
 from reprise.server.errors import BadRequestError
 from reprise.server.http.request_log import note_ignored
 from reprise.server.requests.fields import Notes
