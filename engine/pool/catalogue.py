@@ -97,9 +97,7 @@ class Catalogue:
 
     def weight_bytes(self, source: str) -> int:
         """Return the bytes of the weights in a folder, or of a model in the hub's cache; 0 for neither."""
-        path = Path(source)
-        folder = describe_folder(path) if path.is_dir() else _in_hub(self._hub or HubCache(), source)
-        return folder.weight_bytes if folder else 0
+        return self._named(source, source).folder.weight_bytes
 
     def pull(self, name: str, report: ReportBytes) -> None:
         """Download a model into the hub's cache. Raises ModelLoadError, or what report raises."""
@@ -126,10 +124,8 @@ class Catalogue:
     def _named(self, name: str, source: str) -> FoundModel:
         """Return the model of a folder, or in the hub's cache. name: by which it is known."""
         path = Path(source)
-        folder = describe_folder(path, name) if path.is_dir() else None
-        if folder is None:
-            folder = _in_hub(self._hub or HubCache(), source)
-        return FoundModel(name, folder or ModelFolder(name, path, 0))
+        found = describe_folder(path, name) if path.is_dir() else _in_hub(self._hub or HubCache(), source)
+        return FoundModel(name, found or ModelFolder(name, path, 0))
 
     def _find_folder(self, name: str) -> ModelFolder | None:
         path = self._path(name)

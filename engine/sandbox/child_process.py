@@ -56,10 +56,7 @@ class ChildProcess:
             self._start()
 
     def call(self, **call: Any) -> dict[str, Any]:
-        """Send a call, and return the reply. Raises ChildError.
-
-        Both are JSON, but for bytes under the name "attached".
-        """
+        """Send a call, see encode_message(), and return the reply. Raises ChildError."""
         message, limits = encode_message(call), self._limits
         with self._lock:
             try:

@@ -130,10 +130,7 @@ JOBS: dict[str, Callable[[], Handle]] = {
 
 
 def main(job: str, memory_bytes: str, cpu_limit_s: str) -> None:
-    """Report readiness by an empty reply, then reply to calls until the input ends.
-
-    A call that takes more than cpu_limit_s ends the process.
-    """
+    """Report readiness by an empty reply, then reply to calls until the input ends."""
     if job != "templates":
         os.nice(NICENESS)
     handle = JOBS[job]()

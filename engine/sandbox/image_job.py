@@ -1,7 +1,4 @@
-"""Decode images with Pillow: the job "images" of child_script.py.
-
-Decoders are code in C that has had faults. The size is read before anything is decoded.
-"""
+"""Decode images with Pillow, whose decoders in C have had faults: the job "images" of child_script.py."""
 
 import binascii
 import gc
