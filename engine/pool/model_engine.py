@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -91,7 +90,7 @@ class Lifecycle:
         with self._lock:
             if self.state != "dead":
                 self.state = "draining"
-            self._drained_at = time.perf_counter() + drain_s
+            self._drained_at = perf_counter() + drain_s
 
     def die(self, fault: str) -> None:
         """Accept no more requests, because of a fault."""
@@ -106,7 +105,7 @@ class Lifecycle:
     @property
     def is_out_of_time(self) -> bool:
         """Whether draining has taken as long as it may."""
-        return self._drained_at is not None and time.perf_counter() >= self._drained_at
+        return self._drained_at is not None and perf_counter() >= self._drained_at
 
     @contextmanager
     def accepting(self) -> Iterator[None]:
@@ -134,20 +133,16 @@ class Lifecycle:
         with self._lock:
             yield self.state
 
-    def note_end(self, end: Finished | Failed | Embedded) -> None:
-        """Count the end of an accepted request. end: its terminal event."""
-        answered_s = end.usage.total_s - end.usage.queue_s if isinstance(end, Finished) else None
-        with self._lock:
-            self.num_live -= 1
-            self.num_ended += 1
-            self._answer_times.end(answered_s, is_last=not self.num_live)
-
     def counting(self, request_id: str, sink: Callable[[Any], None]) -> Callable[[Any], None]:
         """Wrap an accepted request's sink in one that counts the request's end, and never raises."""
 
         def counted(event: Any) -> None:
             if isinstance(event, Finished | Failed | Embedded):
-                self.note_end(event)
+                taken_s = event.usage.total_s - event.usage.queue_s if isinstance(event, Finished) else None
+                with self._lock:
+                    self.num_live -= 1
+                    self.num_ended += 1
+                    self._answer_times.end(taken_s, is_last=not self.num_live)
             try:
                 sink(event)
             # A sink must not raise; if it does, only its own request is affected.
@@ -165,7 +160,7 @@ class Lifecycle:
     def _retry_after_s(self) -> float:
         """Seconds until the running requests will have ended or, while draining, until the server is gone."""
         if self.state == "draining" and self._drained_at is not None:
-            return max(RETRY_AFTER_S, self._drained_at - time.perf_counter())
+            return max(RETRY_AFTER_S, self._drained_at - perf_counter())
         return self._answer_times.wait_s()
 
 

@@ -1,6 +1,7 @@
-"""Describe a model's folder by its small files, for lists of many models; checkpoint.py says more.
+"""Describe a model's folder by its small files: what it is for, whether it is whole, how it makes vectors.
 
-No weights are read and no model is built, so a folder that is called whole here may still fail to load.
+This is for lists of many models; checkpoint.py says more. No weights are read and no model is built, so a
+folder that is called whole here may still fail to load.
 """
 
 import logging
@@ -361,7 +362,10 @@ _PROMPTS = {
 
 
 def read_recipe(folder: Path, config: dict[str, Any]) -> Recipe:
-    """Read a model's recipe. config: config.json. Raises ModelError for unknown poolings or modules."""
+    """Read a model's recipe from sentence-transformers' files; the architecture decides what they leave out.
+
+    Raises ModelError for unknown poolings or modules.
+    """
     told = _read(folder / "config_sentence_transformers.json", {})
     known = _PROMPTS.get(str(config.get("model_type")), {})
     prompts = {str(name): str(text) for name, text in (told.get("prompts") or known).items()}
