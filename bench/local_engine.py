@@ -26,7 +26,7 @@ from reprise.engine.interface.models import StartProgress
 from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from reprise.engine.kv_cache.per_row import cache_arrays, make_caches
 from reprise.engine.kv_cache.rows import Rows, make_rows
-from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.residency import Makers
 from reprise.engine.speculative.costs.cost_table import WIDTHS, grid_up_to
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.proposers import DraftSources

@@ -57,8 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Convert the model; return 0. Raises FailedError if it cannot be converted; then nothing is written."""
     # Imported here so that other commands do not load the engine.
     from reprise.engine.checkpoint import inspect_checkpoint
-    from reprise.engine.model.convert.cache import sampling_of, source_of
-    from reprise.engine.model.convert.conversion import convert
+    from reprise.engine.model.convert.conversion import convert, sampling_of, source_of
     from reprise.engine.model.convert.sources import ConvertError, Options
 
     options = Options(

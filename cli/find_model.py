@@ -51,7 +51,7 @@ def with_converted(settings: Settings, show: Show) -> Settings:
     sources = {name: source for name, source in named.items() if source and is_converted_first(source)}
     if not sources:
         return settings
-    from reprise.engine.model.convert.cache import converted
+    from reprise.engine.model.convert.conversion import converted
     from reprise.engine.model.device import usable_bytes
 
     whole_bytes = int(WHOLE_SHARE * usable_bytes())
@@ -79,7 +79,7 @@ def _find(model: str | Path) -> Path:
     converted = with_converted(Settings(model=str(model)), progress_bar).model or str(model)
     if (Path(converted) / CONFIG).is_file():
         return Path(converted)
-    from reprise.engine.model.find import find_folder
+    from reprise.engine.model.hub import find_folder
 
     with progress_bar(f"looking for {converted}") as report:
         return find_folder(converted, lambda share: report(int(100 * share), 100))

@@ -29,7 +29,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 def _list(arguments: argparse.Namespace) -> int:
     """Print the downloaded models; return 0."""
     # Imported here so that other commands do not load the engine.
-    from reprise.engine.model.convert.cache import list_packaged
+    from reprise.engine.model.convert.conversion import list_packaged
     from reprise.engine.model.hub import HubCache
 
     cache = HubCache()
@@ -122,11 +122,11 @@ def _rm(arguments: argparse.Namespace) -> int:
     from reprise.engine.model.hub import HubCache, HubError
 
     if is_converted_first(arguments.name):
-        from reprise.engine.model.convert import cache
+        from reprise.engine.model.convert import conversion
         from reprise.engine.model.convert.sources import ConvertError
 
         with failing(ConvertError):
-            freed = cache.remove(arguments.name)
+            freed = conversion.remove(arguments.name)
     else:
         with failing(HubError):
             freed = HubCache().remove(arguments.name)
@@ -170,7 +170,7 @@ def _folder_of(model: str) -> str:
 
     if not is_converted_first(model):
         return model
-    from reprise.engine.model.convert.cache import folder_of
+    from reprise.engine.model.convert.conversion import folder_of
     from reprise.engine.model.convert.sources import ConvertError
 
     with failing(ConvertError):

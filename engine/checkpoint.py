@@ -23,19 +23,17 @@ from reprise.engine.model.files.model_folder import (
     MAX_LAYERS,
     excess,
     excess_of,
-    find_vision,
-    missing_shards,
-    missing_tokenizer,
-    unknown_architecture,
-)
-from reprise.engine.model.files.recipe import (
     find_context_tokens,
     find_longest,
     find_purpose,
     find_vectors,
+    find_vision,
+    missing_shards,
+    missing_tokenizer,
     read_recipe,
+    unknown_architecture,
 )
-from reprise.engine.model.find import find_downloaded
+from reprise.engine.model.hub import find_downloaded
 from reprise.engine.model.loading import describe_weights
 from reprise.engine.speculative.heads.formats import (
     NAMES,

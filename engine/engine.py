@@ -21,11 +21,10 @@ from reprise.engine.interface.request import GenerationRequest, Grammar
 from reprise.engine.interface.status import EngineCounts, EngineStatus, sum_counts
 from reprise.engine.kv_cache.exact_widths import Exactness, Shape, Tried, find_exact_shapes
 from reprise.engine.loop import Loop
-from reprise.engine.model.find import find_folder
-from reprise.engine.model.hub import ReportBytes
+from reprise.engine.model.hub import ReportBytes, find_folder
 from reprise.engine.model.loading import check_adapter
 from reprise.engine.pool.catalogue import Catalogue, choose_first
-from reprise.engine.pool.loads import EngineMaker, Loads, MakeEngine, Makers, MakeSourcesFor
+from reprise.engine.pool.residency import EngineMaker, MakeEngine, Makers, MakeSourcesFor, Residency
 from reprise.engine.pool.served_models import KnownModels
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.text.tokenizer import Tokenizer
@@ -36,7 +35,7 @@ class Engine:
 
     Their engines work as if each were alone: queue, batch, recovery and drafts are theirs. They share the
     thread that owns MLX (pool/watchdog.py), the machine's memory (memory/budget.py), and the
-    drafters of a vocabulary (pool/loads.py).
+    drafters of a vocabulary (pool/residency.py).
 
     makers: make the parts of the only model, which is loaded from start to end. None: models are loaded and
         unloaded as requests ask for them.
@@ -64,7 +63,7 @@ class Engine:
         catalogue = catalogue or Catalogue(settings)
         self._known = KnownModels(settings, sections or {}, catalogue, may_unload=self.may_unload)
         maker = EngineMaker(self._known, makers, make_sources, make_engine, EmbeddingEngine)
-        self._loop = Loop(self._known, Loads(self._known, maker), self._tell_death)
+        self._loop = Loop(self._known, Residency(self._known, maker), self._tell_death)
         if makers and makers.ranks:
             makers.ranks.abort = self.abort
 

@@ -16,8 +16,8 @@ import mlx.core as mx
 
 from reprise.engine.interface.models import StartProgress
 from reprise.engine.interface.spans import EngineSpan, SpanClock, span
-from reprise.engine.pool.loads import Loads
 from reprise.engine.pool.model_engine import STOPPING
+from reprise.engine.pool.residency import Residency
 from reprise.engine.pool.served_models import KnownModels, ServedModel
 from reprise.engine.pool.watchdog import SLICE_S, TimeShares, Watchdog
 
@@ -34,15 +34,15 @@ BLOCKED_S = 0.02
 class Loop:
     """Owns the thread that owns MLX. Other threads call its public methods only.
 
-    known: all models. loads: loads and unloads them.
+    known: all models. residency: loads and unloads them.
     on_death: called once on the thread with the fault's text if the thread dies.
     num_stalls: how often the watchdog found no progress.
     """
 
-    def __init__(self, known: KnownModels, loads: Loads, on_death: Callable[[str], None]) -> None:
+    def __init__(self, known: KnownModels, residency: Residency, on_death: Callable[[str], None]) -> None:
         self.num_stalls = 0
-        self._known, self._loads, self._on_death = known, loads, on_death
-        loads.serve = self._serve
+        self._known, self._residency, self._on_death = known, residency, on_death
+        residency.serve = self._serve
         self._shares: TimeShares[ServedModel] = TimeShares()
         self._current: ServedModel | None = None
         self._until = 0.0
@@ -80,7 +80,7 @@ class Loop:
         except BaseException:
             # Ctrl-C while loading. Exiting with the thread at work could abort the process.
             self._known.is_stopping = True
-            self._loads.interrupt()
+            self._residency.interrupt()
             self._thread.join()
             raise
         if self._start_error:
@@ -94,7 +94,7 @@ class Loop:
             for model in self._known.list_all():
                 if model.engine:
                     model.engine.begin_stop(drain_s)
-        self._loads.interrupt()
+        self._residency.interrupt()
         self._known.wake.set()
         self.join()
 
@@ -107,7 +107,7 @@ class Loop:
         self._spans.start()
         try:
             try:
-                self._loads.begin(self._on_progress)
+                self._residency.begin(self._on_progress)
             # Whoever waits for the start must be told.
             except BaseException as fault:
                 self._start_error = fault
@@ -135,7 +135,7 @@ class Loop:
 
     def _advance(self) -> None:
         self._known.wake.clear()
-        self._loads.advance()
+        self._residency.advance()
         if not self._run_one(perf_counter() + SLICE_S):
             self._rest()
 
@@ -173,7 +173,7 @@ class Loop:
     def _lose(self, model: ServedModel) -> None:
         """Go on without a model whose engine has died, or stop if it is the only one."""
         if self._known.may_unload:
-            self._loads.lose(model)
+            self._residency.lose(model)
             return
         self._known.is_stopping = True
         # Another thread may have ended it before: Engine.abort().
@@ -187,15 +187,17 @@ class Loop:
     def _rest(self) -> None:
         """Wait until there is something to do. Once it is calm, do what can be done in advance."""
         mx.clear_cache()
-        wake, loads = self._known.wake, self._loads
+        wake, residency = self._known.wake, self._residency
         with span("idle"):
-            if wake.wait(min(CALM_S, loads.due_in_s)):
+            if wake.wait(min(CALM_S, residency.due_in_s)):
                 return
         ready = [model.engine for model in self._known.list_all() if model.is_loaded and model.engine]
-        while not wake.is_set() and loads.due_in_s and any(engine.prepare(wake.is_set) for engine in ready):
+        while (
+            not wake.is_set() and residency.due_in_s and any(engine.prepare(wake.is_set) for engine in ready)
+        ):
             pass
         with span("idle"):
-            wake.wait(loads.due_in_s)
+            wake.wait(residency.due_in_s)
 
     def _end(self) -> None:
         """End all requests, and free all models."""
@@ -203,7 +205,7 @@ class Loop:
         for model in self._known.list_all():
             if model.engine:
                 model.engine.end(STOPPING)
-        self._loads.end()
+        self._residency.end()
 
     def _die(self, fault: BaseException) -> None:
         log.critical("the engine's thread died", exc_info=fault)

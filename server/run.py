@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     # Importing it takes seconds, see run().
     from reprise.engine.engine import Engine
     from reprise.engine.interface.models import StartProgress
-    from reprise.engine.pool.loads import MakeSourcesFor
+    from reprise.engine.pool.residency import MakeSourcesFor
     from reprise.engine.speculative.proposers import MakeSources
 
 Prepare = Callable[[Settings, "StartProgress"], Settings]
@@ -219,7 +219,7 @@ def _serve_with_ranks(settings: Settings, make_sources: "MakeSources | None", bo
     """
     from reprise.engine.distributed.ranks import read_place
     from reprise.engine.engine import Engine
-    from reprise.engine.pool.loads import Makers
+    from reprise.engine.pool.residency import Makers
 
     place = read_place()
     if place is None:

@@ -21,7 +21,7 @@ from reprise.bench import document, options
 from reprise.bench.document import Column, format_value, markdown
 from reprise.bench.experiment import ArgumentsError, BenchError, Progress
 from reprise.bench.figures.catalog import FIGURES, QUICK, RUNS, Figure, Run
-from reprise.engine.model.convert.cache import folder_of
+from reprise.engine.model.convert.conversion import folder_of
 from reprise.engine.model.convert.sources import find_packaged
 
 ROOT = Path(__file__).resolve().parents[2]

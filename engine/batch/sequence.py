@@ -31,8 +31,8 @@ from reprise.engine.kv_cache.prefix_cache.text_key import Pictures, TextKey
 from reprise.engine.kv_cache.prefix_cache.trie import BlockHashes
 from reprise.engine.sampling.grammar import Grammars, Matcher
 from reprise.engine.sampling.logits import Likelihood, Penalties
+from reprise.engine.sampling.matchers import make_matcher
 from reprise.engine.sampling.sampler import Ends, RowSampling
-from reprise.engine.sampling.thinking_budget import make_matcher
 from reprise.engine.speculative.acceptance import count_accepted
 from reprise.engine.speculative.costs.cost_table import GREEDY, sampling_class
 from reprise.engine.speculative.draft_model.draft_prefill import UndraftableTextError

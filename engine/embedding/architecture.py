@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.nn.layers.activations import gelu, gelu_approx, relu, silu
 
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.model.files.recipe import find_first_position
+from reprise.engine.model.files.model_folder import find_first_position
 
 Mask = mx.array | Literal["causal"]
 

@@ -29,7 +29,7 @@ from reprise.engine.embedding.architecture import (
 from reprise.engine.interface.embeddings import EmbeddingInfo, Recipe
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.kv_cache.per_row import Caches, make_caches
-from reprise.engine.model.files.recipe import GEMMA
+from reprise.engine.model.files.model_folder import GEMMA
 from reprise.engine.text.tokenizer import Tokenizer
 
 

@@ -27,8 +27,14 @@ from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import ModelInfo, Progress
 from reprise.engine.model.device import wire_weights
 from reprise.engine.model.files.folder_reader import read_json
-from reprise.engine.model.files.model_folder import check_loadable
-from reprise.engine.model.files.recipe import ENCODERS, GEMMA, find_longest, find_purpose, read_recipe
+from reprise.engine.model.files.model_folder import (
+    ENCODERS,
+    GEMMA,
+    check_loadable,
+    find_longest,
+    find_purpose,
+    read_recipe,
+)
 from reprise.engine.model.loading import LoadedModel, describe, load_model, load_tokenizer
 from reprise.engine.text.encoding import copy_backend
 from reprise.engine.text.tokenizer import Tokenizer

@@ -32,7 +32,6 @@ from reprise.engine.interface.status import EngineCounts, sum_counts
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.capabilities import PutOffError
 from reprise.engine.model.loading import LoadedModel, make_draft_loader, make_loader
-from reprise.engine.pool.loads import Makers
 from reprise.engine.pool.model_engine import (
     STOPPING,
     Call,
@@ -44,6 +43,7 @@ from reprise.engine.pool.model_engine import (
     Stop,
     Submit,
 )
+from reprise.engine.pool.residency import Makers
 from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.speculative import acceptance, proposers
 from reprise.engine.speculative.costs.kept_costs import write_ratios

@@ -16,7 +16,7 @@ from reprise.engine.kv_cache.probes import kv_bits_fault
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.memory.budget import MemoryBudget, find_footprint, make_memory_budget
 from reprise.engine.model.loading import LoadedModel
-from reprise.engine.pool.loads import FindHead, Makers
+from reprise.engine.pool.residency import FindHead, Makers
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
 from reprise.engine.scheduler.prefiller import Prefiller

@@ -19,8 +19,8 @@ from reprise.engine.batch.batch import Batch, EngineStats, Step
 from reprise.engine.batch.sequence import Sequence, StepError
 from reprise.engine.interface.spans import span
 from reprise.engine.sampling.logits import Likelihood, measure
+from reprise.engine.sampling.matchers import triggered_matcher
 from reprise.engine.sampling.sampler import Draw
-from reprise.engine.sampling.thinking_budget import triggered_matcher
 from reprise.engine.speculative import verify
 from reprise.engine.speculative.draft_model.forecast import DraftWork
 from reprise.engine.speculative.planning.accounts import Verified

@@ -36,8 +36,7 @@ class Recipe:
 
     counts_prompt: whether the tokens of a prompt are pooled too. prompts: name -> text put before an input.
     max_tokens: the longest text, special tokens included; None if the model's folder does not say.
-    is_guessed: whether the architecture decides how to pool, as the folder does not say.
-    prompts_are_guessed: whether the architecture decides on the prompts, as the folder names none.
+    is_guessed, prompts_are_guessed: whether the architecture decides on it, as the folder does not say.
     answers: the ids of the tokens yes and no, if the folder names them for ranking.
     """
 
@@ -54,11 +53,9 @@ class Recipe:
 
     def describe(self) -> str:
         """Describe the recipe in a few words."""
-        pooling, prompts = f"pooling {self.pooling}", f"prompts: {', '.join(self.prompts)}"
-        if self.is_guessed:
-            pooling += ", by its architecture"
-        if self.prompts_are_guessed:
-            prompts += ", by its architecture"
+        guessed = ", by its architecture"
+        pooling = f"pooling {self.pooling}{guessed if self.is_guessed else ''}"
+        prompts = f"prompts: {', '.join(self.prompts)}{guessed if self.prompts_are_guessed else ''}"
         return f"{pooling}; {prompts}" if self.prompts else pooling
 
 

@@ -26,11 +26,7 @@ RETRY_AFTER_S = 1.0
 
 
 class EngineError(Exception):
-    """The engine refuses a request.
-
-    code: the reason: "engine_dead", "queue_full" or "draining".
-    retry_after_s: seconds after which a retry may succeed.
-    """
+    """The engine refuses a request. retry_after_s: seconds after which a retry may succeed."""
 
     def __init__(
         self,

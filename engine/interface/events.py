@@ -15,25 +15,21 @@ class DraftingReport:
     """Counts and times of the drafting for one sequence.
 
     num_drafted, num_accepted: drafted tokens that the target model checked, and those it accepted.
-    num_forwards: forward passes that decoding the answer took, without prefill.
-    num_fed: tokens fed in these forward passes.
+    num_forwards, num_fed: forward passes of decoding, prefill not counted, and the tokens fed in them.
     by_source: (drafter, drafted tokens, accepted tokens) for each drafter that drafted.
     by_position: (drafted, accepted) for the first token of all drafts, for the second, and so on.
     accepted_prediction, rejected_prediction: checked tokens from the client's prediction.
     origins: (source, number of tokens) for each run of the answer, in order. source is the drafter for
         accepted tokens and "model" for all others.
     drafter_s: seconds that drafters, the draft model included, took while the answer was decoded.
-    drafter_open_s: seconds that drafters took to index the prompt, before the first token.
-    strategy: how the draft model's drafts were translated; None if the draft model did not read the prompt.
-    translation: number of drafts by the result of their translation; keys as in TranslationCounts, empty if
-        none were translated.
-    charged_s, charged_plain_s: seconds of decoding that the sequence's slowdown budget was charged, and the
-        seconds that its tokens would have taken in plain steps.
+    drafter_open_s: seconds that drafters took to index the prompt.
+    strategy: how the draft model's drafts were translated; None if it did not read the prompt.
+    translation: number of drafts by the result of their translation; keys as in TranslationCounts.
+    charged_s, charged_plain_s: seconds charged to the slowdown budget, and seconds of plain steps instead.
     gate_score: how repetitive the prompt is; None if it was not scored.
     gate_decision: which drafters were chosen: "lookup", "draft-model", "wedlm", or "plain" for none.
-    gate_reason: why the gate decided so, in words.
     undrafted: (reason, number of plans) for each reason to decode without a draft; see draft_stats.py.
-    why_undrafted: in words, why most steps had no draft; empty if most had one, or if nothing may draft.
+    why_undrafted: why most steps had no draft; empty if most had one, or if nothing may draft.
     """
 
     num_drafted: int = 0
@@ -62,13 +58,11 @@ class DraftingReport:
 class Usage:
     """Counts and times of one sequence. Times are in seconds since its submission.
 
-    num_prompt_tokens: tokens of the prompt.
     num_cached_tokens: prompt tokens that were not computed because their keys and values were cached.
     num_completion_tokens: tokens of the answer, an end-of-answer token included.
     queue_s: until admission. prefill_s: until prefill was complete. first_token_s: until the first token was
         committed. total_s: until the end. If the sequence ended before one of these, its end counts.
-    drafting: counts and times of drafting. window_settings: how windowed decoding was set; None for plain.
-    is_loop: whether the answer was ended because it only repeated itself.
+    window_settings: None for plain decoding. is_loop: whether it was ended because it only repeated itself.
     """
 
     num_prompt_tokens: int = 0
@@ -85,19 +79,14 @@ class Usage:
     @property
     def decode_tokens_per_s(self) -> float:
         """Answer tokens after the first, per second since the first one; 0 if the answer has at most one."""
-        spent_s = self.total_s - self.first_token_s
-        return (
-            (self.num_completion_tokens - 1) / spent_s
-            if self.num_completion_tokens > 1 and spent_s > 0
-            else 0.0
-        )
+        num_later, spent_s = self.num_completion_tokens - 1, self.total_s - self.first_token_s
+        return num_later / spent_s if num_later > 0 and spent_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A token and its log probability, at temperature 1, before penalties, bias, grammar and filters.
 
-    token_bytes: the bytes of the token; one character may take several tokens.
     logprob: natural logarithm; None for the first token of a prompt.
     top: (token id, token bytes, logprob) of the likeliest tokens at this position, the likeliest first.
     """
@@ -112,8 +101,8 @@ class TokenLogprob:
 class PromptProgress:
     """The progress of a prompt's prefill. The prompt's last token is computed with the answer's first token.
 
-    num_tokens: tokens of the prompt. num_cached: those that were cached. num_processed: those that are cached
-        or computed so far. taken_s: seconds since the sequence was admitted.
+    num_tokens: tokens of the prompt. num_processed: those that are cached or computed so far.
+    taken_s: seconds since the sequence was admitted.
     """
 
     num_tokens: int
@@ -126,12 +115,12 @@ class PromptProgress:
 class Delta:
     """Newly committed text: whole characters, and never any part of a stop string.
 
+    All but the text is there only if the request asks for it.
+
     text: empty only if there are logprobs or progress.
-    logprobs: of the tokens committed with this text; empty unless the request asks for them.
+    logprobs: of the tokens committed with this text.
     is_prompt: whether the logprobs are of the prompt's next tokens instead; the text is empty then.
-    progress, usage: reported if the request asks for them.
-    origins: (text, source) of each run of tokens from one source, if the request asks for them. The texts are
-        the delta's text; the source is a drafter, or "model" if no drafter drafted the tokens.
+    origins: (part of the text, source) of each run of tokens; for the source see DraftingReport.
     """
 
     text: str
@@ -149,7 +138,7 @@ class Finished:
 
     reason: "stop" after an end-of-answer token, a stop string or a loop, "length" after max_tokens tokens.
     tokens: ids of the whole answer, with the end-of-answer token if there was one.
-    stop: the stop string that ended the answer; None if none did.
+    stop: the stop string that ended the answer.
     """
 
     reason: FinishReason
@@ -167,7 +156,6 @@ class Failed:
         if the engine is dead; "draining" if the engine stopped before the request was admitted or finished;
         "cancelled" after Engine.cancel().
     message: why, in words for the client; for "grammar" a phrase that follows the field's name.
-    usage: counts and times up to the failure.
     """
 
     kind: Literal["request", "grammar", "engine", "draining", "cancelled"]
@@ -176,13 +164,8 @@ class Failed:
     is_terminal: ClassVar[bool] = True
 
 
-EmbeddingSink = Callable[[Embedded | Failed], None]
-"""Receives the terminal event of a request for embeddings, on the engine's thread: it must not block and must
-not raise."""
-
-
 Event = Delta | Finished | Failed
-
-
 Sink = Callable[[Event], None]
 """Receives a sequence's events, on the engine's thread: it must not block and must not raise."""
+EmbeddingSink = Callable[[Embedded | Failed], None]
+"""Receives the terminal event of a request for embeddings, as a Sink does."""

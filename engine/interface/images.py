@@ -22,7 +22,7 @@ def mark(number: int) -> str:
 
 
 def without_marks(text: str) -> str:
-    """Remove from a text the two characters that enclose the number in a mark, so that no mark is left."""
+    """Remove the two characters around a mark's number from a text, so that no mark is left."""
     return text.translate(_MARKS)
 
 
@@ -39,7 +39,7 @@ def numbers_in(messages: Iterable[Mapping[str, Any]]) -> list[int]:
 
 KEY_BYTES = 16
 Cut = Literal["qwen", "gemma3", "pixtral", "gemma4", "lfm2"]
-"""How a family's processor cuts an image: find_size() says what each does."""
+"""How a family's processor cuts an image; see find_size()."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Tiles:
     side: pixels of a tile's side. least, most: limits of an image's number of tiles.
     tolerance: an image of up to this many times ImageProcessor.most pixels is not cut.
     starts: token ids that precede the tiles, by row and column. whole_start: the token id that precedes the
-        whole image; None if the whole is not shown beside its tiles.
+        whole image; None if the whole is not shown.
     """
 
     side: int
@@ -66,8 +66,7 @@ class ImageProcessor:
 
     patch: side of a patch, in pixels. merge: side of the square of patches that make one token, in patches.
     least, most: limits of an image's size, in the unit of the cut: pixels, pixels of a side, or tokens.
-    filter: Pillow's number of the filter with which an image is resized.
-    tiles: how large images are cut into tiles; None if no image is.
+    filter: Pillow's number of the filter with which an image is resized. tiles: None if no image is cut.
     placeholder: the id of the token that stands for a part of an image. row_end, last_end: ids of the tokens
         after each row of placeholders and after the last row; None if the family has none.
     digest: a hash of the processor's whole file, which also holds settings that have no field here, such as
@@ -96,10 +95,9 @@ class ImageProcessor:
 class VisionInfo:
     """How a model sees images.
 
-    family: the tower's name. placeholder: the token id that stands for a part of an image.
-    patch_size: side of a patch, in pixels. merge_size: side of a token's square of patches, in patches.
+    family: the tower's name. placeholder, patch_size, merge_size: see ImageProcessor.
     min_tokens, max_tokens: limits of one image's tokens. example_tokens: those of 1024x768 pixels.
-    processor: how its images are cut; None only in tests without images.
+    processor: None only in tests without images.
     part_tokens: the most that the tower sees at once, if that is less than a whole image.
     """
 
@@ -155,8 +153,6 @@ def image_key(pixels: bytes, shape: tuple[int, ...], grid: tuple[int, int], sett
 
 Size = tuple[int, int]
 """Height and width, in pixels or in patches."""
-Fields = Mapping[str, Any]
-"""The fields of an ImageProcessor."""
 
 LOW_TOKENS = 256
 """The most tokens of an image whose detail is low, where the model takes so few."""
@@ -165,7 +161,7 @@ MAX_ASPECT = 200
 GEMMA4_TOKENS = (70, 140, 280, 560, 1120)
 
 
-def find_size(settings: Fields, height: int, width: int, detail: str, budget: int) -> Size:
+def find_size(processor: ImageProcessor, height: int, width: int, detail: str, budget: int) -> Size:
     """Return the height and width, in pixels, to which an image is resized.
 
     detail: low, high or auto. budget: the most tokens of an image, unless its smallest size has more.
@@ -174,76 +170,81 @@ def find_size(settings: Fields, height: int, width: int, detail: str, budget: in
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ValueError(f"is more than {MAX_ASPECT} times as long as wide")
     budget = _limited(detail, budget)
-    side = settings["patch"] * settings["merge"]
-    match settings["cut"]:
+    match processor.cut:
         case "qwen" | "lfm2":
-            return _fit_pixels(height, width, side, settings, budget)
+            return _fit_pixels(height, width, processor, budget)
         case "pixtral":
-            return _fit_edge(height, width, side, settings["most"], budget)
+            return _fit_edge(height, width, processor, budget)
         case "gemma4":
-            return _fit_patches(height, width, settings, detail, budget)
+            return _fit_patches(height, width, processor, detail, budget)
         case _:
-            return settings["most"], settings["most"]
+            return processor.most, processor.most
 
 
-def find_tiles(settings: Fields, height: int, width: int, detail: str, budget: int) -> Size:
+def find_tiles(processor: ImageProcessor, height: int, width: int, detail: str, budget: int) -> Size:
     """Return the rows and columns of tiles into which an image is cut; (1, 1) if it is shown as a whole.
 
     detail, budget: see find_size(). The tiles and the whole image shown beside them share the budget.
     """
-    tiles, side = settings["tiles"], settings["patch"] * settings["merge"]
+    tiles, side = processor.tiles, processor.patch * processor.merge
     if tiles is None:
         return 1, 1
-    rounded = [max(settings["patch"], round(pixels / side) * side) for pixels in (height, width)]
-    if math.prod(rounded) <= settings["most"] * tiles["tolerance"]:
+    rounded = [max(processor.patch, round(pixels / side) * side) for pixels in (height, width)]
+    if math.prod(rounded) <= processor.most * tiles.tolerance:
         return 1, 1
     left = _limited(detail, budget)
-    if tiles["whole_start"] is not None:
-        left -= num_tokens(settings, grid_of(settings, find_size(settings, height, width, detail, budget)))
-    most = min(tiles["most"], left // num_tile_tokens(settings))
-    return _nearest_shape(height, width, tiles, most)
+    if tiles.whole_start is not None:
+        left -= num_tokens(processor, grid_of(processor, find_size(processor, height, width, detail, budget)))
+    return _nearest_shape(height, width, tiles, min(tiles.most, left // num_tile_tokens(processor, tiles)))
 
 
-def num_tile_tokens(settings: Fields) -> int:
+def num_tile_tokens(processor: ImageProcessor, tiles: Tiles) -> int:
     """Return the number of placeholders that stand for a tile in a prompt."""
-    return num_tokens(settings, grid_of(settings, (settings["tiles"]["side"],) * 2))
+    return num_tokens(processor, grid_of(processor, (tiles.side, tiles.side)))
 
 
-def grid_of(settings: Fields, size: Size) -> Size:
+def grid_of(processor: ImageProcessor, size: Size) -> Size:
     """Return the rows and columns of patches in an image. size: its height and width in pixels."""
-    return size[0] // settings["patch"], size[1] // settings["patch"]
+    return size[0] // processor.patch, size[1] // processor.patch
 
 
-def num_tokens(settings: Fields, grid: Size) -> int:
+def num_tokens(processor: ImageProcessor, grid: Size) -> int:
     """Return the number of placeholders for a grid of patches, without the tokens that end its rows."""
-    return int(grid[0] * grid[1] // settings["merge"] ** 2)
+    return int(grid[0] * grid[1] // processor.merge**2)
+
+
+def placeholders(processor: ImageProcessor, grid: tuple[int, int]) -> list[int]:
+    """Return the tokens that stand for a part of an image: placeholders, and the tokens that end its rows."""
+    rows, columns = grid[0] // processor.merge, grid[1] // processor.merge
+    if processor.row_end is None:
+        return [processor.placeholder] * (rows * columns)
+    return (([processor.placeholder] * columns + [processor.row_end]) * rows)[:-1]
 
 
 def _limited(detail: str, budget: int) -> int:
     return min(budget, LOW_TOKENS) if detail == "low" else budget
 
 
-def _nearest_shape(height: int, width: int, tiles: Fields, most: int) -> Size:
+def _nearest_shape(height: int, width: int, tiles: Tiles, most: int) -> Size:
     """Return the rows and columns of at most so many tiles that are nearest to an image's own shape."""
     sides = range(1, most + 1)
-    shapes = [
-        (rows, columns) for rows in sides for columns in sides if tiles["least"] <= rows * columns <= most
-    ]
+    shapes = [(rows, columns) for rows in sides for columns in sides if tiles.least <= rows * columns <= most]
     best, nearest = (1, 1), math.inf
     for rows, columns in sorted(shapes, key=math.prod):
         distance = abs(width / height - columns / rows)
-        is_large = height * width > tiles["side"] ** 2 * rows * columns / 2
+        is_large = height * width > tiles.side**2 * rows * columns / 2
         if distance < nearest or (distance == nearest and is_large):
             best, nearest = (rows, columns), distance
     return best
 
 
-def _fit_pixels(height: int, width: int, side: int, settings: Fields, budget: int) -> Size:
-    """Return multiples of a side with a limited number of pixels, near the image's own shape."""
-    most = max(side * side, min(settings["most"], budget * side * side))
-    least = min(settings["least"], most)
+def _fit_pixels(height: int, width: int, processor: ImageProcessor, budget: int) -> Size:
+    """Return multiples of a token's side with a limited number of pixels, near the image's own shape."""
+    side = processor.patch * processor.merge
+    most = max(side * side, min(processor.most, budget * side * side))
+    least = min(processor.least, most)
     # Qwen's narrow images have none at first.
-    fewest = 1 if settings["cut"] == "lfm2" else 0
+    fewest = 1 if processor.cut == "lfm2" else 0
     rows, columns = (max(fewest, round(pixels / side)) for pixels in (height, width))
     if rows * columns * side * side > most:
         scale = math.sqrt((height * width) / most)
@@ -254,8 +255,9 @@ def _fit_pixels(height: int, width: int, side: int, settings: Fields, budget: in
     return rows * side, columns * side
 
 
-def _fit_edge(height: int, width: int, side: int, edge: int, budget: int) -> Size:
+def _fit_edge(height: int, width: int, processor: ImageProcessor, budget: int) -> Size:
     """Return multiples of a side, the longer edge limited, so that tokens with those between fit a budget."""
+    side, edge = processor.patch * processor.merge, processor.most
     while True:
         ratio = max(height / edge, width / edge, 1)
         shrunk = (math.floor(height / ratio), math.floor(width / ratio)) if ratio > 1 else (height, width)
@@ -265,12 +267,11 @@ def _fit_edge(height: int, width: int, side: int, edge: int, budget: int) -> Siz
         edge -= side
 
 
-def _fit_patches(height: int, width: int, settings: Fields, detail: str, budget: int) -> Size:
+def _fit_patches(height: int, width: int, processor: ImageProcessor, detail: str, budget: int) -> Size:
     """Return multiples of a side, as large as so many tokens allow, in the image's own shape."""
-    usual = GEMMA4_TOKENS[-1] if detail == "high" else settings["most"]
-    allowed = [one for one in GEMMA4_TOKENS if one <= min(usual, budget)]
-    most = max(allowed, default=GEMMA4_TOKENS[0])
-    side = settings["patch"] * settings["merge"]
+    usual = GEMMA4_TOKENS[-1] if detail == "high" else processor.most
+    most = max((one for one in GEMMA4_TOKENS if one <= min(usual, budget)), default=GEMMA4_TOKENS[0])
+    side = processor.patch * processor.merge
     scale = math.sqrt(most * side * side / (height * width))
     rows, columns = (math.floor(scale * pixels / side) for pixels in (height, width))
     if rows == 0:

@@ -21,8 +21,7 @@ HeadKind = Literal["mtp", "dflash"]
 class MemoryLimit:
     """How memory limits the context to less than the model's own.
 
-    room_bytes: memory for everything but weights.
-    max_tokens: tokens of the longest sequence that fits.
+    room_bytes: memory for everything but weights. max_tokens: tokens of the longest sequence that fits.
     sequence_bytes: memory that such a sequence takes, with what its computation needs.
     token_bytes: memory that each token beyond max_tokens would take.
     """
@@ -55,10 +54,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLimits:
-    """Limits of answers to requests that set none themselves. None: as the settings say.
-
-    loop_guard_tokens: see GenerationRequest.
-    """
+    """Limits of answers to requests that set none; see GenerationRequest. None: as the settings say."""
 
     max_tokens: int | None = None
     loop_guard_tokens: int | None = None
@@ -68,25 +64,21 @@ class AnswerLimits:
 class ModelInfo:
     """The loaded model, as the server shows it.
 
-    name: as the API shows it. architecture: mlx-lm's name of the model type; "unknown" if not configured.
+    architecture: mlx-lm's name of the model type; "unknown" if not configured.
     context_tokens: maximum tokens of prompt and answer together.
-    vocab_size: number of token ids. num_parameters: numbers that all weights stand for.
-    weight_bytes: memory that the weights take.
+    num_parameters: numbers that all weights stand for, packed ones too.
     dtype: that of the first weight array, or its bits if quantized, for example "bfloat16" or "4-bit".
     device: what computes, for example "Apple M4 Pro (Metal)". memory_bytes: that device's; 0 if unknown.
     loaded_s: seconds that loading took.
     fingerprint: equal for equal weights and configuration under the same version of MLX.
-    memory_limit: how memory limits context_tokens; None if it does not.
-    draft_strategy: how the draft model's drafts are translated; None without a draft model.
-    head: the kind of head that drafts from its hidden states; None without one.
-    head_fault: why a head that it has does not draft.
-    batching: what the rows of a batch share. exact: the widths that --exact found; empty without it.
+    draft_strategy: how the draft model's drafts are translated.
+    head: what drafts from its hidden states. head_fault: why a head that it has does not draft.
+    batching: what the rows of a batch share. exact: the widths that --exact found.
     sampling_defaults, answer_limits: what the model's makers recommend.
-    mask_token_id: the token that a WeDLM model replaces by its prediction; None for any other model.
+    mask_token_id: the token that a WeDLM model replaces by its prediction.
     can_decode_windows: whether it can decode in windows (WeDLM).
     ranks: what each machine holds, for people; empty if the model is on one.
-    purpose: what the model is for. embedding: how it makes vectors or scores; None if it generates text.
-    vision: how it sees images; None if it does not.
+    embedding: how it makes vectors or scores. vision: how it sees images. None if it does not.
     weights_note: what its weights mean for drafts on the device, in words; empty if there is nothing to say.
     is_tried: whether all that it can do was tried; if not, nothing is drafted until that was done.
     """
@@ -131,22 +123,19 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One of the models that requests may ask for.
+    """One of the models that requests may ask for, before its first load as its files say.
 
-    size_bytes: bytes of its weights. context_tokens: the longest text; before the first load as its files
-        say, None if they do not.
-    progress: the loaded share of its weights, 0 to 1; None unless it is loading.
-    phase: the present stage of loading, in words; None unless it is loading.
-    fault: why it cannot be loaded, by its files or by the last attempt; None if nothing speaks against it.
+    size_bytes: bytes of its weights. context_tokens: the longest text.
+    progress: the loaded share of its weights, 0 to 1. phase: the present stage of loading, in words. Both are
+        None unless it is loading.
+    fault: why it cannot be loaded, by its files or by the last attempt.
     num_running, num_waiting: its requests that are admitted, and that wait.
     num_loads: how often it was loaded since the server started.
     info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and tokens for filling
         in text. None if it never was loaded.
     idle_left_s: seconds after which it is unloaded if it gets no request; None if it stays or is not loaded.
-    purpose: what the model is for. embedding: how it makes vectors or scores, if it does; without its special
-        tokens until the first load.
-    tool_format: the name of its format of tool calls; None if unknown.
-    vision: how it sees images, before the first load as its files say; None if it does not.
+    embedding, vision: see ModelInfo; before the first load without special tokens.
+    tool_format: the name of its format of tool calls.
     """
 
     name: str
@@ -171,7 +160,11 @@ class ModelEntry:
 
 
 class ModelUse:
-    """A request's use of a loaded model, until end(). keep_s: seconds to keep the model after; see end()."""
+    """A request's use of a loaded model, until end().
+
+    keep_s: for how many seconds the model stays loaded then, without other requests: None for what the
+        settings say, below 0 for ever.
+    """
 
     def __init__(self, engine: Any, end: Callable[["ModelUse"], None]) -> None:
         # One that generates or one that embeds, as the request found out before.
@@ -180,11 +173,7 @@ class ModelUse:
         self._end: Callable[[ModelUse], None] | None = end
 
     def end(self) -> None:
-        """End the use; further calls do nothing. Any thread may call it.
-
-        Without other requests the model stays loaded for keep_s seconds: None for what the settings say,
-        below 0 for ever.
-        """
+        """End the use; further calls do nothing. Any thread may call it."""
         end, self._end = self._end, None
         if end:
             end(self)

@@ -52,6 +52,11 @@ class Sampling:
     min_tokens: int = 0
 
     @property
+    def has_penalties(self) -> bool:
+        """Whether any penalty has an effect."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
     def has_bias(self) -> bool:
         """Whether any token's logit is changed by a constant."""
         return bool(self.logit_bias or self.allowed or self.ignores_eos or self.min_tokens)
@@ -66,9 +71,8 @@ DraftType = Literal[
 class DraftChoice:
     """One request's settings for drafting.
 
-    type: which drafters to use; None for the server's setting.
-    max_tokens: maximum tokens of one draft, if lower than the server's limit; 0 for no drafts, None for the
-        server's limit.
+    type: which drafters to use. max_tokens: maximum tokens of one draft, if lower than the server's limit; 0
+        for no drafts. None for the server's setting.
     """
 
     type: DraftType | None = None
@@ -79,7 +83,7 @@ class DraftChoice:
 class WindowSettings:
     """Windowed decoding of one request by a WeDLM model, which may answer differently than plain decoding.
 
-    mask_token: ModelInfo.mask_token_id. window_size: tokens and holes right of the settled text, >= 1.
+    window_size: tokens and holes right of the settled text, >= 1.
     entropy_threshold: a hole is filled whose entropy, in nats, is less; None to fill one at a time.
     pos_penalty_factor: added to the entropy for each position after the first hole, >= 0.
     has_anchor: whether the first hole is always filled, with the token that plain decoding would choose.
@@ -124,9 +128,7 @@ class Trigger:
 class Grammar:
     """A grammar that an answer must match. Each token is chosen among those that the grammar allows.
 
-    kind: what the field text holds: a JSON schema, a regular expression, or a grammar in Lark's syntax, as
-        llguidance reads each; or "any", for a thinking budget alone.
-    thinking: the budget of the reasoning; None for no limit.
+    kind: what the field text holds, as llguidance reads it; "any" for a thinking budget alone.
     trigger: what begins a tool call, if the grammar is that of a call and all other text is free; None if the
         grammar is that of the whole answer.
     compiled: the compiled form, which only the engine reads; None before Engine.compile_grammar().
@@ -146,28 +148,22 @@ class GenerationRequest:
     id: unique among the requests that have not ended; Engine.cancel() takes it.
     prompt: (n,) token ids, 1 <= n < ModelInfo.context_tokens.
     max_tokens: maximum tokens of the answer, >= 1; n + max_tokens <= ModelInfo.context_tokens.
-    sampling: how tokens are chosen.
     stop: strings that end the answer and are not part of it. They are not looked for in the first
         sampling.min_tokens tokens.
     stop_tokens: token ids that end the answer, beside the model's; they have no text.
-    draft: settings for drafting.
-    prediction: token ids of the answer that the client expects; empty if it gave none.
+    prediction: token ids of the answer that the client expects.
     views: what the prompt shows, as an answer would have it, for drafters to copy from. May grow at its end
         while the request runs.
     tenant: whose request this is. If the server separates tenants, no tenant's text is drafted for another.
-    grammar: what the answer must match; None for no constraint.
     top_logprobs: number of likeliest tokens to report at each position of the answer, besides the log
         probability of the token itself. 0 for that alone, None for no log probabilities.
-    prompt_logprobs: whether to report log probabilities of the prompt's tokens too, in deltas before the
-        answer's.
+    prompt_logprobs: whether to report those of the prompt's tokens too, in deltas before the answer's.
     reports_progress: whether to report how far the prompt is, in deltas before the answer's.
-    reports_usage: whether each delta reports the counts and times so far.
-    reports_origins: whether each delta reports which drafter its text is from.
+    reports_usage, reports_origins: whether each delta has them.
     window_settings: how several tokens are filled in at once; None for plain decoding, drafts or not.
-    head_tokens: leading tokens of the prompt before the user's first words: system text and tools. 0 if not
-        known.
-    images: the images in the prompt, in order. The prompt's tokens have the model's placeholder where an
-        image is; its last token belongs to no image.
+    head_tokens: leading tokens of the prompt before the user's first words: system text and tools.
+    images: in order. The prompt's tokens have the model's placeholder where an image is; its last token
+        belongs to no image.
     loop_guard_tokens: the answer ends if so many of its last tokens only repeat one text; 0 for never. See
         batch/sequence.py.
     """

@@ -12,9 +12,8 @@ class EngineStatus:
     """A snapshot for /health.
 
     state: "stalled" while there are requests but there has been no progress for stall_seconds.
-    num_running: requests that have been admitted. num_waiting: requests in the queue.
-    fault: why the engine is dead or stalled; None if it is neither.
-    retry_after_s: seconds after which a request that is refused now may be accepted.
+    num_running, num_waiting: requests that have been admitted, and those in the queue.
+    fault: why the engine is dead or stalled. retry_after_s: see EngineError.
     """
 
     state: Literal["loading", "ready", "draining", "stalled", "dead"]
@@ -32,18 +31,15 @@ GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 
 class EngineCounts:
     """Counts of the engine since it started, and the memory that MLX holds.
 
-    num_failed_steps, num_preemptions: see EngineStats.
     num_stalls: times that the watchdog found requests but no progress.
     gaps_up_to: cumulative counts of the times between consecutive tokens of a sequence: gaps_up_to[i] counts
         those of at most GAP_BOUNDS_S[i], and the last entry counts all. Tokens of one step are committed
         together, so all but the first have a gap of 0.
-    gap_sum_s: sum of all gaps, in seconds.
-    active_bytes: memory in use now. peak_bytes: the maximum ever in use. cache_bytes: freed memory that MLX
-        keeps for reuse.
-    span_s: seconds of the engine's thread by span; see engine/interface/spans.py.
+    active_bytes: memory in use now. cache_bytes: freed memory that MLX keeps for reuse.
+    span_s: seconds of the engine's thread by span; see spans.py.
     by_rank: values of each machine that has a part of the model, by the metric's name and the rank.
     num_embedded, num_embedded_tokens: texts and pairs of which the vector or score is made, and their tokens.
-    num_to_embed: texts and pairs that still wait for their vector or score.
+    num_to_embed: those that still wait for it.
     """
 
     num_failed_steps: int = 0

@@ -1,8 +1,7 @@
 """Keep on disk the findings about a model that took trials, so that the next start need not try again.
 
-Findings depend on the model, on the libraries and this program that compute with it, and on the
-machine. All of these go into the file's name. Only what a model can do is kept: what failed is tried at every
-start, for it may have failed for lack of memory.
+The model, the libraries and this program that compute with it, and the machine go into the file's name. Only
+what a model can do is kept: what failed is tried at every start, for it may have failed for lack of memory.
 """
 
 import hashlib
@@ -43,12 +42,11 @@ class PutOffError(BaseException):
 class Findings:
     """Findings about one model. path: the file that keeps them; None to keep none.
 
-    on_try: called with a finding's name before its trial, which can take as long as many steps.
-    on_pass: called after each forward pass of a trial with the tokens that it fed.
+    on_try: called with a finding's name before its trial. on_pass: called after each forward pass of a trial
+        with the tokens that it fed.
     is_over: asked before a trial, and after each of its passes, whether to leave it.
     may_put_off: whether a trial that is left is put off, and something cautious taken for its finding until
-        then; else PutOffError is raised.
-    are_put_off: whether any trial was put off.
+        then; else PutOffError is raised. are_put_off: whether any was.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -110,9 +108,8 @@ class Findings:
     ) -> Found:
         """Return the finding of a name; if it is not known, make the trial.
 
-        try_it: the trial, which returns the finding. is_kept: whether to keep it on disk. encode, decode: a
-            finding to JSON and back. meanwhile: makes what to take for it if the trial is put off; None if it
-            cannot be.
+        try_it: makes the finding. is_kept: whether to keep it on disk. encode, decode: a finding to JSON and
+            back. meanwhile: makes what to take for it if the trial is put off; None if it cannot be.
         """
         if name in self._known:
             # A file that another program wrote.
@@ -140,7 +137,7 @@ class Findings:
         return found
 
     def find_fault(self, name: str, try_it: Callable[[], str | None]) -> str | None:
-        """Return why the model cannot do what `name` says; None if it can. try_it: returns the same."""
+        """Return why the model cannot do what `name` says, as try_it() returns it; None if it can."""
         return self.find(name, try_it, lambda fault: fault is None, meanwhile=lambda: NOT_TRIED)
 
     def _write(self) -> None:

@@ -1,13 +1,14 @@
-"""Find models in the hub's cache, and download them."""
+"""Find the folder of a model by what the user calls it, in the hub's cache too, and download models."""
 
 import errno
 import fcntl
 import hashlib
+import logging
 import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,8 +42,11 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.models import Progress
 from reprise.engine.model.files.folder_reader import read_bytes
 from reprise.engine.model.files.model_folder import ModelFolder, describe_folder
+
+log = logging.getLogger("reprise.engine")
 
 HubFault = Literal["name", "unknown", "gated", "offline", "space", "busy", "kind", "failed"]
 
@@ -55,8 +59,8 @@ _PREFIX = "models--"
 class HubError(Exception):
     """A model cannot be downloaded, found or removed; the message is one line that says why.
 
-    kind: name (no name on the hub can look like this), unknown (no such model), gated, offline, space (the
-    disk is full), busy (another process downloads it), kind (not a text model of mlx-lm), or failed.
+    kind: name (no name on the hub looks like this), unknown (no such model), gated, offline, space (the disk
+        is full), busy (another process downloads it), kind (not a text model of mlx-lm), or failed.
     """
 
     def __init__(self, kind: HubFault, message: str) -> None:
@@ -240,10 +244,10 @@ class _Download:
         self._report(self._total, self._total)
 
     def add(self, file: RepoSibling, num_bytes: int) -> None:
-        """Note that num_bytes of a file are there, and report. Raises _StopError after another's fault."""
+        """Note that num_bytes of a file are there, and report. Raises CancelledError once another failed."""
         with self._lock:
             if self._is_stopped:
-                raise _StopError
+                raise CancelledError
             self._done[file.rfilename] = num_bytes
             self._report(sum(self._done.values()), self._total)
 
@@ -298,10 +302,6 @@ class _Download:
                 "failed", f"{file.rfilename} of {self._name} arrived damaged and was deleted; pull it again"
             )
         partial.rename(self._blob(file))
-
-
-class _StopError(Exception):
-    """Ends the download of a file because that of another has failed."""
 
 
 class _Counted:
@@ -389,3 +389,57 @@ def _drop_partial_files(home: Path) -> None:
     for partial in home.glob("blobs/*.incomplete"):
         with suppress(OSError):
             partial.unlink()
+
+
+def find_folder(source: str, progress: Progress | None = None) -> Path:
+    """Return the folder of a model: the source itself, or the hub cache's for a name, downloaded if need be.
+
+    Raises ModelError.
+    """
+    folder = Path(source)
+    if folder.exists():
+        if not (folder / "config.json").is_file():
+            raise not_a_model(folder)
+        return folder
+    # Names on the hub have one slash at most, in the middle.
+    if source.startswith((".", "~", "/")) or source.endswith("/") or source.count("/") > 1:
+        raise ModelError(f"there is no model folder {source}")
+    try:
+        found = HubCache().find(source)
+        if found is None or found.fault:
+            log.info("downloading the model %s", source)
+            found = pull(source, lambda done, total: progress(done / total) if progress else None)
+    except HubError as fault:
+        raise ModelError(f"cannot load the model {source}, which is no folder here: {fault}") from fault
+    return found.path
+
+
+def find_downloaded(source: str) -> Path:
+    """Return the folder of a model by its path or its name in the hub's cache. Raises ModelError."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if not folder.is_absolute() and not source.startswith("."):
+        try:
+            patterns = list(NEEDED_FILES)
+            return Path(snapshot_download(source, local_files_only=True, allow_patterns=patterns))
+        except Exception as fault:
+            raise ModelError(
+                f"there is no folder {source}, and no model of this name has been downloaded; "
+                f"`reprise pull {source}` downloads one from the hub"
+            ) from fault
+    raise not_a_model(folder) if folder.is_file() else ModelError(f"there is no model folder {source}")
+
+
+def not_a_model(path: Path) -> ModelError:
+    """Return the error for a folder that holds no model, with the way out."""
+    told = f"{path} is not a model folder"
+    if path.is_file():
+        return ModelError(f"{told}; `reprise convert {path} FOLDER` makes one of a GGUF file")
+    told += ": it has no config.json"
+    if held := sorted(path.glob("*.gguf")):
+        told += f"; the GGUF file in it can be served: --model {held[0]}"
+    elif held := [*sorted(path.glob("*/config.json")), *sorted(path.glob("*/*/config.json"))]:
+        told += f"; it holds models: serve one, as with --model {held[0].parent}, or all of them with "
+        told += f"--models-dir {path}"
+    return ModelError(told)

@@ -25,15 +25,19 @@ from reprise.engine.interface.models import ModelInfo, Progress
 from reprise.engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
 from reprise.engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from reprise.engine.kv_cache.rows import Sharing
-from reprise.engine.model import lfm2_vl, wedlm
+from reprise.engine.model import wedlm
+from reprise.engine.model.architectures import classes_without_heads
 from reprise.engine.model.capabilities import Findings
 from reprise.engine.model.device import device_memory_bytes, device_name, quantised_steps_gain
 from reprise.engine.model.files.folder_reader import check_files
 from reprise.engine.model.files.image_processor import read_processor, read_vision
-from reprise.engine.model.files.model_folder import check_loadable, read_answer_limits, read_sampling_defaults
-from reprise.engine.model.files.recipe import find_context_tokens
-from reprise.engine.model.find import find_folder
-from reprise.engine.model.head_names import classes_without_heads
+from reprise.engine.model.files.model_folder import (
+    check_loadable,
+    find_context_tokens,
+    read_answer_limits,
+    read_sampling_defaults,
+)
+from reprise.engine.model.hub import find_folder
 from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.text.tokenizer_reading import read_once
@@ -47,8 +51,7 @@ class LoadOptions:
     trusts_code: run Python code that comes with the model, if the model requires it.
     cache_folder: keeps tables of tokens, and findings about the model, between starts.
     chat_template, mask_token_id: take the place of the model's own. Only a WeDLM model has a mask token.
-    adapter: the folder of a LoRA adapter that is added to the model.
-    sees: also load the model's tower, if it has one that is known.
+    adapter: the folder of a LoRA adapter. sees: also load the model's tower, if it has one that is known.
     """
 
     trusts_code: bool = False
@@ -94,18 +97,15 @@ def describe_weights(config: Mapping[str, Any], scales: str) -> str:
 
 
 log = logging.getLogger("reprise.engine")
-lfm2_vl.register()
 
 DEFAULT_CONTEXT_TOKENS = 4096
 """Context of a model whose configuration names none, if a layer keeps all tokens."""
 
 RECURRENT_CONTEXT_TOKENS = 131_072
-"""Context of a model whose configuration names none, if no layer keeps all tokens.
+"""The same if no layer keeps all tokens: neither memory nor the time of a step grows with the text.
 
-Such a model has no positions that could run out, and neither its memory nor the time of a step grows with the
-text. So the limit only has to end what would otherwise have no end: an answer without max_tokens that repeats
-itself, or a prompt that takes the device for many minutes. 128 Ki tokens is the usual context of attention
-models that were made for long texts.
+The limit only ends what would have no end: an answer without max_tokens that repeats itself, or a prompt that
+takes the device for many minutes.
 """
 
 NUMBERS_PER_ARRAY = 16
@@ -165,26 +165,17 @@ Load = Callable[[Progress | None], LoadedModel]
 def make_loader(settings: Settings, name: str | None = None, split: Split | None = None) -> Load:
     """Return a function that loads the model named by the settings, for the engine's thread to call.
 
-    name: the model's name for clients; by default the settings' own. split: leaves this machine's part of the
-        model; None to load all of it.
+    name: the model's name for clients; by default the settings' own.
     """
-    source = settings.model_source
-    template = read_template(settings.chat_template)
     options = replace(
         LoadOptions.of(settings),
-        chat_template=template,
+        chat_template=read_template(settings.chat_template),
         mask_token_id=settings.mask_token_id,
         adapter=settings.adapter_path,
         sees=settings.max_images > 0 and split is None,
     )
-    return partial(
-        load_model,
-        source,
-        name or settings.model_name,
-        settings.max_context_tokens,
-        options=options,
-        split=split,
-    )
+    named = settings.model_source, name or settings.model_name, settings.max_context_tokens
+    return partial(load_model, *named, options=options, split=split)
 
 
 def make_draft_loader(settings: Settings) -> Load | None:
@@ -218,8 +209,7 @@ def load_model(
 
     A model that is not in the hub's cache is downloaded, as `reprise pull` does.
 
-    split: leaves this machine's part of the model; the weights of the rest are never read.
-    Raises ModelError if mlx-lm cannot load it.
+    split: leaves this machine's part of the model. Raises ModelError if mlx-lm cannot load it.
     """
     start = time.perf_counter()
     check_adapter(options.adapter)
@@ -347,8 +337,7 @@ def describe(
 def find_fingerprint(model: Any, config: dict[str, Any]) -> str:
     """Return a digest of the configuration and of a few numbers of every array.
 
-    Reading a few numbers costs no time, and they suffice: training changes nearly all numbers of the arrays
-    that it touches.
+    They suffice: training changes nearly all numbers of the arrays that it touches.
     """
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     digest.update(mx.__version__.encode())  # type: ignore[attr-defined]
@@ -377,7 +366,7 @@ def _arrays(model: Any) -> list[mx.array]:
 
 
 def _default_context_tokens(model: Any, name: str) -> int:
-    grows = any(keeps_all_tokens(cache) for cache in leaves(make_caches(model)))
+    grows = any(map(keeps_all_tokens, leaves(make_caches(model))))
     num_tokens = DEFAULT_CONTEXT_TOKENS if grows else RECURRENT_CONTEXT_TOKENS
     log.warning(
         "the configuration of %s names no context: it takes %d tokens (--max-context-tokens sets another "
@@ -388,10 +377,7 @@ def _default_context_tokens(model: Any, name: str) -> int:
 
 
 def load_tokenizer(folder: Path, chat_template: str | None = None) -> Tokenizer:
-    """Load the tokenizer of a model folder, without the weights.
-
-    chat_template: takes the place of the model's own.
-    """
+    """Load the tokenizer of a model folder. chat_template: takes the place of the model's own."""
     config = load_config(folder)
     extra = {} if chat_template is None else {"chat_template": chat_template}
     wrapped, _ = _load_tokenizer(folder, extra, config)

@@ -1,6 +1,5 @@
 """Find the models that requests may ask for: in a folder of models, and in the cache of the model hub."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,22 +83,21 @@ class Catalogue:
         first = self._first()
         here = {first.name: first}
         taken = first.folder.path.resolve()
-        others = [folder for folder in self._folders() if folder.path.resolve() != taken]
-        others.sort(key=lambda folder: folder.name.lower())
+        folders = self.in_folder() + (self._hub.list_models() if self._hub else [])
+        others = sorted(folders, key=lambda folder: folder.name.lower())
         here |= {name: self._beside(name) for name in self._settings.beside}
-        here |= {folder.name: FoundModel(folder.name, folder) for folder in others if folder.name not in here}
-        for adapter in self._adapters():
-            base = self._base_of(adapter, here)
-            if base is not None:
-                name = f"{base.name}:{adapter.name}"
-                here[name] = replace(base, name=name, adapter=adapter)
+        for folder in others:
+            if folder.name not in here and folder.path.resolve() != taken:
+                here[folder.name] = FoundModel(folder.name, folder)
+        for file in sorted(self._folder.glob(f"*/{ADAPTER_CONFIG}")) if self._folder else ():
+            if base := self._base_of(file.parent, here):
+                name = f"{base.name}:{file.parent.name}"
+                here[name] = replace(base, name=name, adapter=file.parent)
         return list(here.values())
 
     def weight_bytes(self, source: str) -> int:
         """Return the bytes of the weights in a folder, or of a model in the hub's cache; 0 for neither."""
-        path = Path(source)
-        folder = describe_folder(path) if path.is_dir() else _in_hub(self._hub or HubCache(), source)
-        return folder.weight_bytes if folder else 0
+        return self._named(source, source).folder.weight_bytes
 
     def pull(self, name: str, report: ReportBytes) -> None:
         """Download a model into the hub's cache. Raises ModelLoadError, or what report raises."""
@@ -126,10 +124,8 @@ class Catalogue:
     def _named(self, name: str, source: str) -> FoundModel:
         """Return the model of a folder, or in the hub's cache. name: by which it is known."""
         path = Path(source)
-        folder = describe_folder(path, name) if path.is_dir() else None
-        if folder is None:
-            folder = _in_hub(self._hub or HubCache(), source)
-        return FoundModel(name, folder or ModelFolder(name, path, 0))
+        found = describe_folder(path, name) if path.is_dir() else _in_hub(self._hub or HubCache(), source)
+        return FoundModel(name, found or ModelFolder(name, path, 0))
 
     def _find_folder(self, name: str) -> ModelFolder | None:
         path = self._path(name)
@@ -154,26 +150,16 @@ class Catalogue:
 
     def in_folder(self) -> list[ModelFolder]:
         """Return the models in the settings' folder, whole or not, sorted by name."""
-        return sorted(self._own_folders(), key=lambda folder: folder.name.lower())
-
-    def _own_folders(self) -> Iterator[ModelFolder]:
-        if self._folder is not None:
-            for pattern in ("*/config.json", "*/*/config.json"):
-                for file in self._folder.glob(pattern):
-                    name = file.parent.relative_to(self._folder).as_posix()
-                    # An adapter has no weights of this name.
-                    if self._path(name) and any(file.parent.glob("model*.safetensors")):
-                        yield describe_folder(file.parent, name)
-
-    def _folders(self) -> Iterator[ModelFolder]:
-        yield from self._own_folders()
-        if self._hub is not None:
-            yield from self._hub.list_models()
-
-    def _adapters(self) -> list[Path]:
-        return (
-            sorted(file.parent for file in self._folder.glob(f"*/{ADAPTER_CONFIG}")) if self._folder else []
-        )
+        if self._folder is None:
+            return []
+        found = []
+        for pattern in ("*/config.json", "*/*/config.json"):
+            for file in self._folder.glob(pattern):
+                name = file.parent.relative_to(self._folder).as_posix()
+                # An adapter has no weights of this name.
+                if self._path(name) and any(file.parent.glob("model*.safetensors")):
+                    found.append(describe_folder(file.parent, name))
+        return sorted(found, key=lambda folder: folder.name.lower())
 
     def _base_of(self, adapter: Path, models: dict[str, FoundModel]) -> FoundModel | None:
         """Return the model that an adapter was trained for, by its configuration; None if it is not here."""

@@ -1,9 +1,7 @@
 """The common part of all models' engines, whether they generate, embed or rank."""
 
 import logging
-import queue
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -34,10 +32,7 @@ MAX_WAIT_S = 60.0
 
 
 class AnswerTimes:
-    """The seconds that recent answers took from admission to end. Not thread-safe by itself.
-
-    Idle time does not count, so clients of a burst after a quiet night are not told to wait for a minute.
-    """
+    """The seconds that recent answers took from admission to end. Idle time does not count."""
 
     def __init__(self) -> None:
         self._taken_s: deque[float] = deque(maxlen=NUM_KEPT)
@@ -48,10 +43,7 @@ class AnswerTimes:
         self._changed_at = perf_counter()
 
     def end(self, taken_s: float | None, is_last: bool) -> None:
-        """Note that a request ended. taken_s: seconds since its admission; None if it was not answered.
-
-        is_last: whether no live request is left.
-        """
+        """Note a request's end, after taken_s; None if it was not answered. is_last: whether none is left."""
         self._changed_at = None if is_last else perf_counter()
         if taken_s is not None:
             self._taken_s.append(taken_s)
@@ -98,7 +90,7 @@ class Lifecycle:
         with self._lock:
             if self.state != "dead":
                 self.state = "draining"
-            self._drained_at = time.perf_counter() + drain_s
+            self._drained_at = perf_counter() + drain_s
 
     def die(self, fault: str) -> None:
         """Accept no more requests, because of a fault."""
@@ -113,7 +105,7 @@ class Lifecycle:
     @property
     def is_out_of_time(self) -> bool:
         """Whether draining has taken as long as it may."""
-        return self._drained_at is not None and time.perf_counter() >= self._drained_at
+        return self._drained_at is not None and perf_counter() >= self._drained_at
 
     @contextmanager
     def accepting(self) -> Iterator[None]:
@@ -141,20 +133,16 @@ class Lifecycle:
         with self._lock:
             yield self.state
 
-    def note_end(self, end: Finished | Failed | Embedded) -> None:
-        """Count the end of an accepted request. end: its terminal event."""
-        answered_s = end.usage.total_s - end.usage.queue_s if isinstance(end, Finished) else None
-        with self._lock:
-            self.num_live -= 1
-            self.num_ended += 1
-            self._answer_times.end(answered_s, is_last=not self.num_live)
-
     def counting(self, request_id: str, sink: Callable[[Any], None]) -> Callable[[Any], None]:
         """Wrap an accepted request's sink in one that counts the request's end, and never raises."""
 
         def counted(event: Any) -> None:
             if isinstance(event, Finished | Failed | Embedded):
-                self.note_end(event)
+                taken_s = event.usage.total_s - event.usage.queue_s if isinstance(event, Finished) else None
+                with self._lock:
+                    self.num_live -= 1
+                    self.num_ended += 1
+                    self._answer_times.end(taken_s, is_last=not self.num_live)
             try:
                 sink(event)
             # A sink must not raise; if it does, only its own request is affected.
@@ -172,7 +160,7 @@ class Lifecycle:
     def _retry_after_s(self) -> float:
         """Seconds until the running requests will have ended or, while draining, until the server is gone."""
         if self.state == "draining" and self._drained_at is not None:
-            return max(RETRY_AFTER_S, self._drained_at - time.perf_counter())
+            return max(RETRY_AFTER_S, self._drained_at - perf_counter())
         return self._answer_times.wait_s()
 
 
@@ -225,35 +213,35 @@ class Call:
 Message = Submit | Embed | Cancel | Stop | Call
 
 
-class Inbox(queue.SimpleQueue[Message]):
+class Inbox:
     """Messages from other threads, in the order in which they were sent. wake: called after each."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._handled: Message | None = None
+        self._messages: deque[Message] = deque()
 
-    def put(self, item: Message, block: bool = True, timeout: float | None = None) -> None:
+    @property
+    def is_empty(self) -> bool:
+        """Whether all messages have been handled."""
+        return not self._messages
+
+    def put(self, message: Message) -> None:
         """Add a message, and wake the thread that owns MLX."""
-        super().put(item, block, timeout)
+        self._messages.append(message)
         self._wake()
 
     @span("messages")
     def take_all(self, handle: Callable[[Message], None]) -> None:
         """Handle all messages, on the thread that owns MLX."""
-        while not self.empty():
-            # Kept until it is handled, so that refuse_all() finds it if that is what the thread dies of.
-            self._handled = self.get()
-            handle(self._handled)
-            # While the loop waits, this would keep the last request alive.
-            self._handled = None
+        while self._messages:
+            # It stays here until it is handled, for refuse_all(), if that is what the thread dies of.
+            handle(self._messages[0])
+            self._messages.popleft()
 
     def refuse_all(self, failed: Failed) -> None:
         """Drop all messages, and send `failed` to the senders that wait for an outcome."""
-        refused: list[Message] = [self._handled] if self._handled else []
-        self._handled = None
-        while not self.empty():
-            refused.append(self.get())
-        for message in refused:
+        while self._messages:
+            message = self._messages.popleft()
             if isinstance(message, Submit | Embed):
                 message.sink(failed)
             elif isinstance(message, Call):
@@ -287,10 +275,9 @@ class ModelWorker(Protocol):
 class ModelEngine(ABC):
     """Takes the requests for one model, and runs them when the loop says so.
 
-    inbox: messages of other threads. lifecycle: whether the engine takes requests, and how many are live.
     attached: objects that the engine's users keep with it, until it ends.
-    worker: computes the requests; replaced at a load or an unload, or once all is tried.
-    on_remade: called after the worker was replaced although the model stayed loaded.
+    worker: replaced at a load or an unload, or once all is tried. on_remade: called after that, if the model
+        stayed loaded.
     passes_on: whether another model runs next after each of this engine's steps.
 
     Methods from load() on are for the thread that owns MLX, any thread may call those before.
@@ -360,7 +347,7 @@ class ModelEngine(ABC):
     @property
     def has_work(self) -> bool:
         """Whether run() would do anything."""
-        return self.worker.has_work or not self.inbox.empty()
+        return self.worker.has_work or not self.inbox.is_empty
 
     @property
     def is_blocked(self) -> bool:

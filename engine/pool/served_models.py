@@ -25,16 +25,13 @@ from reprise.engine.text.markers import Markers
 class ServedModel:
     """A model that requests may ask for. KnownModels.lock guards the fields that other threads use.
 
-    found: the model on disk. max_context_tokens: as its settings say. shows_images: whether it may be shown
-        images.
+    max_context_tokens, shows_images: as its settings say.
     engine: exists while the weights are loaded, or requests wait for them.
-    is_loaded: whether the weights are in memory. progress, phase: the completed share of a load, and its
-        present stage; None unless the model is loading.
+    is_loaded: whether the weights are in memory. progress, phase: see ModelEntry.
     budget: the memory that the model holds; None while it is not loaded.
-    num_uses: requests that were given the model. waiting: requests that wait for the model.
+    num_uses: requests that were given the model. waiting: requests that wait for it.
     leaving: who waits for the model to be unloaded; until then no request is given it.
-    used_at: when the model was last asked for or left, by time.monotonic(). keep_s: for how many seconds to
-        keep it without requests, as its last use said.
+    used_at: when the model was last asked for or left, by time.monotonic(). keep_s: see ModelUse.
     """
 
     found: FoundModel
@@ -74,43 +71,41 @@ class ServedModel:
     def entry(self, keep_s: float) -> ModelEntry:
         """Describe the model for lists. keep_s: for how many seconds it stays loaded without requests."""
         status = self.engine.status() if self.engine else None
-        tokens = self.info.context_tokens if self.info else self.found.folder.context_tokens
+        folder, info, markers = self.found.folder, self.info, self.markers
+        tokens = info.context_tokens if info else folder.context_tokens
         if tokens and self.max_context_tokens:
             tokens = min(tokens, self.max_context_tokens)
-        vision, markers = self.found.folder.vision if self.shows_images else None, self.markers
+        idle_left_s = None
+        if self.is_loaded and isfinite(keep_s):
+            idle_s = 0.0 if self.num_uses else time.monotonic() - self.used_at
+            idle_left_s = max(0.0, keep_s - idle_s)
         return ModelEntry(
             name=self.name,
             state="loaded" if self.is_loaded else "unloaded" if self.progress is None else "loading",
-            size_bytes=self.info.weight_bytes if self.info else self.found.folder.weight_bytes,
+            size_bytes=(info or folder).weight_bytes,
             context_tokens=tokens,
             progress=self.progress,
             phase=self.phase if self.progress is not None else None,
-            fault=self.fault or self.found.folder.fault,
+            fault=self.fault or folder.fault,
             num_running=status.num_running if status else 0,
             num_waiting=(status.num_waiting if status else 0) + len(self.waiting),
             num_loads=self.num_loads,
-            info=self.info,
+            info=info,
             can_call=markers.can_call if markers else None,
             can_think=markers.can_think if markers else None,
             tool_format=markers.format_name if markers else None,
-            purpose=self.info.purpose if self.info else self.found.folder.purpose,
-            embedding=self.info.embedding if self.info else self.found.folder.embedding,
-            vision=self.info.vision if self.info else vision,
+            purpose=(info or folder).purpose,
+            embedding=(info or folder).embedding,
+            vision=info.vision if info else folder.vision if self.shows_images else None,
             can_infill=self.can_infill,
-            idle_left_s=self._idle_left_s(keep_s),
+            idle_left_s=idle_left_s,
         )
-
-    def _idle_left_s(self, keep_s: float) -> float | None:
-        if not self.is_loaded or not isfinite(keep_s):
-            return None
-        idle_s = 0.0 if self.num_uses else time.monotonic() - self.used_at
-        return max(0.0, keep_s - idle_s)
 
 
 class KnownModels:
     """All models by name, and who waits for which. Any thread may call its methods.
 
-    settings: for all models. sections: settings of single models, by name. catalogue: the models on disk.
+    sections: settings of single models, by name. catalogue: the models on disk.
     may_unload: whether models are loaded and unloaded as requests ask; else there is one, which stays.
 
     lock: guards everything here that more than one thread reads or changes.

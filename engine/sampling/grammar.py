@@ -8,7 +8,8 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any, NoReturn
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.errors import GrammarCostError, GrammarError
 from reprise.engine.interface.request import Grammar
-from reprise.engine.sampling.grammar_budget import GrammarBudget, Stopwatch
+from reprise.engine.interface.spans import spend
 from reprise.engine.sandbox.child_process import ChildError, ChildProcess, Limits
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.text.vocabulary import Vocabulary, VocabularyError
@@ -63,6 +64,80 @@ Mask = NDArray[np.bool_]
 """(vocabulary,) True where a token is allowed."""
 
 
+MAX_TOKEN_S, MAX_TOKEN_STEPS = 0.25, 1.0
+"""Maximum seconds that the grammar may take for one token of an answer, or plain steps if that is longer."""
+
+MAX_MEAN_S, MAX_MEAN_STEPS = 0.02, 0.2
+"""The same for a token on average over the last WINDOW_TOKENS tokens, and for the masks of one draft, whose
+rest is then dropped."""
+
+WINDOW_TOKENS = 32
+
+MAX_DRAFTING_MEAN_S, MAX_DRAFTING_MEAN_STEPS = 0.0025, 0.05
+"""The same: above this average an answer gets no drafts. Each drafted position costs about as much as a
+token, and the longer a step takes, the more is gained."""
+
+
+class Stopwatch:
+    """Measures the time spent in grammars. It cannot be nested, and is used by one thread only.
+
+    now: a clock in seconds; by default the thread's own CPU time, so that a grammar is not charged for a busy
+        machine.
+    last_s: seconds of the last measurement. Every measurement is counted in the span "grammars".
+    """
+
+    def __init__(self, now: Callable[[], float] = time.thread_time) -> None:
+        self._now = now
+        self._started_at = 0.0
+        self.last_s = 0.0
+
+    def __enter__(self) -> None:
+        self._started_at = self._now()
+
+    def __exit__(self, *raised: object) -> None:
+        self.last_s = self._now() - self._started_at
+        spend("grammars", self.last_s)
+
+
+class GrammarBudget:
+    """The time that one answer's tokens took in its grammar, and its limits.
+
+    Only tokens of the answer are charged, as if there were no drafts: no draft may make an answer fail.
+
+    plain_s: seconds of a plain step; 0 if not known. walk_s: maximum seconds for the masks of one draft.
+    """
+
+    def __init__(self, plain_s: float = 0.0) -> None:
+        self.walk_s = self._mean_s = max(MAX_MEAN_S, MAX_MEAN_STEPS * plain_s)
+        self._token_s = max(MAX_TOKEN_S, MAX_TOKEN_STEPS * plain_s)
+        self._drafting_mean_s = max(MAX_DRAFTING_MEAN_S, MAX_DRAFTING_MEAN_STEPS * plain_s)
+        self._tokens_s: deque[float] = deque(maxlen=WINDOW_TOKENS)
+
+    @property
+    def has_time_for_drafts(self) -> bool:
+        """Whether the grammar is fast enough to check drafts as well."""
+        return sum(self._tokens_s) <= self._drafting_mean_s * WINDOW_TOKENS
+
+    def charge(self, taken_s: float, num_tokens: int) -> None:
+        """Charge taken_s to num_tokens tokens that were committed together, in equal parts."""
+        if num_tokens:
+            self._tokens_s.extend([taken_s / num_tokens] * num_tokens)
+
+    def check(self) -> None:
+        """Raise GrammarCostError if the tokens so far took too long."""
+        longest_s, spent_s = max(self._tokens_s, default=0.0), sum(self._tokens_s)
+        if longest_s > self._token_s:
+            raise GrammarCostError(
+                f"took {1000 * longest_s:.0f} ms to choose the tokens allowed at one position; at most "
+                f"{1000 * self._token_s:.0f} ms are allowed"
+            )
+        if spent_s > self._mean_s * WINDOW_TOKENS:
+            raise GrammarCostError(
+                f"took {1000 * spent_s:.0f} ms for the last {len(self._tokens_s)} tokens; at most "
+                f"{1000 * self._mean_s * WINDOW_TOKENS:.0f} ms for {WINDOW_TOKENS} tokens are allowed"
+            )
+
+
 class Grammars:
     """Compiled grammars for one vocabulary. Several threads may use them, but only one their matchers.
 
@@ -96,9 +171,8 @@ class Grammars:
     def prepare(self) -> bool:
         """Do the next of two parts of the work on the vocabulary in advance; return whether one was left.
 
-        The first part makes the vocabulary, and starts the process that tries grammars.
-
-        The second part sorts tokens into slices, with which large masks are computed faster.
+        The first makes the vocabulary, and starts the process that tries grammars. The second sorts tokens
+        into slices, with which large masks are computed faster.
         """
         if self._is_prepared:
             return False
@@ -116,8 +190,13 @@ class Grammars:
         """Return the grammar, compiled, which may take long. Raises GrammarError if it cannot be used."""
         if grammar.compiled is not None:
             return grammar
-        text = replace(grammar, thinking=None, trigger=None)
-        compiled = ANY if grammar.kind == "any" else self._find(text)
+        compiled: Any = ANY
+        if grammar.kind != "any":
+            text = replace(grammar, thinking=None, trigger=None)
+            compiled = self._compiled.get(text)
+            if compiled is None:
+                compiled = self._compile(text)
+                self._compiled.put(text, compiled)
         trigger = grammar.trigger
         if trigger is not None and trigger.text:
             trigger = replace(trigger, tokens=self._find_tokens(trigger.text))
@@ -131,14 +210,6 @@ class Grammars:
         tokenizer, compiled = self._tokenizer, self.compile(grammar).compiled
         budget = GrammarBudget(self.plain_s)
         return Matcher(compiled, tokenizer.vocab_size, tokenizer.eos_ids, self._watch, budget)
-
-    def _find(self, grammar: Grammar) -> LLMatcher:
-        """Return the compiled form of a grammar from those that are kept, or compile it and keep it."""
-        found = self._compiled.get(grammar)
-        if found is None:
-            found = self._compile(grammar)
-            self._compiled.put(grammar, found)
-        return found
 
     def _find_tokens(self, text: str) -> tuple[int, ...]:
         """Return the tokens that contain a text."""
@@ -206,7 +277,7 @@ def _make_vocabulary(tokenizer: Tokenizer) -> LLTokenizer | VocabularyError:
 
 
 def _limits(grammar: Grammar) -> dict[str, Any]:
-    """Return the limits on the cost of compiling a grammar and of computing one mask."""
+    """Return the limits on compiling a grammar and on computing one mask."""
     return {
         "initial_lexer_fuel": 200_000,
         "max_grammar_size": 100_000,
@@ -223,9 +294,8 @@ def _try_start(matcher: LLMatcher) -> str:
     Some grammars compile but cannot start: those that can never end, or whose first token takes too much
     computation.
     """
-    allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little").nonzero()[
-        0
-    ]
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
     forced = matcher.compute_ff_tokens()
     if not matcher.is_error() and not matcher.is_stopped() and allowed.size:
         matcher.consume_token(forced[0] if forced else int(allowed[-1]))
@@ -254,8 +324,8 @@ class Matcher:
 
     End-of-answer tokens are never fed to llguidance, because its rollback does not count them.
 
-    compiled: the grammar, which stays as it is.
-    watch: measures the seconds spent in the grammar. budget: limits those of this answer.
+    compiled: the grammar, which stays as it is. watch: measures the seconds spent in the grammar. budget:
+        limits those of this answer.
     """
 
     def __init__(
@@ -342,8 +412,7 @@ class Matcher:
     def masks(self, drafted: Sequence[int] = ()) -> list[Mask | None]:
         """Return the mask of the next token and of the token after each drafted one: (k + 1,) masks.
 
-        There are fewer if computing them exceeds the budget or a limit; the rest of the draft must be dropped
-        then.
+        There are fewer if they exceed the budget or a limit: the rest of the draft must be dropped.
 
         drafted: (k,) tokens that the grammar allows, as counted by count_allowed().
         Raises GrammarCostError if the grammar exceeds a limit or the answer its budget.

@@ -69,12 +69,6 @@ WEIGHT_ONE = 2.0**44
 """The integer weight of a row's likeliest token. A sum over 2**19 tokens still fits into 63 bits."""
 
 
-def is_filtered(sampling: Sampling, vocab_size: int) -> bool:
-    """Return whether any filter has an effect on a vocabulary of this size."""
-    s = sampling
-    return s.temperature > 0 and (s.top_p < 1 or s.min_p > 0 or 0 < s.top_k < vocab_size)
-
-
 def keep_likely(logits: mx.array, settings: Sequence[Sampling]) -> mx.array:
     """Set the logits of each row's unlikely tokens to -inf: keep the top k, of those the top p, then min p.
 
@@ -176,11 +170,6 @@ class Needs(NamedTuple):
 
 
 ALL_NEEDS = Needs(penalties=True, bias=True, mask=True, noise=True, filters=True)
-
-
-def needs_penalties(sampling: Sampling) -> bool:
-    """Return whether any penalty has an effect."""
-    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
 
 def draws_per_portion(num_arrays: float, vocab_size: int) -> int:

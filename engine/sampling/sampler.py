@@ -21,9 +21,7 @@ from reprise.engine.sampling.logits import (
     Needs,
     Penalties,
     draws_per_portion,
-    is_filtered,
     keep_likely,
-    needs_penalties,
     pick_logits,
 )
 
@@ -100,10 +98,11 @@ class RowSampling:
         ends: Ends = NO_ENDS,
     ) -> None:
         self.settings = settings
-        self.is_filtered = is_filtered(settings, vocab_size)
-        self.penalties = (
-            Penalties(settings, prompt, answer, vocab_size) if needs_penalties(settings) else None
-        )
+        limits = settings.top_p < 1 or settings.min_p > 0 or 0 < settings.top_k < vocab_size
+        self.is_filtered = settings.temperature > 0 and limits
+        self.penalties: Penalties | None = None
+        if settings.has_penalties:
+            self.penalties = Penalties(settings, prompt, answer, vocab_size)
         never = ends.model if settings.ignores_eos else ()
         self.bias = _dense_bias(settings, vocab_size, never)
         early = (*ends.model, *ends.own)
@@ -218,16 +217,14 @@ class Sampler:
     ) -> mx.array:
         """Apply penalties, bias and masks as needed. logits: (draws, vocabulary)."""
         if needs.penalties:
-            pairs = zip((self.penalties[draw.row] for draw in draws), draws, strict=True)
-            logits = mx.stack(
-                [
-                    penalties.apply(line, draw.drafted) if penalties else line
-                    for line, (penalties, draw) in zip(logits, pairs, strict=True)
-                ]
-            )
+            lines = []
+            for line, draw in zip(logits, draws, strict=True):
+                penalties = self.penalties[draw.row]
+                lines.append(penalties.apply(line, draw.drafted) if penalties else line)
+            logits = mx.stack(lines)
         if needs.bias:
-            pairs_at = zip(draws, positions, strict=True)
-            found = (self._rows[draw.row].bias_at(position) for draw, position in pairs_at)
+            pairs = zip(draws, positions, strict=True)
+            found = (self._rows[draw.row].bias_at(position) for draw, position in pairs)
             logits = logits + mx.stack([bias for bias in found if bias is not None])
         if needs.mask:
             given = [draw.mask for draw in draws if draw.mask is not None]

@@ -1,7 +1,6 @@
-"""Run foreign code in a process that can be killed: chat templates, and libraries for schemas and images.
+"""Run foreign code in processes that can be killed: chat templates, and libraries for schemas and images.
 
-It may take forever on input made to exploit it, and cannot be stopped within a thread. The process runs
-child_script.py.
+It may take forever on input made to exploit it, and a thread cannot be stopped. Each runs child_script.py.
 """
 
 import atexit
@@ -10,18 +9,19 @@ import os
 import subprocess
 import sys
 import threading
-import weakref
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
+from reprise.engine.interface.images import ImageProcessor, PromptImage, image_key, placeholders
 from reprise.engine.sandbox.child_script import encode_message, read_message
 
 START_LIMIT_S = 60.0
 MAX_REPLY_BYTES = 64 * 2**20
 _SCRIPT = Path(__file__).with_name("child_script.py")
 _PASSED_VARIABLES = ("PATH", "TZ", "LANG", "LC_ALL")
-"""Environment variables that the process inherits. All others stay out, since they may hold keys."""
+"""Environment variables that a process inherits. All others stay out, since they may hold keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ChildProcess:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._is_ready = False
-        _STARTED.add(self)
+        atexit.register(self.stop)
 
     def start(self) -> None:
         """Start the process if it is not running; return without waiting for it."""
@@ -56,23 +56,19 @@ class ChildProcess:
             self._start()
 
     def call(self, **call: Any) -> dict[str, Any]:
-        """Send a call, and return the reply. Raises ChildError.
-
-        Both are JSON, but for bytes under the name "attached".
-        """
-        message = encode_message(call)
+        """Send a call, see encode_message(), and return the reply. Raises ChildError."""
+        message, limits = encode_message(call), self._limits
         with self._lock:
             try:
                 child = self._start()
                 if not self._is_ready:
                     self._exchange(child, b"", START_LIMIT_S)
                     self._is_ready = True
-                return self._exchange(child, message, self._limits.wall_s)
+                return self._exchange(child, message, limits.wall_s)
             except (OSError, EOFError, ValueError):
                 self._end()
                 with contextlib.suppress(OSError):
                     self._start()
-                limits = self._limits
                 raise ChildError(
                     f"it took more than {limits.cpu_s:g} seconds or {limits.memory_bytes >> 20} MiB of memory"
                 ) from None
@@ -122,37 +118,21 @@ class ChildProcess:
             child.communicate()
 
 
-_STARTED: "weakref.WeakSet[ChildProcess]" = weakref.WeakSet()
+_CHECKER = ChildProcess("schemas", Limits(cpu_s=0.5, wall_s=5.0, memory_bytes=512 * 2**20))
 
 
-@atexit.register
-def _stop_all() -> None:
-    for process in list(_STARTED):
-        process.stop()
+def satisfies(text: str, schema: str) -> bool | None:
+    """Return whether a text is JSON that satisfies a whole schema; None if the check failed. Blocks.
 
-
-CHECK_LIMITS = Limits(cpu_s=0.5, wall_s=5.0, memory_bytes=512 * 2**20)
-
-
-class SchemaChecker:
-    """Checks JSON against its whole schema; a grammar made of a schema that is not strict may enforce less.
-
-    A schema comes from a client: its patterns and references may take forever. Safe on any thread.
+    A grammar made of a schema that is not strict may enforce less.
     """
+    try:
+        # A schema comes from a client: its patterns and references may take forever.
+        valid: bool | None = _CHECKER.call(text=text, schema=schema)["valid"]
+    except ChildError:
+        return None
+    return valid
 
-    def __init__(self, limits: Limits = CHECK_LIMITS) -> None:
-        self._process = ChildProcess("schemas", limits)
-
-    def is_valid(self, text: str, schema: str) -> bool | None:
-        """Return whether a text is JSON that satisfies a schema; None if the check failed. Blocks."""
-        try:
-            valid: bool | None = self._process.call(text=text, schema=schema)["valid"]
-        except ChildError:
-            return None
-        return valid
-
-
-CHECKER = SchemaChecker()
 
 TIME_LIMIT_S = 5.0
 MEMORY_LIMIT_BYTES = 2 * 2**30
@@ -166,30 +146,25 @@ class RenderLimitError(RenderError):
     """A template took too much time or memory."""
 
 
-class TemplateProcess:
-    """Renders chat templates in a process, in place of transformers' render_jinja_template().
+class TemplateProcess(ChildProcess):
+    """Renders chat templates, in place of transformers' render_jinja_template().
 
-    A template is a program that comes with the model. transformers runs it in Jinja's sandbox, which keeps it
-    from code and files but not from looping forever or filling memory. A separate process can be killed, and
-    the sandbox is then not the only protection. Safe on any thread.
+    A template is a program that comes with the model. Jinja's sandbox, in which transformers runs it, keeps
+    it from code and files, but not from looping forever or filling memory.
     """
 
     def __init__(self, time_limit_s: float = TIME_LIMIT_S) -> None:
-        self._process = ChildProcess("templates", Limits(time_limit_s, time_limit_s, MEMORY_LIMIT_BYTES))
+        super().__init__("templates", Limits(time_limit_s, time_limit_s, MEMORY_LIMIT_BYTES))
 
     def render(self, **call: Any) -> tuple[list[str], list[Any]]:
         """Render conversations. call: the arguments of render_jinja_template(). Raises RenderError."""
         try:
-            reply = self._process.call(**call)
+            reply = self.call(**call)
         except ChildError as fault:
             raise RenderLimitError(str(fault)) from None
         if "complaint" in reply:
             raise RenderError(reply["complaint"])
         return reply["rendered"], reply["indices"]
-
-    def stop(self) -> None:
-        """Kill the process."""
-        self._process.stop()
 
     def isolate(self) -> None:
         """Render the templates of every tokenizer here from now on, in calls from transformers too."""
@@ -198,7 +173,70 @@ class TemplateProcess:
 
         library: Any = tokenization_utils_base
         library.render_jinja_template = self.render
-        self._process.start()
+        self.start()
 
 
 PROCESS = TemplateProcess()
+
+SMALL_PIXELS = 6_000_000
+"""The most pixels of an image that the process for most of them decodes: it takes 0.2 seconds."""
+SMALL_LIMITS, LARGE_LIMITS = Limits(2.0, 10.0, 512 * 2**20), Limits(10.0, 30.0, 512 * 2**20)
+_NO_LIMIT = 2**62
+
+
+class ImageError(ValueError):
+    """An image cannot be shown; the message is a phrase that follows the image's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A decoded image: its tiles, and the whole if that is shown, as if each began the prompt.
+
+    before: token ids that precede each part.
+    """
+
+    parts: tuple[PromptImage, ...]
+    before: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the pixels of all parts."""
+        return sum(len(part.pixels) for part in self.parts)
+
+
+class ImageDecoder:
+    """Decodes images, which are hostile files for decoders in C. Safe on any thread.
+
+    It has two processes, so that a large image, or one made to take long, delays no other client's.
+    """
+
+    def __init__(self, small: Limits = SMALL_LIMITS, large: Limits = LARGE_LIMITS) -> None:
+        self.small, self.large = ChildProcess("images", small), ChildProcess("images", large)
+
+    def decode(
+        self, processor: ImageProcessor, data: str, detail: str = "auto", budget: int = _NO_LIMIT
+    ) -> Picture:
+        """Decode an image, given in base64. detail, budget: see find_size(). Blocks. Raises ImageError."""
+        call: dict[str, Any] = {"processor": asdict(processor), "detail": detail, "budget": budget}
+        call["attached"] = data.encode("ascii", "replace")
+        try:
+            reply = self.small.call(**call, max_pixels=SMALL_PIXELS)
+            if "is_large" in reply:
+                reply = self.large.call(**call, max_pixels=_NO_LIMIT)
+        except ChildError as fault:
+            raise ImageError(f"cannot be decoded: {fault}") from fault
+        if "complaint" in reply:
+            raise ImageError(reply["complaint"])
+        parts: list[PromptImage] = []
+        start = 0
+        for _, grid, shape in reply["parts"]:
+            grid, shape = tuple(grid), tuple(shape)
+            pixels = reply["attached"][start : (start := start + prod(shape))]
+            key = image_key(pixels, shape, grid, repr(processor))
+            parts.append(PromptImage(0, len(placeholders(processor, grid)), grid, pixels, shape, key))
+        return Picture(tuple(parts), tuple(tuple(before) for before, *_ in reply["parts"]))
+
+    def stop(self) -> None:
+        """Kill the processes."""
+        self.small.stop()
+        self.large.stop()

@@ -1,8 +1,7 @@
 """Run foreign code that may loop or fill memory: the script of the processes of child_process.py.
 
-It imports nothing of Reprise but image_job.py and interface/images.py. It reads calls from stdin and writes
-replies to stdout. Arguments: the job (a key of JOBS), the maximum number of bytes of memory, and the maximum
-number of seconds of CPU time for each call.
+It reads calls from stdin and writes replies to stdout. Arguments: the job (a key of JOBS), the maximum number
+of bytes of memory, and the maximum number of seconds of CPU time for each call.
 """
 
 import contextlib
@@ -13,17 +12,16 @@ import os
 import re
 import resource
 import signal
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
-Render = Callable[..., tuple[list[str], list[Any]]]
-Reply = dict[str, Any]
-Handle = Callable[[dict[str, Any]], Reply]
+Message = dict[str, Any]
+Handle = Callable[[Message], Message]
 
-MAX_COMPLAINT_CHARACTERS = 2000
 NICENESS = 10
 """How far a process gives way to the engine's threads."""
 _NAMED_TOKEN = re.compile(r"<\[\^?[0-9][0-9, -]*\]>")
@@ -31,7 +29,7 @@ _NAMED_TOKEN = re.compile(r"<\[\^?[0-9][0-9, -]*\]>")
 _LATER_IMPORTS = "{{ strftime_now('%d %B %Y') }}{{ messages | tojson(indent=2) }}{{ raise_exception('a') }}"
 
 
-def encode_message(message: dict[str, Any]) -> bytes:
+def encode_message(message: Message) -> bytes:
     """Encode a call or a reply: two lengths of four bytes, JSON, and then what it has as "attached", bytes.
 
     What JSON cannot represent becomes the text that transformers puts in a prompt for it.
@@ -39,10 +37,10 @@ def encode_message(message: dict[str, Any]) -> bytes:
     attached: bytes = message.get("attached", b"")
     fields = {name: value for name, value in message.items() if name != "attached"}
     body = json.dumps(fields, default=lambda value: f"<{type(value).__name__}>").encode()
-    return len(body).to_bytes(4, "little") + len(attached).to_bytes(4, "little") + body + attached
+    return struct.pack("<II", len(body), len(attached)) + body + attached
 
 
-def read_message(source: IO[bytes], max_bytes: int = 2**32) -> dict[str, Any]:
+def read_message(source: IO[bytes], max_bytes: int = 2**32) -> Message:
     """Read what encode_message() made. Raises EOFError if it ends early or is too long, or ValueError."""
 
     def read(num_bytes: int) -> bytes:
@@ -51,9 +49,9 @@ def read_message(source: IO[bytes], max_bytes: int = 2**32) -> dict[str, Any]:
             raise EOFError
         return found
 
-    lengths = read(8)
-    message: dict[str, Any] = json.loads(read(int.from_bytes(lengths[:4], "little")))
-    if num_attached := int.from_bytes(lengths[4:], "little"):
+    num_bytes, num_attached = struct.unpack("<II", read(8))
+    message: Message = json.loads(read(num_bytes))
+    if num_attached:
         message["attached"] = read(num_attached)
     return message
 
@@ -62,14 +60,14 @@ def handle_templates() -> Handle:
     """Return a function that renders conversations. A call has the arguments of render_jinja_template()."""
     render = _load_render()
 
-    def handle(call: dict[str, Any]) -> Reply:
+    def handle(call: Message) -> Message:
         try:
             rendered, indices = render(**call)
         except MemoryError:
             return {"complaint": "it took too much memory"}
         # A template is a program that comes with the model: it may raise anything.
         except Exception as fault:
-            return {"complaint": (str(fault) or type(fault).__name__)[:MAX_COMPLAINT_CHARACTERS]}
+            return {"complaint": (str(fault) or type(fault).__name__)[:2000]}
         return {"rendered": rendered, "indices": indices}
 
     # Import what transformers imports at first use: later no file can be opened.
@@ -79,11 +77,10 @@ def handle_templates() -> Handle:
 
 def handle_schemas() -> Handle:
     """Return a function that checks JSON by a schema. A call has text and schema, both as JSON."""
-    os.nice(NICENESS)
     validators: Any = importlib.import_module("jsonschema.validators")
     registry = importlib.import_module("referencing").Registry()
 
-    def handle(call: dict[str, Any]) -> Reply:
+    def handle(call: Message) -> Message:
         try:
             schema = json.loads(call["schema"])
             kind = validators.validator_for(schema, validators.Draft202012Validator)
@@ -105,12 +102,11 @@ def handle_schemas() -> Handle:
 
 def handle_grammars() -> Handle:
     """Return a function that compiles grammars. A call has text, in llguidance's format, and limits."""
-    os.nice(NICENESS)
     library: Any = importlib.import_module("llguidance")
     # A vocabulary matters little to what compiling takes, and this one is made in no time.
     vocabulary = library.LLTokenizer("byte")
 
-    def handle(call: dict[str, Any]) -> Reply:
+    def handle(call: Message) -> Message:
         limits = library.LLParserLimits(**call["limits"])
         library.LLMatcher(vocabulary, _NAMED_TOKEN.sub("<[97]>", call["text"]), log_level=0, limits=limits)
         return {}
@@ -120,12 +116,7 @@ def handle_grammars() -> Handle:
 
 def handle_images() -> Handle:
     """Return a function that decodes images; for its calls see image_job.decode()."""
-    os.nice(NICENESS)
-    folder = Path(__file__).parent
-    _pretend("reprise", folder.parents[1])
-    _pretend("reprise.engine", folder.parent)
-    for name in ("interface", "sandbox"):
-        _pretend(f"reprise.engine.{name}", folder.parent / name)
+    sys.path.insert(0, str(Path(__file__).parents[3]))
     handler: Handle = importlib.import_module("reprise.engine.sandbox.image_job").make_handler()
     return handler
 
@@ -139,63 +130,49 @@ JOBS: dict[str, Callable[[], Handle]] = {
 
 
 def main(job: str, memory_bytes: str, cpu_limit_s: str) -> None:
-    """Report readiness by an empty reply, then reply to calls until the input ends.
-
-    A call that takes more than cpu_limit_s ends the process.
-    """
+    """Report readiness by an empty reply, then reply to calls until the input ends."""
+    if job != "templates":
+        os.nice(NICENESS)
     handle = JOBS[job]()
-    _limit_resources(int(memory_bytes))
-    _reply({})
+    limits = {resource.RLIMIT_AS: int(memory_bytes)}
+    # No job needs files, connections or other processes.
+    limits |= dict.fromkeys((resource.RLIMIT_NPROC, resource.RLIMIT_CORE, resource.RLIMIT_NOFILE), 0)
+    for kind, maximum in limits.items():
+        # Not every system supports every limit.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (maximum, maximum))
+    reply: Message = {}
     with contextlib.suppress(EOFError):
         while True:
+            sys.stdout.buffer.write(encode_message(reply))
+            sys.stdout.buffer.flush()
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            # It may hold an image, which would be there beside the next one.
+            reply.clear()
             call = read_message(sys.stdin.buffer)
             # Without a handler the signal ends the process, even within a regular expression.
             signal.setitimer(signal.ITIMER_PROF, float(cpu_limit_s))
-            _reply(handle(call))
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            reply = handle(call)
 
 
-def _reply(reply: Reply) -> None:
-    sys.stdout.buffer.write(encode_message(reply))
-    sys.stdout.buffer.flush()
-
-
-def _load_render() -> Render:
+def _load_render() -> Any:
     """Import transformers' render function, if possible without the rest, which takes seconds to import."""
-    name = "transformers.utils.chat_template_utils"
     found = importlib.util.find_spec("transformers")
     assert found is not None
     assert found.origin is not None
-    transformers = Path(found.origin).parent
-    _pretend("transformers", transformers)
-    _pretend("transformers.utils", transformers / "utils")
+    folder = Path(found.origin).parent
+    for package, home in (("transformers", folder), ("transformers.utils", folder / "utils")):
+        # Its modules can be imported without running the package itself.
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = [str(home)]
+    name = "transformers.utils.chat_template_utils"
     try:
         module = importlib.import_module(name)
     except ImportError:
         for loaded in [key for key in sys.modules if key.partition(".")[0] == "transformers"]:
             del sys.modules[loaded]
         module = importlib.import_module(name)
-    render: Render = module.render_jinja_template
-    return render
-
-
-def _pretend(package: str, folder: Path) -> None:
-    """Let modules of a package be imported without running the package itself."""
-    sys.modules[package] = ModuleType(package)
-    sys.modules[package].__path__ = [str(folder)]
-
-
-def _limit_resources(memory_bytes: int) -> None:
-    """Limit memory, and forbid what no job needs: files, connections and other processes."""
-    for kind, maximum in (
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, 0),
-    ):
-        # Not every system supports every limit.
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(kind, (maximum, maximum))
+    return module.render_jinja_template
 
 
 if __name__ == "__main__":

@@ -1,8 +1,4 @@
-"""Decode images with Pillow: the job "images" of child_script.py.
-
-What is decoded came from a client, and decoders are code in C that has had faults. The size is read before
-anything is decoded, and the process has limits of time and memory.
-"""
+"""Decode images with Pillow, whose decoders in C have had faults: the job "images" of child_script.py."""
 
 import binascii
 import gc
@@ -14,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from reprise.engine.interface.images import find_size, find_tiles, grid_of
+from reprise.engine.interface.images import ImageProcessor, Tiles, find_size, find_tiles, grid_of
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS, MAX_CONVERTED_PIXELS = 50_000_000, 20_000_000
@@ -42,7 +38,7 @@ class ImageError(Exception):
 
 
 def make_handler() -> Callable[[Call], Call]:
-    """Return a function that decodes images. See decode() for calls and replies."""
+    """Return a function that decodes images; see decode()."""
     # Sizes are limited below, by what their formats take.
     Image.MAX_IMAGE_PIXELS = None
     _import_decoders()
@@ -68,10 +64,10 @@ def make_handler() -> Callable[[Call], Call]:
 def decode(call: Call) -> Call:
     """Decode an image as a model's processor would have it.
 
-    call: its keys are attached, the file in base64; processor, the fields of an ImageProcessor; detail and
-        budget, see find_size(); and max_pixels: the reply to a larger image only says that it is_large.
-    Returns a reply with size (height and width as the image is shown), tiles (rows and columns), parts (grid
-    and shape of each tile and of the whole), and attached: the pixels of all parts.
+    call: attached, the file in base64; processor, the fields of an ImageProcessor; detail and budget, see
+        find_size(); max_pixels: the reply to a larger image only says that it is_large.
+    Returns parts, which are for each tile and the whole the token ids that precede it, grid and shape; and
+    attached, the pixels of all parts.
     """
     image = _open(_from_base64(call.pop("attached", b"")))
     if image.width * image.height > call["max_pixels"]:
@@ -80,26 +76,28 @@ def decode(call: Call) -> Call:
     height, width = image.height, image.width
     if turn in SIDEWAYS:
         height, width = width, height
-    processor = call["processor"]
+    fields = call["processor"]
+    processor = ImageProcessor(**fields | {"tiles": fields["tiles"] and Tiles(**fields["tiles"])})
     try:
         asked = processor, height, width, call["detail"], call["budget"]
-        size, tiles = find_size(*asked), find_tiles(*asked)
+        size, (rows, columns) = find_size(*asked), find_tiles(*asked)
     except ValueError as fault:
         raise ImageError(str(fault)) from fault
     image = _as_rgb(image)
-    parts = []
-    if tiles != (1, 1):
-        side = processor["tiles"]["side"]
-        pixels = _resized(image, (tiles[0] * side, tiles[1] * side), turn, processor["filter"])
-        parts += [tile for row in np.split(pixels, tiles[0]) for tile in np.split(row, tiles[1], axis=1)]
-    if tiles == (1, 1) or processor["tiles"]["whole_start"] is not None:
-        parts.append(_resized(image, size, turn, processor["filter"]))
+    parts: list[Any] = []
+    starts: list[list[int]] = []
+    tiles = processor.tiles if rows * columns > 1 else None
+    if tiles:
+        pixels = _resized(image, (rows * tiles.side, columns * tiles.side), turn, processor.filter)
+        parts = [tile for row in np.split(pixels, rows) for tile in np.split(row, columns, axis=1)]
+        starts = [[start] for row in tiles.starts[:rows] for start in row[:columns]]
+    if tiles is None or tiles.whole_start is not None:
+        parts.append(_resized(image, size, turn, processor.filter))
+        starts.append([tiles.whole_start] if tiles and tiles.whole_start is not None else [])
     cuts = [_in_patches(pixels, processor) for pixels in parts]
     grids = [grid_of(processor, pixels.shape[:2]) for pixels in parts]
     return {
-        "size": (height, width),
-        "tiles": tiles,
-        "parts": [(grid, cut.shape) for grid, cut in zip(grids, cuts, strict=True)],
+        "parts": [(start, grid, cut.shape) for start, grid, cut in zip(starts, grids, cuts, strict=True)],
         "attached": b"".join(cut.tobytes() for cut in cuts),
     }
 
@@ -126,16 +124,15 @@ def _open(data: bytes) -> Image.Image:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError as fault:
         raise ImageError("is none that can be read: send a PNG, JPEG, WEBP or GIF") from fault
-    is_kept_twice = image.format == "WEBP" or not image.info.keys().isdisjoint(
-        ("transparency", "progressive")
-    )
-    is_plain = image.mode in PLAIN_MODES and not is_kept_twice
+    num_pixels = image.width * image.height
+    is_plain = image.mode in PLAIN_MODES and image.format != "WEBP"
+    is_plain = is_plain and image.info.keys().isdisjoint(("transparency", "progressive"))
     most = MAX_PIXELS if is_plain else MAX_CONVERTED_PIXELS
-    if image.width * image.height > most:
+    if num_pixels > most:
         kind = "" if is_plain else " of this kind (WEBP, progressive, or with transparency, 16 bits or CMYK)"
-        found = image.width * image.height / 1e6
-        raise ImageError(f"has {found:,.1f} megapixels; one{kind} may have {most / 1e6:.0f}: make it smaller")
-    if not image.width * image.height:
+        found = f"has {num_pixels / 1e6:,.1f} megapixels"
+        raise ImageError(f"{found}; one{kind} may have {most / 1e6:.0f}: make it smaller")
+    if not num_pixels:
         raise ImageError("has no pixels")
     return image
 
@@ -153,11 +150,11 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _in_patches(pixels: Any, processor: Any) -> Any:
+def _in_patches(pixels: Any, processor: ImageProcessor) -> Any:
     """Return (height, width, 3) pixels in the order in which the family's tower reads them."""
-    patch, merge = processor["patch"], processor["merge"]
+    patch, merge = processor.patch, processor.merge
     rows, columns = pixels.shape[0] // patch, pixels.shape[1] // patch
-    match processor["cut"]:
+    match processor.cut:
         case "qwen":
             cut = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
             return cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3 * patch * patch)

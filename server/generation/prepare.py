@@ -27,7 +27,7 @@ from reprise.engine.interface.request import (
     WindowSettings,
 )
 from reprise.engine.interface.spans import span
-from reprise.engine.sandbox.child_process import CHECKER
+from reprise.engine.sandbox.child_process import satisfies
 from reprise.server.errors import BadRequestError, bad_field
 from reprise.server.generation.service import LeasedModel
 from reprise.server.http.access import key_digest
@@ -241,7 +241,7 @@ class CheckedParser(OutputParser):
         pairs = [(call.arguments, self._calls.get(call.name)) for call in output.tool_calls]
         if output.text or not output.tool_calls:
             pairs.append((output.text, self._content))
-        results = [CHECKER.is_valid(text, schema) for text, schema in pairs if schema is not None]
+        results = [satisfies(text, schema) for text, schema in pairs if schema is not None]
         if not results:
             # A call was demanded, and the answer may have been cut before it was complete.
             return output.end.finish_reason != "length"

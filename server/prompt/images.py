@@ -10,8 +10,15 @@ from fastapi import Request
 from reprise.config.settings import Settings
 from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.cancellation import check_wanted
-from reprise.engine.interface.images import ImageProcessor, PromptImage, mark, numbers_in, without_marks
-from reprise.engine.sandbox.images import ImageDecoder, ImageError, ImageFile, Picture, placeholders
+from reprise.engine.interface.images import (
+    ImageProcessor,
+    PromptImage,
+    mark,
+    numbers_in,
+    placeholders,
+    without_marks,
+)
+from reprise.engine.sandbox.child_process import ImageDecoder, ImageError, Picture
 from reprise.server.errors import BadRequestError
 from reprise.server.http.request_log import note_ignored
 from reprise.server.requests.fields import Notes
@@ -70,12 +77,10 @@ class Seen:
         done = 0
         for place, picture in zip(places, pictures, strict=True):
             tokens += ids[done:place]
-            for part in picture.parts:
-                tokens += part.before
-                shown = placeholders(processor, part.grid)
-                place_of = (len(tokens), len(shown))
-                images.append(PromptImage(*place_of, part.grid, part.pixels, part.shape, part.key))
-                tokens += shown
+            for before, part in zip(picture.before, picture.parts, strict=True):
+                tokens += before
+                images.append(replace(part, start=len(tokens)))
+                tokens += placeholders(processor, part.grid)
             done = place + 1
             if processor.last_end is not None:
                 tokens.append(processor.last_end)
@@ -153,12 +158,12 @@ class ImageReader:
         """Decode an image, unless it is kept. Raises ImageError."""
         if image.fault:
             raise ImageError(image.fault)
-        file = ImageFile(image.data, image.detail, self._settings.max_image_tokens)
-        digest = hashlib.sha256(repr((processor, file.detail, file.budget)).encode())
-        digest.update(file.data.encode("ascii", "replace"))
+        budget = self._settings.max_image_tokens
+        digest = hashlib.sha256(repr((processor, image.detail, budget)).encode())
+        digest.update(image.data.encode("ascii", "replace"))
         key = digest.digest()
         if (picture := self._kept.get(key)) is None:
-            picture = DECODER.decode_small(processor, file) or DECODER.decode_large(processor, file)
+            picture = DECODER.decode(processor, image.data, image.detail, budget)
             self._kept.put(key, picture)
         return picture
 

@@ -24,7 +24,6 @@ from reprise.cli.output import format_bytes
 from reprise.config.settings import Settings
 from reprise.engine.interface.models import SamplingDefaults
 from reprise.engine.model import device, loading
-from reprise.engine.model.convert import cache as converted_cache
 from reprise.engine.model.convert import conversion
 from reprise.engine.model.convert.conversion import convert
 from reprise.engine.model.convert.sources import PACKAGED, ConvertError, Options, Packaged
@@ -475,7 +474,7 @@ def test_a_package_with_another_file_is_refused(
 ) -> None:
     install(tmp_path, monkeypatch, write_gguf(tmp_path / "model.gguf"), "ab" * 32)
     with pytest.raises(ConvertError, match=r"does not have the checksum abababababab...; download it again"):
-        converted_cache.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
+        conversion.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
@@ -484,7 +483,7 @@ def test_a_package_is_not_fetched_onto_a_full_disk(cache: Path, monkeypatch: pyt
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 1 << 20))
     monkeypatch.setitem(PACKAGED, "made-up", Packaged("reprise-no-such-model==1.0", "model.gguf", ""))
     with pytest.raises(ConvertError, match=r"the disk of .* has 0.0 GB free, .*; make room, or name another"):
-        converted_cache.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
+        conversion.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
@@ -494,5 +493,5 @@ def test_a_package_that_cannot_be_had_is_named(cache: Path, monkeypatch: pytest.
     with pytest.raises(
         ConvertError, match=r"cannot fetch the package reprise-no-such-model==1.0 \(.+\); with a"
     ):
-        converted_cache.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
+        conversion.converted("made-up", lambda _: nullcontext(lambda _done, _total: None))
     assert not [path for path in cache.iterdir() if path.is_dir()]

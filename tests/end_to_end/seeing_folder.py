@@ -10,8 +10,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
+import reprise.engine.model.architectures  # noqa: F401 - mlx-lm then knows LFM2-VL
 from reprise.config.model_settings import BUNDLED_MODEL
-from reprise.engine.model import lfm2_vl
 from tests.engine.vision.tiny_towers import (
     FAMILIES,
     GEMMA4_TEXT,
@@ -20,8 +20,6 @@ from tests.engine.vision.tiny_towers import (
     random_array,
     weights_of,
 )
-
-lfm2_vl.register()
 
 FIRST_ID = 4096
 """The first id that the bundled tokenizer leaves free."""

@@ -9,7 +9,7 @@ from reprise.config.settings import Settings
 from reprise.engine.engine import Engine
 from reprise.engine.generating.setup import flat_costs
 from reprise.engine.model.loading import Load
-from reprise.engine.pool.loads import FindHead, Makers
+from reprise.engine.pool.residency import FindHead, Makers
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.proposers import MakeSources
 from tests.engine.support import make_loaded

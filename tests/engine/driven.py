@@ -9,7 +9,7 @@ from reprise.engine.batch.sequence import Sequence
 from reprise.engine.generating.setup import flat_costs, make_worker
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.model.loading import LoadedModel
-from reprise.engine.pool.loads import FindHead, Makers
+from reprise.engine.pool.residency import FindHead, Makers
 from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.proposers import MakeSources

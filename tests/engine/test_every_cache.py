@@ -20,7 +20,7 @@ from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import GenerationRequest, Grammar, ThinkingBudget
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.loading import LoadedModel, LoadOptions, load_model
-from reprise.engine.pool.loads import FindHead
+from reprise.engine.pool.residency import FindHead
 from reprise.engine.speculative.proposers import DraftSources
 from reprise.engine.vision.keys import prompt_keys
 from tests.combinations import FAMILIES, every_kind_of_cache

@@ -7,8 +7,8 @@ from typing import Any
 from reprise.config.settings import Settings
 from reprise.engine.loop import Loop
 from reprise.engine.pool.catalogue import Catalogue
-from reprise.engine.pool.loads import Loads
 from reprise.engine.pool.model_engine import Call, Inbox, ModelEngine
+from reprise.engine.pool.residency import Residency
 from reprise.engine.pool.served_models import KnownModels, ServedModel
 
 
@@ -83,7 +83,7 @@ class DyingEngine(IdleEngine):
 def loop_of(known: KnownModels, on_death: Callable[[str], None]) -> Loop:
     """Return a loop over models whose engines are there already."""
     no_maker: Any = SimpleNamespace(save=lambda: None)
-    return Loop(known, Loads(known, no_maker), on_death)
+    return Loop(known, Residency(known, no_maker), on_death)
 
 
 def run(script: list[str]) -> list[int]:

@@ -15,7 +15,7 @@ from reprise.engine.generating.setup import try_the_rest
 from reprise.engine.memory.estimate import guess, measure
 from reprise.engine.model.capabilities import NOT_TRIED, Findings, PutOffError
 from reprise.engine.model.loading import LoadedModel
-from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.residency import Makers
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.memory.test_estimate import Guesser

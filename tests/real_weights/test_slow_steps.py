@@ -17,7 +17,7 @@ from reprise.drafters.repetition import score_in_slices
 from reprise.engine.engine import Engine
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice
-from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.residency import Makers
 from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from reprise.engine.speculative.proposers import DraftSources
 from tests.engine.support import ask, request, wait_until

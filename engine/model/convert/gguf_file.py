@@ -203,8 +203,8 @@ _GEMMA_27B_LAYERS = 62
 class Architecture:
     """How models of one of llama.cpp's architectures are converted.
 
-    model_type: the architecture's name in mlx-lm. names: a tensor's name in llama.cpp -> that in mlx-lm, both
-        without block and ending. permutes: whether the rows of queries and keys are in llama.cpp's own order.
+    model_type: in mlx-lm. names: a tensor's name in llama.cpp -> that in mlx-lm, both without block and
+        ending. permutes: whether the rows of queries and keys are in llama.cpp's own order.
     norm_offset: to be subtracted from the norms.
     """
 
@@ -225,13 +225,12 @@ ARCHITECTURES = {
 
 def find_architecture(gguf: GgufFile) -> Architecture:
     """Return how a file's architecture is converted. Raises ConvertError if that is not known."""
-    found = ARCHITECTURES.get(gguf.architecture)
-    if found is None:
+    if gguf.architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise gguf.refusal(
             f"has the architecture {gguf.architecture}, and only {known} are converted from GGUF"
         )
-    return found
+    return ARCHITECTURES[gguf.architecture]
 
 
 def make_config(gguf: GgufFile, is_tied: bool, vocab_size: int) -> dict[str, Any]:
@@ -323,10 +322,11 @@ class Weight:
 
     def num_bytes(self, dtype: DType) -> int:
         """Return the bytes of the converted weight, with scales and biases. dtype: that of find_dtype()."""
+        number_bytes = 4 if dtype == "float32" else 2
         if self.bits is None:
-            return int(self.tensor.n_elements) * _size(dtype)
+            return int(self.tensor.n_elements) * number_bytes
         # A scale and a bias for each group.
-        return int(self.tensor.n_elements * (self.bits / 8 + 2 * _size(dtype) / self.group_size))
+        return int(self.tensor.n_elements * (self.bits / 8 + 2 * number_bytes / self.group_size))
 
 
 def plan_weights(gguf: GgufFile, options: Options) -> list[Weight]:
@@ -340,22 +340,15 @@ def plan_weights(gguf: GgufFile, options: Options) -> list[Weight]:
         if name not in names or ending not in ("weight", "bias") or (block and block[0] != "blk"):
             raise gguf.refusal(f"has the tensor {tensor.name}, which mlx-lm's {gguf.architecture} has not")
         path = f"model.layers.{block[1]}.{names[name]}" if block else names[name]
-        kept = is_kept(tensor, options)
+        own = KEPT_BITS.get(tensor.tensor_type)
+        kept = own is not None and not options.dequantize and own <= (options.bits or own)
         bits, group_size = options.bits, options.group_size
-        if bits is None and not options.dequantize and tensor.tensor_type not in FLOATS:
-            bits, group_size = compact_bits(tensor.tensor_type), KEPT_GROUP_SIZE
-        if kept:
-            bits, group_size = KEPT_BITS[tensor.tensor_type], KEPT_GROUP_SIZE
-        elif len(tensor.shape) < 2 or int(tensor.shape[0]) % group_size:
+        if kept or (bits is None and not options.dequantize and tensor.tensor_type not in FLOATS):
+            bits, group_size = own or compact_bits(tensor.tensor_type), KEPT_GROUP_SIZE
+        if not kept and (len(tensor.shape) < 2 or int(tensor.shape[0]) % group_size):
             bits = None
         weights.append(Weight(tensor, path, ending, kept, bits, group_size))
     return weights
-
-
-def is_kept(tensor: ReaderTensor, options: Options) -> bool:
-    """Whether a tensor stays quantised as it is in the file."""
-    bits = KEPT_BITS.get(tensor.tensor_type)
-    return bits is not None and not options.dequantize and bits <= (options.bits or bits)
 
 
 def compact_bits(kind: Kind) -> int:
@@ -417,7 +410,6 @@ def unpack(data: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.nda
 
     data: (rows, bytes), blocks of a float16 scale, in Q4_1 also a float16 bias, and 32 numbers; for Q4_K and
         Q5_K see _unpack_k().
-
     Returns numbers (rows, columns * bits / 32) uint32, then scales and biases (rows, columns / 32): float16,
     and float32 of Q4_K and Q5_K.
     """
@@ -476,12 +468,9 @@ def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _ordered(gguf: GgufFile, tensor: ReaderTensor, rows: np.ndarray) -> np.ndarray:
+    heads = gguf.count("attention.head_count")
     if find_architecture(gguf).permutes and ".attn_q." in tensor.name:
-        return unpermute(rows, gguf.count("attention.head_count"))
+        return unpermute(rows, heads)
     if find_architecture(gguf).permutes and ".attn_k." in tensor.name:
-        return unpermute(rows, gguf.count("attention.head_count_kv", gguf.count("attention.head_count")))
+        return unpermute(rows, gguf.count("attention.head_count_kv", heads))
     return rows
-
-
-def _size(dtype: DType) -> int:
-    return 4 if dtype == "float32" else 2

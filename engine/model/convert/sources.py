@@ -32,13 +32,12 @@ class Options:
     bits: quantise to 4 or 8 bits, in groups of group_size; None to quantise only what a GGUF file has
         quantised in a way that MLX does not know, to the next number of bits above its own. Quantised weights
         of such a file that MLX can hold as they are stay so, unless they have more bits.
-    whole_bytes: dequantise a GGUF file's weights to bfloat16 where drafts gain only so (on a device that
-        gains nothing from steps of several tokens with quantised weights), if they then take at most so many
-        bytes, and the disk holds them. 0: never.
+    whole_bytes: dequantise a GGUF file's weights to bfloat16 where drafts gain only so, if they then take at
+        most so many bytes, and the disk holds them. 0: never.
     dequantize: write no quantised weights at all.
     dtype: the type of all weights that are not quantised, and of scales; None for the source's.
     adapter: folder of a LoRA adapter in mlx-lm's format to fuse with the model.
-    sampling: settings to recommend in generation_config.json of a GGUF file's model, by their names there.
+    sampling: what generation_config.json of a GGUF file's model recommends, by the names there.
     """
 
     bits: int | None = None

@@ -58,12 +58,17 @@ def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """Return the value in a JSON file.
-
-    Raises ModelError for what breaks a limit, FileNotFoundError and other OSErrors, and ValueError for what
-    is no JSON.
-    """
+    """Return the value in a JSON file. Raises ModelError for what breaks a limit, OSError and ValueError."""
     return parse_json(read_bytes(path, max_bytes), path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if there is no such file, or none. Raises ModelError."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def parse_json(content: bytes, path: Path) -> Any:
@@ -105,10 +110,7 @@ def _not_regular(path: Path) -> ModelError:
 
 
 def _depth(content: bytes) -> int:
-    """Return the nesting of JSON, at most MAX_DEPTH + 1 if all brackets are closed.
-
-    Takes linear time, and recurses nowhere. Of an unclosed text it is an upper limit.
-    """
+    """Return the nesting of JSON, at most MAX_DEPTH + 1; of an unclosed text an upper limit."""
     unescaped = content.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets = b"".join(unescaped.translate(_BRACKETS, _OTHERS).split(b'"')[::2])
     depth = 0
@@ -121,7 +123,7 @@ def _depth(content: bytes) -> int:
 
 @dataclass(frozen=True)
 class ArrayHeader:
-    """An array of a file. dtype: the type's name in the format, such as BF16."""
+    """An array of a file. dtype: such as BF16."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from reprise.engine.interface.images import (
     num_tile_tokens,
     num_tokens,
 )
-from reprise.engine.model.files.folder_reader import read_json
+from reprise.engine.model.files.folder_reader import read_object
 from reprise.engine.vision.image_features import tower_type
 
 CUTS: dict[str, Cut] = {
@@ -72,8 +71,8 @@ def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> Vi
     config: its config.json. backend: the model's tokenizers.Tokenizer; without it only sizes are right.
     Raises ModelError if a number of the processor is beyond all that is known.
     """
-    inner = _read(folder, "processor_config.json").get("image_processor")
-    given = _read(folder, "preprocessor_config.json") or inner
+    inner = read_object(folder / "processor_config.json").get("image_processor")
+    given = read_object(folder / "preprocessor_config.json") or inner
     family = tower_type(config)
     cut = CUTS.get(family)
     placeholder = config.get("image_token_id", config.get("image_token_index"))
@@ -89,13 +88,17 @@ def read_processor(folder: Path) -> Json:
     """Read how images are prepared, from a model's folder; empty if it does not say. Raises ModelError."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():
-            read = _read(folder, name)
+            read = read_object(folder / name)
             return read.get("image_processor") or read
     return {}
 
 
 def _describe(family: str, processor: ImageProcessor) -> VisionInfo:
     extremes = (1, 1), (1, MAX_ASPECT), (MAX_ASPECT, 1)
+    part_tokens = None
+    if processor.tiles:
+        whole = processor.most // (processor.patch * processor.merge) ** 2
+        part_tokens = max(whole, num_tile_tokens(processor, processor.tiles))
     return VisionInfo(
         family=family,
         placeholder=processor.placeholder,
@@ -105,7 +108,7 @@ def _describe(family: str, processor: ImageProcessor) -> VisionInfo:
         max_tokens=_most_tokens(processor),
         example_tokens=count_tokens(processor, EXAMPLE),
         processor=processor,
-        part_tokens=_most_of_part(processor) if processor.tiles else None,
+        part_tokens=part_tokens,
     )
 
 
@@ -114,14 +117,13 @@ def count_tokens(processor: ImageProcessor, size: tuple[int, int], budget: int =
 
     size: height and width in pixels. budget: see find_size().
     """
-    fields = asdict(processor)
-    grid = grid_of(fields, find_size(fields, *size, "auto", budget))
-    whole = num_tokens(fields, grid) + (0 if processor.row_end is None else grid[0] // processor.merge)
-    rows, columns = find_tiles(fields, *size, "auto", budget)
+    grid = grid_of(processor, find_size(processor, *size, "auto", budget))
+    whole = num_tokens(processor, grid) + (0 if processor.row_end is None else grid[0] // processor.merge)
+    rows, columns = find_tiles(processor, *size, "auto", budget)
     if processor.tiles is None or rows * columns == 1:
         return whole
     beside = 0 if processor.tiles.whole_start is None else whole
-    return rows * columns * num_tile_tokens(fields) + beside
+    return rows * columns * num_tile_tokens(processor, processor.tiles) + beside
 
 
 def _most_tokens(processor: ImageProcessor) -> int:
@@ -130,7 +132,8 @@ def _most_tokens(processor: ImageProcessor) -> int:
         case "qwen":
             return processor.most // side**2
         case "lfm2":
-            beside = processor.tiles.most * num_tile_tokens(asdict(processor)) if processor.tiles else 0
+            tiles = processor.tiles
+            beside = tiles.most * num_tile_tokens(processor, tiles) if tiles else 0
             return processor.most // side**2 + beside
         case "gemma4":
             # With high detail.
@@ -139,19 +142,14 @@ def _most_tokens(processor: ImageProcessor) -> int:
     return rows * (rows if processor.row_end is None else rows + 1)
 
 
-def _most_of_part(processor: ImageProcessor) -> int:
-    side = processor.patch * processor.merge
-    return max(processor.most // side**2, num_tile_tokens(asdict(processor)))
-
-
 def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: Any) -> ImageProcessor:
     """Put a processor together. Raises KeyError, TypeError or ValueError if something is missing."""
     vision, size, token = config["vision_config"], given.get("size") or {}, _text(backend, placeholder)
-    patch, merge, least, most = _side(given.get("patch_size", vision.get("patch_size"))), 1, 0, 0
+    side = given.get("patch_size", vision.get("patch_size"))
+    patch, merge, least, most = int(side["height"] if isinstance(side, dict) else side), 1, 0, 0
     written = shown = alone = token
-    digest = sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
     more: Json = {
-        "digest": digest,
+        "digest": sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16],
         "filter": given.get("resample", BILINEAR if cut in ("gemma3", "lfm2") else BICUBIC),
     }
     match cut:
@@ -212,10 +210,6 @@ def _tiles(told: Json, side: int, backend: Any) -> Tiles | None:
     return Tiles(size, least, most, tolerance, starts, whole_start)
 
 
-def _side(value: Any) -> int:
-    return int(value["height"] if isinstance(value, dict) else value)
-
-
 def _text(backend: Any, token: int) -> str:
     found = backend.id_to_token(token)
     if found is None:
@@ -228,12 +222,3 @@ def _token_id(backend: Any, text: str) -> int:
     if found is None:
         raise KeyError(text)
     return int(found)
-
-
-def _read(folder: Path, name: str) -> Json:
-    """Return a file of the folder as JSON; empty if there is none."""
-    try:
-        found = read_json(folder / name)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -185,8 +185,7 @@ def sampling_class(request: GenerationRequest) -> int:
     if request.grammar and request.grammar.trigger is None:
         return MASKED
     is_filtered = s.temperature > 0 and (s.top_p < 1 or s.min_p > 0 or s.top_k > 0)
-    has_penalties = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1
-    if is_filtered or has_penalties or s.has_bias or request.top_logprobs is not None:
+    if is_filtered or s.has_penalties or s.has_bias or request.top_logprobs is not None:
         return ADJUSTED
     return NOISY if s.temperature > 0 else GREEDY
 

@@ -28,9 +28,9 @@ from mlx_lm.utils import MODEL_REMAPPING
 
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import HeadKind
+from reprise.engine.model.architectures import name_in_first_layer, name_in_head, rename
 from reprise.engine.model.files.folder_reader import SafetensorsFile, read_header, read_json
-from reprise.engine.model.find import not_a_model
-from reprise.engine.model.head_names import name_in_first_layer, name_in_head, rename
+from reprise.engine.model.hub import not_a_model
 
 MTP_SUFFIX = "_mtp"
 """Ends the model type of an MTP head in a folder of its own; before it stands its family."""

@@ -14,7 +14,7 @@ from mlx_lm.utils import infer_quant_config
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.model.find import find_downloaded
+from reprise.engine.model.hub import find_downloaded
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.speculative.heads.formats import (
     FAMILIES,

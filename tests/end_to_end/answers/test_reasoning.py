@@ -11,7 +11,7 @@ from reprise.config.settings import Settings
 from reprise.engine.engine import Engine
 from reprise.engine.generating.setup import flat_costs
 from reprise.engine.model.loading import LoadedModel, describe
-from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.residency import Makers
 from reprise.server.app import create_app
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_model
 from tests.engine.text.test_tokenizer import make_thinker

@@ -24,8 +24,8 @@ from reprise.engine.engine import Engine
 from reprise.engine.generating.generating_engine import GeneratingEngine
 from reprise.engine.model.hub import HubCache
 from reprise.engine.pool.catalogue import Catalogue
-from reprise.engine.pool.loads import Makers
 from reprise.engine.pool.model_engine import Inbox
+from reprise.engine.pool.residency import Makers
 from reprise.server.app import create_app
 from reprise.server.generation.served_models import MAX_PULLS
 from tests.end_to_end.conftest import serving as real_server

@@ -20,7 +20,7 @@ from reprise.drafters.repetition import score_in_slices
 from reprise.engine.engine import Engine
 from reprise.engine.generating.setup import flat_costs
 from reprise.engine.model.loading import LoadedModel, make_loader
-from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.residency import Makers
 from reprise.engine.speculative.proposers import DraftSources
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.server.app import create_app

@@ -13,7 +13,7 @@ from reprise.engine.distributed.rank_0 import Ranks, leave
 from reprise.engine.distributed.ranks import read_place
 from reprise.engine.engine import Engine
 from reprise.engine.generating.setup import flat_costs
-from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.residency import Makers
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.support import ask, prompt_of, request

@@ -10,7 +10,7 @@ from reprise.config.settings import Settings
 from reprise.engine.embedding import embedding_engine
 from reprise.engine.embedding.loading import load_embedding_model
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.model.files.recipe import find_purpose
+from reprise.engine.model.files.model_folder import find_purpose
 from tests.engine.embedding.bert_in_numpy import BertInNumpy
 from tests.engine.embedding.encoder_folders import write_modules
 from tests.engine.embedding.published_folders import CONFIGS, DECODERS, NO, YES, texts, write_published

@@ -19,7 +19,7 @@ from reprise.engine.engine import Engine
 from reprise.engine.interface.errors import EngineError, ModelError, SharedTableError
 from reprise.engine.interface.events import Usage
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.residency import Makers
 from reprise.engine.speculative import proposers
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import Oracle, scored

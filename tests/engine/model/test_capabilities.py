@@ -15,7 +15,7 @@ from reprise.engine.memory import budget
 from reprise.engine.model import loading
 from reprise.engine.model.capabilities import Findings
 from reprise.engine.model.loading import LoadedModel
-from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.residency import Makers
 from tests.engine.support import make_loaded
 
 TRIED = (

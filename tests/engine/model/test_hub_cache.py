@@ -13,8 +13,7 @@ from reprise.bench.tiny_models import write_random_model
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model import hub as hub_module
 from reprise.engine.model.files.model_folder import describe_folder
-from reprise.engine.model.find import find_downloaded
-from reprise.engine.model.hub import HubCache, HubError, pull
+from reprise.engine.model.hub import HubCache, HubError, find_downloaded, pull
 from tests.engine.model.fake_hub import COMMIT, MODEL, FakeHub, serve
 
 WEIGHTS = "model.safetensors"

@@ -10,7 +10,7 @@ from reprise.config.settings import Settings
 from reprise.engine.generating.setup import flat_costs, make_worker
 from reprise.engine.model import loading
 from reprise.engine.model.loading import describe_weights
-from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.residency import Makers
 from tests.engine.support import make_loaded
 
 COST = "with quantised weights MLX's CPU build takes as long for a step of n tokens as for n steps"

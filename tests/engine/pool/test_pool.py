@@ -28,8 +28,8 @@ from reprise.engine.interface.events import Failed, Finished
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.model.hub import HubCache
 from reprise.engine.pool.catalogue import Catalogue
-from reprise.engine.pool.loads import Makers
 from reprise.engine.pool.model_engine import Inbox
+from reprise.engine.pool.residency import Makers
 from reprise.engine.speculative.proposers import DraftSources
 from tests.engine.model_folders import answer_of, answer_with, write_adapter, write_model, write_models
 from tests.engine.support import Answer, prompt_of, request, wait_until

@@ -10,12 +10,13 @@ import pytest
 from reprise.engine.interface.errors import GrammarCostError
 from reprise.engine.interface.request import DraftChoice, Grammar
 from reprise.engine.sampling import grammar as grammar_module
-from reprise.engine.sampling.grammar import Grammars, Matcher
-from reprise.engine.sampling.grammar_budget import (
+from reprise.engine.sampling.grammar import (
     MAX_MEAN_S,
     MAX_MEAN_STEPS,
     MAX_TOKEN_S,
     WINDOW_TOKENS,
+    Grammars,
+    Matcher,
     Stopwatch,
 )
 from tests.end_to_end.answers.test_structured import SCHEMAS

@@ -4,7 +4,7 @@ import pytest
 
 from reprise.engine.interface.request import Grammar, ThinkingBudget
 from reprise.engine.sampling.grammar import Grammars
-from reprise.engine.sampling.thinking_budget import make_matcher
+from reprise.engine.sampling.matchers import make_matcher
 from tests.engine.text.test_tokenizer import make_thinker
 
 

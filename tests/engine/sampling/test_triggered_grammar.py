@@ -15,7 +15,7 @@ from reprise.engine.interface.request import (
     WindowSettings,
 )
 from reprise.engine.sampling.grammar import Grammars
-from reprise.engine.sampling.thinking_budget import make_matcher
+from reprise.engine.sampling.matchers import make_matcher
 from reprise.engine.speculative.proposers import DraftSources
 from reprise.engine.text.tokenizer import Tokenizer
 from tests.combinations import spread

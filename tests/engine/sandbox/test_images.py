@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from reprise.engine.interface.images import MAX_ASPECT, ImageProcessor, Tiles, find_size, find_tiles
-from reprise.engine.sandbox.child_process import Limits
-from reprise.engine.sandbox.images import ImageDecoder, ImageError, ImageFile
+from reprise.engine.sandbox.child_process import ImageDecoder, ImageError, Limits
 from tests.engine.sandbox.hostile_images import FILES, SHOWN
 from tests.engine.vision.tiny_towers import LFM2_SIZES, LFM2_TINY, REFERENCES
 
@@ -61,12 +60,8 @@ def noise(height, width, channels=3):
 
 
 def decode(decoder, processor, image, **more):
-    (whole,) = decode_parts(decoder, processor, image, **more)
+    (whole,) = decoder.decode(processor, encoded(image), **more).parts
     return pixels_of(whole), whole
-
-
-def decode_parts(decoder, processor, image, **more):
-    return decoder.decode_small(processor, ImageFile(encoded(image), **more)).parts
 
 
 def pixels_of(part):
@@ -121,17 +116,16 @@ def test_gemma_4_sees_what_its_processor_makes(decoder, size):
 
 
 def test_lfm2_cuts_images_of_all_sizes_as_its_processor_does():
-    fields = asdict(LFM2)
     for height, width, rows, columns, *size in json.loads((REFERENCES / "lfm2_vl_tiles.json").read_text()):
         if max(height, width) > MAX_ASPECT * min(height, width):
             continue
-        asked = fields, height, width, "auto", 10_000
+        asked = LFM2, height, width, "auto", 10_000
         assert (find_tiles(*asked), find_size(*asked)) == ((rows, columns), tuple(size)), (height, width)
 
 
 @pytest.mark.parametrize("size", LFM2_SIZES)
 def test_lfm2_sees_what_its_processor_makes_but_for_one_step_of_255(decoder, size):
-    parts = decode_parts(decoder, TINY_LFM2, noise(*size))
+    parts = decoder.decode(TINY_LFM2, encoded(noise(*size))).parts
     with np.load(REFERENCES / "lfm2_vl_tiles.npz") as file:
         own = file["x".join(map(str, size))]
     pixels = np.concatenate([pixels_of(part) for part in parts])
@@ -141,13 +135,13 @@ def test_lfm2_sees_what_its_processor_makes_but_for_one_step_of_255(decoder, siz
 
 
 def test_tiles_stand_behind_their_own_tokens_and_the_whole_is_last(decoder):
-    *tiles, whole = decode_parts(decoder, LFM2, noise(768, 1024))
-    assert [part.before for part in tiles] == [(100,), (101,), (102,), (110,), (111,), (112,)]
-    assert {part.grid for part in tiles} == {(32, 32)}
-    assert (whole.before, whole.grid) == ((99,), (26, 36))
-    assert len({part.key for part in (*tiles, whole)}) == 7
-    alone = decode_parts(decoder, replace(LFM2, tiles=replace(TILES, whole_start=None)), noise(768, 1024))
-    assert [part.before for part in alone] == [part.before for part in tiles]
+    image = encoded(noise(768, 1024))
+    picture = decoder.decode(LFM2, image)
+    assert picture.before == ((100,), (101,), (102,), (110,), (111,), (112,), (99,))
+    assert [part.grid for part in picture.parts] == [(32, 32)] * 6 + [(26, 36)]
+    assert len({part.key for part in picture.parts}) == 7
+    alone = decoder.decode(replace(LFM2, tiles=replace(TILES, whole_start=None)), image)
+    assert alone.before == picture.before[:-1]
 
 
 @pytest.mark.parametrize("budget", [2560, 2000, 1000, 700, 400, 100, 3])
@@ -155,7 +149,7 @@ def test_tiles_and_the_whole_are_within_the_budget(decoder, budget):
     tokens = [
         sum(rows * columns // 4 for rows, columns in (part.grid for part in parts))
         for parts in (
-            decode_parts(decoder, LFM2, noise(*size), budget=budget)
+            decoder.decode(LFM2, encoded(noise(*size)), budget=budget).parts
             for size in ((512, 1280), (768, 1024), (900, 900))
         )
     ]
@@ -163,14 +157,13 @@ def test_tiles_and_the_whole_are_within_the_budget(decoder, budget):
 
 
 def test_low_detail_shows_no_tiles(decoder):
-    (whole,) = decode_parts(decoder, LFM2, noise(768, 1024), detail="low")
-    assert (whole.before, whole.grid) == ((), (26, 36))
+    picture = decoder.decode(LFM2, encoded(noise(768, 1024)), detail="low")
+    assert (picture.before, picture.parts[0].grid) == (((),), (26, 36))
 
 
 def open_as(decoder, data, processor=QWEN):
     """Decode a file as the server does."""
-    file = ImageFile(base64.b64encode(data).decode(), budget=2560)
-    return decoder.decode_small(processor, file) or decoder.decode_large(processor, file)
+    return decoder.decode(processor, base64.b64encode(data).decode(), budget=2560)
 
 
 @pytest.fixture(scope="module")
@@ -269,10 +262,10 @@ def test_an_image_is_turned_as_the_camera_was_held(decoder, orientation):
 
 def test_base64_may_have_lines_and_no_padding(decoder):
     data = encoded(noise(64, 64))
-    expected = decoder.decode_small(QWEN, ImageFile(data))
+    expected = decoder.decode(QWEN, data)
     broken = "\n".join(data[i : i + 76] for i in range(0, len(data), 76)).rstrip("=")
-    assert decoder.decode_small(QWEN, ImageFile(broken)) == expected
-    assert decoder.decode_small(QWEN, ImageFile(data.replace("+", "-").replace("/", "_"))) == expected
+    assert decoder.decode(QWEN, broken) == expected
+    assert decoder.decode(QWEN, data.replace("+", "-").replace("/", "_")) == expected
 
 
 def test_a_changed_pixel_changes_the_key(decoder):

@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.utils import load_model
 
 from reprise.engine.interface.images import PromptImage
-from reprise.engine.model import loading
+from reprise.engine.model.architectures import LFM2_VL_TYPES
 from reprise.engine.model.files.image_processor import read_processor
 from reprise.engine.vision.image_features import find_tower
 from reprise.engine.vision.language import Language
@@ -40,7 +40,7 @@ def write_model(folder: Path, layout: Any, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("model_type", loading.lfm2_vl.MODEL_TYPES)
+@pytest.mark.parametrize("model_type", LFM2_VL_TYPES)
 @pytest.mark.parametrize("layout", [published, converted])
 def test_tiles_among_text_have_the_logits_of_transformers(
     layout: Any, model_type: str, tmp_path: Path

@@ -312,13 +312,13 @@ async def test_a_stored_response_keeps_its_images(client, sees):
 
 async def test_the_same_image_is_decoded_once(client, sees, monkeypatch):
     calls = []
-    decode = DECODER.decode_small
+    decode = DECODER.decode
 
     def count(*given):
         calls.append(given)
         return decode(*given)
 
-    monkeypatch.setattr(DECODER, "decode_small", count)
+    monkeypatch.setattr(DECODER, "decode", count)
     for _ in range(2):
         assert (await chat(client, ASK, part(), part())).status_code == 200
     assert len(calls) == 1
@@ -329,14 +329,14 @@ async def test_the_same_image_is_decoded_once(client, sees, monkeypatch):
 async def test_a_large_image_delays_nobody_else(client, monkeypatch):
     begun, may_end = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
-    decode = DECODER.decode_large
+    decode = DECODER.large.call
 
-    def wait_first(*given):
+    def wait_first(**given):
         loop.call_soon_threadsafe(begun.set)
         may_end.wait()
-        return decode(*given)
+        return decode(**given)
 
-    monkeypatch.setattr(DECODER, "decode_large", wait_first)
+    monkeypatch.setattr(DECODER.large, "call", wait_first)
     large = asyncio.create_task(chat(client, ASK, part(size=(3000, 2100))))
     await begun.wait()
     assert (await chat(client, ASK)).status_code == 200

@@ -8,7 +8,7 @@ from PIL import Image
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 
 from reprise.engine.interface.images import mark
-from reprise.engine.sandbox.images import ImageDecoder, ImageFile
+from reprise.engine.sandbox.child_process import ImageDecoder
 from reprise.server.prompt.images import Seen
 from tests.engine.text.templates.test_image_parts import make, user
 
@@ -36,7 +36,7 @@ def test_tiles_are_marked_as_transformers_marks_them(tmp_path, size, tiles, whol
     file = io.BytesIO()
     Image.new("RGB", size[::-1]).save(file, "PNG")
     decoder = ImageDecoder()
-    picture = decoder.decode_small(vision.processor, ImageFile(base64.b64encode(file.getvalue()).decode()))
+    picture = decoder.decode(vision.processor, base64.b64encode(file.getvalue()).decode())
     decoder.stop()
     messages = [user(f"See {mark(0)}!")]
     seen = Seen((), vision.processor, {0: picture})

@@ -7,7 +7,7 @@ from unittest.mock import ANY
 import pytest
 
 from reprise.engine.sampling.grammar import Grammars
-from reprise.engine.sampling.thinking_budget import make_matcher
+from reprise.engine.sampling.matchers import make_matcher
 from reprise.engine.text.markers import HARMONY, Marker, Markers
 from reprise.server.errors import BadRequestError
 from reprise.server.generation.grammars import chat_grammar, optional_calls

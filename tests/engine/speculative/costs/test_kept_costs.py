@@ -15,7 +15,7 @@ from reprise.drafters.base import Draft
 from reprise.engine.engine import Engine
 from reprise.engine.generating import generating_engine as generating
 from reprise.engine.interface.models import ModelInfo
-from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.residency import Makers
 from reprise.engine.speculative.costs.kept_costs import METAL_QUANTISED, make_costs, read_ratios, write_ratios
 from reprise.engine.speculative.costs.step_bounds import MEASURED_PATIENCE
 from reprise.engine.speculative.costs.step_costs import StepCosts

@@ -16,7 +16,7 @@ from reprise.engine.engine import Engine
 from reprise.engine.generating.setup import flat_costs
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model.loading import load_model
-from reprise.engine.pool.loads import Makers
+from reprise.engine.pool.residency import Makers
 from reprise.engine.speculative.proposers import DraftSources
 from reprise.server.banner import banner
 from tests.drafters.fakes import scored

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from reprise.bench.tiny_models import architectures, make_model, tiny_config
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.model.head_names import name_in_head
+from reprise.engine.model.architectures import name_in_head
 from reprise.engine.model.loading import load_model
 from reprise.engine.speculative.heads.formats import find_own_heads, identify, text_config
 from reprise.engine.speculative.heads.head import TargetEnds

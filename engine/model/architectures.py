@@ -1,17 +1,22 @@
-"""Tell the arrays of a multi-token-prediction head from those of the model with which it is published.
+"""Have mlx-lm load as published: LFM2-VL, and models with heads for multi-token prediction.
 
-Qwen3-Next and Qwen3.5 name them `mtp.*`, DeepSeek V3 and GLM-4-MoE as a layer after the last one. mlx-lm
-drops them when it loads some models, and refuses others for them.
+Qwen3-Next and Qwen3.5 name the arrays of such a head `mtp.*`, DeepSeek V3 and GLM-4-MoE as a layer after the
+last one. mlx-lm drops them when it loads some models, and refuses others for them. It knows LFM2-VL by
+another model type, and its arrays by the names of converted ones.
 """
 
 import re
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import mlx_lm.utils
 
-from reprise.engine.model.files.recipe import GEMMA
+from reprise.engine.model.files.model_folder import GEMMA
 
 _IN_LAYERS = re.compile(r"(?:language_model\.)?model\.(?:language_model\.)?layers\.(\d+)\.(.+)")
 _UNDER_MTP = re.compile(r"(?:.*\.)?mtp\.(.+)")
@@ -79,3 +84,59 @@ def classes_without_heads(config: dict[str, Any]) -> tuple[Any, Any]:
         return own
 
     return type(model.__name__, (model,), {"sanitize": without_heads, "__module__": model.__module__}), args
+
+
+LFM2_VL_TYPES = ("lfm2_vl", "lfm2-vl")
+"""Model types of transformers' configurations, and of first publications and mlx-lm."""
+
+_OWN: Any = import_module("mlx_lm.models.lfm2-vl")
+
+# What transformers assumes, and mlx-lm asks for.
+_LFM2_TEXT = {
+    "model_type": "lfm2",
+    "vocab_size": 65536,
+    "max_position_embeddings": 128_000,
+    "norm_eps": 1e-5,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": True,
+}
+
+
+@dataclass
+class Lfm2VlArgs(_OWN.ModelArgs):  # type: ignore[misc]
+    """The arguments of mlx-lm's class, with the text part completed."""
+
+    text_config: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        text: dict[str, Any] = self.text_config
+        self.text_config = _LFM2_TEXT | {"block_dim": text.get("hidden_size")} | text
+        super().__post_init__()
+
+
+class Lfm2Vl(_OWN.Model):  # type: ignore[misc]
+    """mlx-lm's LFM2-VL model, which also takes weights under the names of published checkpoints."""
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Return the language model's weights, under the names that converted models have."""
+        named = (_name_in_lfm2(name) for name in weights)
+        text = {name: array for name, array in zip(named, weights.values(), strict=True) if name}
+        own: dict[str, mx.array] = self.language_model.sanitize(text)
+        return own
+
+
+def _name_in_lfm2(name: str) -> str:
+    """Return a weight's name in the model; empty for those of the tower."""
+    name = name.removeprefix("model.")
+    if name.startswith(("vision_tower.", "multi_modal_projector.")):
+        return ""
+    inner = name.removeprefix("language_model.")
+    return name if inner == name or inner.startswith("model.") else f"language_model.model.{inner}"
+
+
+for _type in LFM2_VL_TYPES:
+    # Where mlx-lm looks for the model type.
+    sys.modules[f"mlx_lm.models.{_type}"] = SimpleNamespace(Model=Lfm2Vl, ModelArgs=Lfm2VlArgs)  # type: ignore[assignment]

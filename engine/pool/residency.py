@@ -7,10 +7,13 @@ others have answered, and meanwhile so do all requests that come: a busy model c
 No other wait of a model holds up requests for others.
 """
 
+import ctypes
 import logging
+import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -27,7 +30,7 @@ from reprise.engine.model.device import usable_bytes
 from reprise.engine.model.loading import Load, LoadedModel, make_loader
 from reprise.engine.pool.model_engine import Inbox, ModelEngine
 from reprise.engine.pool.served_models import KnownModels, ServedModel
-from reprise.engine.pool.watchdog import SLICE_S, Interruptible, Interruption
+from reprise.engine.pool.watchdog import SLICE_S
 from reprise.engine.speculative import proposers
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.heads.head_drafter import NamedHead
@@ -103,9 +106,8 @@ class Ranked(Protocol):
 class Makers:
     """How the parts of a model's engine are made. Parts that are None are made as the settings say.
 
-    load: loads the model, on the engine's thread.
+    load, load_draft: load the model and the draft model, on the engine's thread.
     make_sources: makes the drafters; without it nothing is drafted.
-    load_draft: loads the draft model.
     find_head: finds the head that drafts from the model's states.
     costs: the costs of steps; by default they are learned, and kept on disk.
     waits_for_trials: whether to try all that the model can do before the first request.
@@ -122,10 +124,8 @@ class Makers:
 
 
 MakeEngine = Callable[[Settings, Makers, Inbox], ModelEngine]
-"""Makes the engine of a model that generates text."""
-
 MakeEmbedder = Callable[[Settings, str, Inbox, Callable[[], int]], ModelEngine]
-"""Makes the engine of a model that embeds or ranks; see EmbeddingEngine."""
+"""Make the engines of models that generate text, and of those that embed or rank; see their classes."""
 
 
 class EngineMaker:
@@ -133,7 +133,6 @@ class EngineMaker:
 
     makers: make the parts of the only model. None: the parts of each model are made as its settings say.
     make_sources: makes the models' drafters; None to draft nothing.
-    make_engine: makes the engine of a model that generates text. make_embedder: of one that embeds or ranks.
     """
 
     def __init__(
@@ -178,6 +177,63 @@ class EngineMaker:
         return sum(one.is_running for one in engines if one and not one.passes_on)
 
 
+_PENDING = 100
+"""Turns of a loop in any of which Python raises what another thread has sent before."""
+
+
+class Interruption(BaseException):
+    """What a thread did was ended by another. No Exception: models' code may catch those and go on."""
+
+
+class Interruptible:
+    """Runs work on one thread that other threads can end, as loading a model runs code of others.
+
+    Ends code of Python. A call of C, such as reading an array, returns first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._is_over = False
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do the work. Raises Interruption if interrupt() has been called."""
+        self._enter()
+        try:
+            work()
+        finally:
+            self._leave()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Do something within the work that interrupt() is not to end. Raises Interruption around it."""
+        self._leave()
+        yield
+        self._enter()
+
+    def interrupt(self) -> None:
+        """End the work that runs, and any later one. For other threads."""
+        with self._lock:
+            self._is_over = True
+            if self._thread is not None:
+                kind = ctypes.py_object(Interruption)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), kind)
+                self._thread = None
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._is_over:
+                raise Interruption
+            self._thread = threading.get_ident()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._thread = None
+        # What was sent just before is raised here, and not in what follows.
+        for _ in range(_PENDING):
+            pass
+
+
 log = logging.getLogger("reprise.engine")
 
 GRACE_S = 5.0
@@ -190,7 +246,7 @@ SPARE_SHARE = 16
 """A model to be loaded needs 1/SPARE_SHARE more than its weights at least."""
 
 
-class Loads:
+class Residency:
     """Loads and unloads models. Used by the thread that owns MLX only.
 
     known: all models. maker: makes their engines.
@@ -230,11 +286,8 @@ class Loads:
     def due_in_s(self) -> float:
         """Seconds until advance() may next have models to unload or load, at most a day."""
         now, most_s = time.monotonic(), WAITING_S if self._known.wanted else DAY_S
-        idle = [
-            model
-            for model in self._known.list_all()
-            if model.is_loaded and not model.num_uses and not model.is_wanted
-        ]
+        loaded = [model for model in self._known.list_all() if model.is_loaded]
+        idle = [model for model in loaded if not model.num_uses and not model.is_wanted]
         return max(0.0, min([most_s, *(model.used_at + self._known.keep_s(model) - now for model in idle)]))
 
     def lose(self, model: ServedModel) -> None:
@@ -369,7 +422,9 @@ class Loads:
         if self._known.is_stopping:
             raise ModelError("the server is stopping")
         with self._known.lock:
-            model.progress, model.phase = share, _phase(stage)
+            model.progress = share
+            # In words that follow "loading NAME: ".
+            model.phase = "reading weights" if stage.startswith("Loading ") else stage[:1].lower() + stage[1:]
         self._known.num_loading_steps += 1
         if self._on_progress:
             self._on_progress(stage, share)
@@ -461,8 +516,3 @@ def _collect() -> None:
     mx.clear_cache()
     # What a model had besides arrays, such as its tokenizer, was many small allocations.
     return_freed()
-
-
-def _phase(stage: str) -> str:
-    """Return what a load is at, in words that follow "loading NAME: "."""
-    return "reading weights" if stage.startswith("Loading ") else stage[:1].lower() + stage[1:]
