@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reprise.engine.speculative.costs.cost_table import USUAL, Conditions, Shape
 
@@ -26,8 +26,8 @@ class StepBounds:
 
     def __init__(self) -> None:
         self._plain: dict[tuple[int, Conditions], _PlainSteps] = {}
-        # By the tokens that the steps fed.
-        self._wide: dict[tuple[int, Conditions], dict[int, _WideSteps]] = {}
+        # The seconds of the latest verification steps, by the tokens that they fed.
+        self._wide: dict[tuple[int, Conditions], dict[int, deque[float]]] = {}
         self._least: dict[tuple[int, Conditions], float | None] = {}
 
     def most_s(self, num_rows: int, num_fed: int, plain_s: float, under: Conditions) -> float:
@@ -41,8 +41,9 @@ class StepBounds:
         """
         plain_s = max(plain_s, self.least_plain_s(num_rows, under) or 0.0)
         most_s = (num_fed / num_rows + 1) * plain_s
-        for fed, seen in self._wide.get((num_rows, under), {}).items():
-            most_s = min(most_s, seen.most_s if fed >= num_fed else seen.most_s * num_fed / fed + plain_s)
+        for fed, recent_s in self._wide.get((num_rows, under), {}).items():
+            seen_s = sorted(recent_s)[-2] if len(recent_s) > 1 else recent_s[0]
+            most_s = min(most_s, seen_s if fed >= num_fed else seen_s * num_fed / fed + plain_s)
         return most_s
 
     def least_plain_s(self, num_rows: int, under: Conditions = USUAL) -> float | None:
@@ -54,38 +55,34 @@ class StepBounds:
         """
         key = num_rows, under
         if key not in self._least:
-            told = [steps.least_s for steps in self._comparable(num_rows, under)]
-            self._least[key] = max((each for each in told if each is not None), default=None)
+            told = [steps.least_s for steps in self._comparable(num_rows, under) if steps.recent_s]
+            self._least[key] = max(told, default=None)
         return self._least[key]
 
     def is_plain_due(self, num_rows: int, under: Conditions) -> bool:
-        """Whether the next step should be a plain one, because the cost of plain steps is not known well.
-
-        So it is if none was seen for long, or a verification step took far less than those before it.
-        """
+        """Whether the next step should be plain: none was seen for long, or a wider one was far cheaper."""
         if self.least_plain_s(num_rows, under) is None:
             return True
-        steps = self._plain.get((num_rows, under))
-        if steps is None:
-            return False
+        steps = self._plain.get((num_rows, under), _PlainSteps())
         return steps.is_doubted or steps.num_wide >= PLAIN_AFTER_STEPS[bool(steps.recent_s)]
 
     def observe_plain(self, num_rows: int, taken_s: float, under: Conditions) -> None:
-        """Learn from a plain step of num_rows rows that took taken_s seconds."""
+        """Learn from a plain step."""
         steps = self._plain.setdefault((num_rows, under), _PlainSteps())
         self._bound(num_rows, taken_s, under)
         steps.recent_s.append(taken_s)
         steps.num_wide, steps.limit_s, steps.is_doubted = 0, math.inf, False
 
     def observe_wide(self, num_rows: int, num_fed: int, taken_s: float, under: Conditions) -> None:
-        """Learn from a verification step that fed num_fed tokens, over all rows, in taken_s seconds."""
-        seen = self._wide.setdefault((num_rows, under), {}).setdefault(num_fed, _WideSteps())
+        """Learn from a verification step that fed num_fed tokens, over all rows."""
+        of_rows = self._wide.setdefault((num_rows, under), {})
+        recent_s = of_rows.setdefault(num_fed, deque(maxlen=RECENT_STEPS))
         steps = self._plain.setdefault((num_rows, under), _PlainSteps())
         steps.num_wide += 1
         # The machine may have become faster, and plain steps with it.
-        is_far_cheaper = MUCH_FASTER * taken_s < min(seen.recent_s, default=0.0)
+        is_far_cheaper = MUCH_FASTER * taken_s < min(recent_s, default=0.0)
         steps.is_doubted |= is_far_cheaper or taken_s < (self.least_plain_s(num_rows, under) or 0.0)
-        seen.recent_s.append(taken_s)
+        recent_s.append(taken_s)
         self._bound(num_rows, taken_s, under)
 
     def _bound(self, num_rows: int, taken_s: float, under: Conditions) -> None:
@@ -103,6 +100,7 @@ class StepBounds:
         ]
 
 
+@dataclass(slots=True)
 class _PlainSteps:
     """The plain steps of one number of rows under the same conditions.
 
@@ -111,34 +109,16 @@ class _PlainSteps:
     step since, of as many rows or more.
     """
 
-    def __init__(self) -> None:
-        self.recent_s: deque[float] = deque(maxlen=RECENT_PLAIN_STEPS)
-        self.num_wide = 0
-        self.is_doubted = False
-        self.limit_s = math.inf
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_PLAIN_STEPS))
+    num_wide: int = 0
+    is_doubted: bool = False
+    limit_s: float = math.inf
 
     @property
-    def least_s(self) -> float | None:
-        """The minimum seconds of such a step; None if none was observed."""
-        if not self.recent_s:
-            return None
+    def least_s(self) -> float:
+        """The minimum seconds of such a step, if any was observed."""
         median_s = sorted(self.recent_s)[(len(self.recent_s) - 1) // 2]
         return min(median_s, self.recent_s[-1], self.limit_s)
-
-
-class _WideSteps:
-    """The verification steps of one number of rows under the same conditions that fed as many tokens.
-
-    recent_s: seconds of the latest.
-    """
-
-    def __init__(self) -> None:
-        self.recent_s: deque[float] = deque(maxlen=RECENT_STEPS)
-
-    @property
-    def most_s(self) -> float:
-        """The maximum seconds of such a step."""
-        return sorted(self.recent_s)[-2] if len(self.recent_s) > 1 else self.recent_s[0]
 
 
 MEASURED_PATIENCE = 128
@@ -171,10 +151,8 @@ class Trials:
 
         is_guess: whether the cost of the shape was neither measured nor seen.
         """
-        waiting = self._waiting.get(shape)
-        if waiting is None:
-            # What nobody ever saw is tried at its first chance.
-            waiting = self._waiting[shape] = _Waiting(0 if is_guess else MEASURED_PATIENCE)
+        # What nobody ever saw is tried at its first chance.
+        waiting = self._waiting.setdefault(shape, _Waiting(0 if is_guess else MEASURED_PATIENCE))
         waiting.num_missed += 1
         return waiting.num_missed > waiting.patience
 

@@ -1,8 +1,7 @@
 """The cost of a step in seconds, learned from the steps that the server takes.
 
-Plain and verification steps are learned apart. What drafting costs is judged against real plain steps, so
-plain steps are taken now and then even while drafts pay: is_plain_due() says when. Beliefs can be wrong, so a
-width that is believed not to pay is tried now and then: see least_steps() and step_bounds.py.
+What drafting costs is judged against real plain steps, so these are taken now and then even while drafts pay.
+Beliefs can be wrong, so a width that is believed not to pay is tried now and then.
 """
 
 import math
@@ -52,12 +51,10 @@ MAX_WRONG_SHAPES = 2
 class StepCosts:
     """The expected seconds of a step by its rows, widths and conditions, and bounds on them.
 
-    They start from a table; if that has only guesses, the first real step shows how long a plain one takes.
-    What is learned are effects on the logarithm of its costs. Those of plain steps:
-    one of all, one for the conditions, one for the rows under these conditions. A verification step follows
-    the plain ones, and has effects of all such steps, of its shape, of the conditions, and of its shape under
-    these. So a machine that slows down or recovers does so for all widths, while one whose measured cost was
-    wrong is corrected alone.
+    If the table has only guesses, the first real step shows how long a plain one takes. What is learned are
+    effects on the logarithm of its costs. Those of plain steps: one of all, one for the conditions, one for
+    the rows under these conditions. A verification step follows the plain ones, and has effects of all such
+    steps, of its shape, of the conditions, and of its shape under these.
 
     table: costs known in advance; seconds by shape count as measured.
     batched: whether all rows share a forward pass; otherwise each row has its own, and costs add up.
@@ -102,25 +99,25 @@ class StepCosts:
             @cache
             def step_s(width: int) -> float:
                 if width == 1:
-                    return self._even_s(num_rows, 1) * math.exp(plain)
+                    return self._table_s([1] * num_rows) * math.exp(plain)
                 at = bisect_left(self.widths, width)
                 if 0 < at < len(self.widths) and self.widths[at] != width:
                     low, high = self.widths[at - 1 : at + 1]
                     return step_s(low) + (width - low) / (high - low) * (step_s(high) - step_s(low))
                 shape = num_rows, width
                 own = _mean(self._wide_of, shape) + _mean(self._wide_of_under, (shape, under))
-                return self._even_s(num_rows, width) * math.exp(wide + own)
+                return self._table_s([width] * num_rows) * math.exp(wide + own)
 
             found = self._even_steps[num_rows, under] = step_s
         return found
 
     def step_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
         """Return the expected seconds of a step whose rows have these widths."""
-        widest = max(widths)
-        if self.batched or len(widths) == 1:
-            return self.seconds(len(widths), widest, under)
-        share = self._sum_s(widths) / self._even_s(len(widths), widest)
-        return share * self.seconds(len(widths), widest, under)
+        num_rows, widest = len(widths), max(widths)
+        even_s = self.seconds(num_rows, widest, under)
+        if self.batched or num_rows == 1:
+            return even_s
+        return even_s * self._table_s(widths) / self._table_s([widest] * num_rows)
 
     def least_steps(self, num_rows: int, under: Conditions = USUAL) -> Callable[[int], float]:
         """Return a function from a width to the least seconds that such a step may take if its cost is wrong.
@@ -137,10 +134,7 @@ class StepCosts:
         return least_s
 
     def most_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
-        """Return the maximum seconds that a verification step may take. See StepBounds.
-
-        The bound follows from real steps, not from the table.
-        """
+        """Return the maximum seconds that a verification step may take, by real ones; see StepBounds."""
         if not self.is_learned:
             return self.step_s(widths, under)
         plain_s = self.seconds(len(widths), 1, under)
@@ -154,12 +148,8 @@ class StepCosts:
 
     def min_ratio(self, num_rows: int, under: Conditions = USUAL) -> float:
         """Return the expected cost of the cheapest verification step, relative to a plain step."""
-        key = num_rows, under
-        if (found := self._min_ratios.get(key)) is None:
-            step_s = self.even_steps(num_rows, under)
-            cheapest_s = min([step_s(width) for width in self.widths if width > 1], default=0.0)
-            found = self._min_ratios[key] = cheapest_s / step_s(1)
-        return found
+        step_s = self.even_steps(num_rows, under)
+        return min([step_s(width) for width in self.widths if width > 1], default=0.0) / step_s(1)
 
     def is_plain_due(self, num_rows: int, under: Conditions) -> bool:
         """Whether the next step should be a plain one, because the cost of plain steps is not known well."""
@@ -167,8 +157,6 @@ class StepCosts:
 
     def is_trial_due(self, num_rows: int, width: int) -> bool:
         """Return whether to try a width that is believed not to pay. Each call counts as a chance."""
-        if not self.is_learned:
-            return False
         shape = self._shape(num_rows, width)
         return self.trials.is_due(shape, is_guess=shape not in self.table.measured)
 
@@ -202,12 +190,12 @@ class StepCosts:
         if shape not in self.table.measured and (self.batched or num_rows == 1):
             self._take_from_step(shape, max(widths), taken_s, under)
         difference = math.log(taken_s / self.step_s(widths, under))
+        own = MEASURED_VARIANCE if shape in self.table.measured else GUESS_VARIANCE
+        own_here = Effect(OWN_VARIANCE, OWN_DRIFT, num_seen=CONFIRMED)
         effects = [
-            self._wide_of.setdefault(shape, self._new_effect(shape)),
+            self._wide_of.setdefault(shape, Effect(own, SHAPE_DRIFT)),
             self._wide_under.setdefault(under, _place(self._wide)),
-            self._wide_of_under.setdefault(
-                (shape, under), Effect(OWN_VARIANCE, OWN_DRIFT, num_seen=CONFIRMED)
-            ),
+            self._wide_of_under.setdefault((shape, under), own_here),
             self._wide,
         ]
         is_surprise = self._wide_noise.learn(effects, self._wide, difference)
@@ -222,7 +210,7 @@ class StepCosts:
 
     def _note_first(self, believed_s: float, taken_s: float) -> None:
         """Learn from the first of all steps how long a plain one takes."""
-        if not self.table.is_timed:
+        if self.table.measured[1, 1] == UNSEEN_S:
             self.table.put((1, 1), max(taken_s, UNSEEN_S) * UNSEEN_S / believed_s)
             self._forget_estimates()
 
@@ -256,7 +244,6 @@ class StepCosts:
 
     def _forget_estimates(self) -> None:
         self._even_steps: dict[tuple[int, Conditions], Callable[[int], float]] = {}
-        self._min_ratios: dict[tuple[int, Conditions], float] = {}
 
     def _shape(self, num_rows: int, widest: int) -> Shape:
         """Return the shape under which a step is learned: its widest row, rounded up to the grid."""
@@ -279,20 +266,11 @@ class StepCosts:
         """Return the tokens that a step feeds, with the padding of rows that share a forward pass."""
         return len(widths) * max(widths) if self.batched else sum(widths)
 
-    def _new_effect(self, shape: Shape) -> Effect:
-        is_measured = shape in self.table.measured
-        return Effect(MEASURED_VARIANCE if is_measured else GUESS_VARIANCE, SHAPE_DRIFT)
-
-    def _sum_s(self, widths: Sequence[int]) -> float:
-        """Return the cost of steps with these widths by the table."""
+    def _table_s(self, widths: Sequence[int]) -> float:
+        """Return the seconds of a step whose rows have these widths, by the table alone."""
         if self.batched:
             return self.table.seconds(len(widths), max(widths))
-        return sum(self.table.seconds(1, width) for width in widths)
-
-    def _even_s(self, num_rows: int, width: int) -> float:
-        if self.batched:
-            return self.table.seconds(num_rows, width)
-        return num_rows * self.table.seconds(1, width)
+        return sum([self.table.seconds(1, width) for width in widths])
 
 
 def _place(shared: Effect) -> Effect:
