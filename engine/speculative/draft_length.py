@@ -3,6 +3,9 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 
 from reprise.drafters.base import NO_DRAFT, Draft, Slices
 from reprise.engine.interface.spans import span
@@ -125,9 +128,15 @@ class DraftEstimate:
         return self.splits[self.num_at(width)] if self.splits else self.num_at(width)
 
 
+def sum_up(rates: Sequence[float]) -> tuple[float, ...]:
+    """Return DraftEstimate.expected for tokens that are accepted at these rates."""
+    return tuple(accumulate(accumulate(rates, mul), initial=1.0))
+
+
+@lru_cache(maxsize=64)
 def steady(rate: float, num_tokens: int) -> tuple[float, ...]:
-    """Return the tokens that a step commits on average with 0, 1, ... num_tokens drafted ones of one rate."""
-    return tuple(expected_tokens(rate, num_drafted) for num_drafted in range(num_tokens + 1))
+    """Return the same for tokens of one rate. Rows that copy well share the highest rate."""
+    return sum_up([rate] * num_tokens)
 
 
 def pays(estimate: DraftEstimate, widths: Iterable[int], step_s: Callable[[int], float]) -> bool:
@@ -154,7 +163,7 @@ def choose_width(
     """
     widest = max([len(e.expected) for e in estimates])
     # A row that drafts less brings no more tokens in wider steps.
-    rows = [[*e.expected, *[e.expected[-1]] * (widest - len(e.expected))] for e in estimates]
+    rows = [(*e.expected, *[e.expected[-1]] * (widest - len(e.expected))) for e in estimates]
     num_tokens = list(map(sum, zip(*rows, strict=True)))
     speeds = {width: num_tokens[min(width, widest) - 1] / step_s(width) for width in widths}
     min_speed = MIN_GAIN * len(rows) / step_s(1)

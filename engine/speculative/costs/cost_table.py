@@ -140,8 +140,6 @@ def _on_line(grid: list[int], x: int, value: Callable[[int], float]) -> float:
     return at_low + (x - low) / (high - low) * (value(high) - at_low)
 
 
-FIRST_CONTEXT_TOKENS = 128
-
 GREEDY, NOISY, ADJUSTED, MASKED = range(4)
 """Work of sampling a token: the highest logit; noise too; filters, penalties, bias or log probabilities
 too; a grammar's mask too, for which every token is fetched before the next step."""
@@ -164,7 +162,7 @@ USUAL = Conditions()
 
 def context_class(num_tokens: int) -> int:
     """Return the class of a context's length: 0 below 128 tokens, and one more for every doubling."""
-    return (num_tokens // FIRST_CONTEXT_TOKENS).bit_length()
+    return (num_tokens // 128).bit_length()
 
 
 def sampling_class(request: GenerationRequest) -> int:
@@ -230,35 +228,31 @@ class Noise:
         for each in effects:
             each.variance += each.drift
         known = sum([each.variance for each in effects])
-        square = difference * difference
         doubted = next((each for each in effects if each.num_seen < CONFIRMED), shared)
         limit = SURPRISE * math.sqrt(known + self.variance)
         if doubted.num_seen < CONFIRMED:
             limit = min(limit, MAX_DIFFERENCE)
-        if is_surprise := abs(difference) > limit:
-            if doubted.surprise * difference > 0:
-                known += square - doubted.variance
-                doubted.variance, doubted.surprise = square, 0.0
-                self._correct(effects, difference, known + self.variance)
-            else:
-                doubted.surprise = difference
-        else:
-            doubted.surprise = 0.0
+        is_surprise = abs(difference) > limit
+        # A surprise is believed when it repeats.
+        is_believed = not is_surprise or doubted.surprise * difference > 0
+        doubted.surprise = 0.0 if is_believed else difference
+        if not is_surprise:
             # Short pauses are frequent, and say nothing about other steps.
             limit = math.sqrt(known + self.variance)
             difference = max(-limit, min(limit, difference))
-            self._correct(effects, difference, known + self.variance)
-            noise = self.variance + NOISE_RATE * (difference * difference - known - self.variance)
-            self.variance = max(MIN_NOISE, noise)
+        elif is_believed:
+            known += difference**2 - doubted.variance
+            doubted.variance = difference**2
+        total = known + self.variance
         for each in effects:
             each.num_seen += 1
+            if is_believed:
+                share = each.variance / total
+                each.mean += share * difference
+                each.variance *= 1 - share
+        if not is_surprise:
+            self.variance = max(MIN_NOISE, self.variance + NOISE_RATE * (difference**2 - total))
         return is_surprise
-
-    def _correct(self, effects: Sequence[Effect], difference: float, total: float) -> None:
-        for each in effects:
-            share = each.variance / total
-            each.mean += share * difference
-            each.variance *= 1 - share
 
 
 @dataclass(frozen=True, slots=True)

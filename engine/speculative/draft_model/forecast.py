@@ -353,14 +353,6 @@ class DraftForecast:
         self.num_lacking, self.is_ready, self._has_drafted = 1.0, True, False
 
     @property
-    def keeps_drafted(self) -> bool:
-        """Whether the draft model's caches keep drafted tokens that were accepted.
-
-        A head's do not: it is fed accepted tokens again, with the target's own states.
-        """
-        return self.source == MODEL
-
-    @property
     def rate(self) -> float:
         """The expected acceptance rate of the draft model's tokens, once translated."""
         return self.acceptance.rate(Draft((), self.source, 0, MODEL_PRIOR))
@@ -416,10 +408,11 @@ class DraftForecast:
             return
         self._has_drafted = False
         is_all_accepted = 0 < num_judged == num_accepted
-        if self.keeps_drafted:
+        if self.source == MODEL:
             # The last drafted token was never fed, so an accepted one is still lacking.
             self.num_lacking += (num_tokens - num_accepted) / self.token_yield.ratio + is_all_accepted
         else:
+            # A head is fed accepted tokens again, with the target's own states.
             self.num_lacking += num_tokens
         was_probe = self._tokens_since_draft > 0
         self._tokens_since_draft = 0

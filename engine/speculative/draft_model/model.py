@@ -313,9 +313,7 @@ class DraftModel:
         translated: list[tuple[int, int] | None] = [None] * len(inputs)
         for row, (row_input, catch_up, drafted) in enumerate(zip(inputs, catch_ups, drafts, strict=True)):
             if catch_up.is_ready:
-                found = self._or_give_up(
-                    row, lambda prefill, ids=drafted: prefill.translator.translate_draft(ids), []
-                )
+                found = self._translate_draft(row, drafted)
                 draft, translated[row] = found[: row_input.num_wanted], (len(drafted), len(found))
                 inputs[row] = replace(row_input, draft=draft, source=replace(row_input.source, tokens=draft))
         num_fed = max(len(catch_up.ids) for catch_up in catch_ups)
@@ -362,6 +360,9 @@ class DraftModel:
         """Roll a row back to length, and return an empty input for it."""
         num_held = self.rows.roll_back(row, length)
         return CatchUpInput(num_held, floor=num_held)
+
+    def _translate_draft(self, row: int, drafted: Sequence[int]) -> list[int]:
+        return self._or_give_up(row, lambda prefill: prefill.translator.translate_draft(drafted), [])
 
     def _or_give_up(self, row: int, translate: Callable[[DraftPrefill], T], otherwise: T) -> T:
         """Return what a ready row's prefill translates. If that raises, the row gets no more drafts."""

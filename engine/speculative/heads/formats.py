@@ -155,7 +155,6 @@ class FoundHead:
     config: the configuration of an MTP head's layers, or of a DFlash drafter.
     names: file -> array's name in the file -> its name in the head's module, "" if the array is not used.
     adds_one: whether to add 1 to norms, as the file's lack it. num_bytes: bytes of the arrays that are used.
-    depth: number of an MTP head's layers. Only the first is used, applied again to its own output.
     """
 
     kind: HeadKind
@@ -165,7 +164,12 @@ class FoundHead:
     names: Mapping[Path, Mapping[str, str]]
     adds_one: bool
     num_bytes: int
-    depth: int = 1
+
+    @property
+    def depth(self) -> int:
+        """The number of an MTP head's layers. Only the first is used, applied again to its own output."""
+        numbers = self.config.get("mtp_num_hidden_layers"), self.config.get("num_nextn_predict_layers")
+        return int(next(filter(None, numbers), 1))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -242,7 +246,7 @@ def identify(folder: Path) -> FoundHead | None:
         family = "qwen3_next"
     names = {file.path: _bare_names(file) for file in files}
     adds_one = FAMILIES[family].norms_lack_one and _says_delta(config)
-    return FoundHead("mtp", str(folder), family, layers, names, adds_one, num_bytes, _depth(layers))
+    return FoundHead("mtp", str(folder), family, layers, names, adds_one, num_bytes)
 
 
 def _refuse_others(folder: Path, names: list[str]) -> None:
@@ -283,11 +287,7 @@ def _own_head(
         file.arrays[name].num_bytes for file in files for name, own in names[file.path].items() if own
     )
     adds_one = lacks_one and (is_raw or _says_delta(config))
-    return FoundHead("mtp", source, family, layers, names, adds_one, num_bytes, _depth(layers))
-
-
-def _depth(layers: Mapping[str, Any]) -> int:
-    return int(layers.get("mtp_num_hidden_layers") or layers.get("num_nextn_predict_layers") or 1)
+    return FoundHead("mtp", source, family, layers, names, adds_one, num_bytes)
 
 
 def _is_published(holder: SafetensorsFile, shards: list[SafetensorsFile]) -> bool:

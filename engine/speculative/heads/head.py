@@ -297,16 +297,15 @@ class TappedStates:
         There was one forward pass over all rows, or one for each row, in their order.
         """
         passes = self.states()
+        # For each row the states of a pass, and where its own begin among them.
+        of_rows = [(states[0], 0) for states in passes]
         if len(passes) == 1:
-            # Not a view, which would keep the states of all rows.
             width, flat = passes[0].shape[1], passes[0].flatten(0, 1)
-            return [
-                mx.take(flat, mx.arange(row * width, row * width + num), axis=0) if num else None
-                for row, num in enumerate(wanted)
-            ]
+            of_rows = [(flat, row * width) for row in range(len(wanted))]
+        # Not views, which would keep the states of all rows.
         return [
-            mx.take(states[0], mx.arange(num), axis=0) if num else None
-            for states, num in zip(passes, wanted, strict=True)
+            mx.take(states, mx.arange(start, start + num), axis=0) if num else None
+            for (states, start), num in zip(of_rows, wanted, strict=True)
         ]
 
 

@@ -4,9 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
+from reprise.drafters.base import NO_DRAFT
+from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.interface.spans import spend
-from reprise.engine.kv_cache.exact_widths import Exactness
+from reprise.engine.kv_cache.exact_widths import SHORT_TOKENS, Exactness
 from reprise.engine.speculative.costs.cost_table import MASKED, USUAL, Conditions, context_class
 from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
@@ -29,13 +32,12 @@ from reprise.engine.speculative.draft_model.forecast import (
 )
 from reprise.engine.speculative.draft_stats import DEAR, INEXACT, SPENT, UNLIKELY, UNMATCHED, UNREAD
 from reprise.engine.speculative.mask_drafts import add_masks
-from reprise.engine.speculative.planning.candidates import (
-    CandidateWidths,
-    Member,
-    max_draft_tokens,
-    row_input,
-)
+from reprise.engine.speculative.sequence_drafts import SequenceDrafts
 from reprise.engine.speculative.verify import Outcome, RowInput
+from reprise.engine.speculative.window import Window, WindowInput
+
+if TYPE_CHECKING:
+    from reprise.engine.sampling.grammar import Matcher
 
 HOPE = 1.1
 """By how much a width that is tried must be faster than the chosen one, if its cost is the least possible."""
@@ -45,6 +47,130 @@ STRONG = 0.5
 
 EXAMPLE_WIDTH = 8
 """Maximum width of the step whose cost is told to explain why nothing was drafted."""
+
+
+class CandidateWidths:
+    """Chooses the candidate widths of steps, and cuts drafts to exact ones.
+
+    costs: the target's, whose table has the measured widths.
+    exact: if not None, it has the only (rows, width) besides width 1 that a forward pass may have.
+    """
+
+    def __init__(self, costs: StepCosts, exact: Exactness | None) -> None:
+        self._costs = costs
+        # By whether contexts are long.
+        self._exact_shapes = None if exact is None else [exact.shapes(is_long) for is_long in (False, True)]
+        self._is_long = False
+        # See measured().
+        self._measured: dict[tuple[int, int, bool], list[int]] = {}
+
+    def note_longest(self, num_tokens: int) -> None:
+        """Set the length of the longest row, before a step is planned or its drafts are cut."""
+        if self._exact_shapes is not None:
+            self._is_long = num_tokens + self._costs.widths[-1] > SHORT_TOKENS
+
+    def candidates(self, estimates: Sequence[DraftEstimate], num_rows: int) -> list[int]:
+        """Return the candidate widths: those measured, and those where a draft becomes less certain."""
+        widest = max([len(estimate.expected) for estimate in estimates])
+        stops = {1 + stop for estimate in estimates for stop in estimate.stops}
+        measured = self.measured(num_rows, widest)
+        if not stops:
+            return measured
+        return sorted({*measured, *self._exact([w for w in stops if 1 < w < widest], num_rows)})
+
+    def measured(self, num_rows: int, widest: int) -> list[int]:
+        """Return the measured widths below `widest`, and `widest`, the width of the longest draft."""
+        asked = num_rows, widest, self._is_long
+        if (found := self._measured.get(asked)) is None:
+            widths = [*(w for w in self._costs.widths if 1 < w < widest), *{widest} - {1}]
+            found = self._measured[asked] = self._exact(widths, num_rows)
+        return found
+
+    def _exact(self, widths: list[int], num_rows: int) -> list[int]:
+        """Return the widths that are allowed in exact mode."""
+        if self._exact_shapes is None:
+            return widths
+        # Rows with a forward pass each are as exact as a single row.
+        together = num_rows if self._costs.batched else 1
+        return [width for width in widths if (together, width) in self._exact_shapes[self._is_long]]
+
+    def without_inexact(self, inputs: Sequence[RowInput]) -> list[RowInput]:
+        """In exact mode, cut drafts if a forward pass would have a width that is not known to be exact.
+
+        Drafts have such widths when the draft model drafted less than planned.
+        """
+        if self._exact_shapes is None:
+            return list(inputs)
+        self.note_longest(max([row_input.position for row_input in inputs]))
+        if self._costs.batched:
+            return self._cut(inputs)
+        return [self._cut([row_input])[0] for row_input in inputs]
+
+    def _cut(self, inputs: Sequence[RowInput]) -> list[RowInput]:
+        """Cut the drafts of one forward pass to its widest exact width; drop them if no width is exact."""
+        widest = max(row_input.width for row_input in inputs)
+        width = max(self._exact(list(range(2, widest + 1)), len(inputs)), default=1)
+        if width == widest:
+            return list(inputs)
+        cut = []
+        for row_input in inputs:
+            draft = row_input.draft[: width - 1]
+            source = row_input.source if draft else NO_DRAFT
+            mask_tokens = row_input.mask_tokens[: width - 1 - len(draft)]
+            cut.append(replace(row_input, draft=draft, source=source, mask_tokens=mask_tokens))
+        return cut
+
+
+class Member(Protocol):
+    """The part of Sequence that planning a step needs."""
+
+    request: GenerationRequest
+    tokens: list[int]
+    drafts: SequenceDrafts | None
+    matcher: "Matcher | None"
+    window: Window | None
+    sampling: int
+
+    @property
+    def num_answered(self) -> int:
+        """Committed tokens of the answer."""
+
+    def give_up_drafts(self, fault: Exception) -> None:
+        """Draft nothing more for this row, because of a fault."""
+
+
+def max_draft_tokens(s: Member) -> int:
+    """Return the maximum tokens of a draft: the answer's remaining tokens but the bonus token."""
+    return s.request.max_tokens - s.num_answered - 1
+
+
+def without_drafts(members: Sequence[Member]) -> list[RowInput]:
+    """Return the rows' inputs for a verification step without drafts."""
+    return [RowInput(s.tokens[-1], len(s.tokens)) for s in members]
+
+
+def window_input(s: Member, num_held: int) -> WindowInput:
+    """Return the input of a row with a window. num_held: tokens in its cache, fewer than are committed."""
+    assert s.window
+    # Under a grammar a hole can only be filled once all tokens before it are known.
+    size = 1 if s.matcher else s.window.settings.window_size
+    window, pending = s.window.widen(size), s.tokens[num_held:]
+    return WindowInput(s.tokens[-1], len(s.tokens), window=window, pending=pending)
+
+
+def row_input(s: Member, estimate: DraftEstimate, width: int) -> RowInput:
+    """Return the input of a row whose draft is cut to a step of a width."""
+    newest, position, draft = s.tokens[-1], len(s.tokens), estimate.draft
+    num_fed = estimate.num_at(width)
+    # The draft model makes its tokens later.
+    if s.drafts and num_fed and draft.source in MODELS:
+        num_to_draft = s.drafts.forecast.num_to_draft(num_fed)
+        return RowInput(newest, position, source=draft, num_wanted=num_fed, num_to_draft=num_to_draft)
+    tokens = draft.tokens[: estimate.num_text_at(width)]
+    mask_tokens: Sequence[int] = ()
+    if s.drafts and s.drafts.masks:
+        mask_tokens = [s.drafts.masks.mask_token_id] * (num_fed - len(tokens))
+    return RowInput(newest, position, tokens, draft if tokens else NO_DRAFT, mask_tokens=mask_tokens)
 
 
 class Planner:
@@ -120,16 +246,16 @@ class Planner:
         return [row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
 
     def _best_draft(self, s: Member, num_rows: int, min_tokens: float) -> DraftEstimate:
-        """Return a row's best draft: a drafter's if one pays, else the draft model's if that pays.
-
-        min_tokens: see SequenceDrafts.propose(); the same for all rows.
-        """
+        """Return a row's best draft: a drafter's if one pays, else the draft model's if that pays."""
         max_tokens = max_draft_tokens(s)
         if s.drafts is None or max_tokens < 1:
             return DraftEstimate()
 
         def is_worth(one: DraftEstimate) -> bool:
-            return pays(one, self.widths.candidates([one], num_rows), self._even_s)
+            # Most drafts pay, or do not, whatever is done where they become less certain.
+            if pays(one, self.widths.measured(num_rows, len(one.expected)), self._even_s):
+                return True
+            return bool(one.stops) and pays(one, self.widths.candidates([one], num_rows), self._even_s)
 
         estimate = s.drafts.propose(max_tokens, min_tokens, is_worth)
         if not estimate.is_worth and s.drafts.can_ask_model and self.model_costs:
@@ -282,7 +408,9 @@ class Planner:
         num_rows, model_costs = len(members), self._asked(estimates)
 
         def step_s(width: int) -> float:
-            step_s = self.costs.step_s(self._fed(estimates, width), self._under)
+            # The same, but quicker, if all rows share a forward pass.
+            even_s = self._even_s(width) if self.costs.batched else None
+            step_s = even_s or self.costs.step_s(self._fed(estimates, width), self._under)
             if model_costs:
                 step_s += model_costs.spread_s(num_rows, _work(members, estimates, width), self._under)
             return step_s
@@ -389,10 +517,7 @@ def _work(members: Sequence[Member], estimates: Sequence[DraftEstimate], width: 
 
 
 def _any_draft(s: Member, estimate: DraftEstimate) -> DraftEstimate:
-    """Return a row's estimate; if it has no draft worth its cost, that of its best draft.
-
-    It is verified only if other rows' drafts pay for the step.
-    """
+    """Return a row's estimate, or that of its best draft if none is worth its cost: others may pay for it."""
     if estimate.num_tokens or s.drafts is None or not s.drafts.best.tokens:
         return estimate
     return s.drafts.acceptance.estimate(s.drafts.best, s.drafts.best_rate)
