@@ -446,11 +446,10 @@ class Planner:
     ) -> None:
         """Account for a plain step: teach the costs, and charge the slowdown budgets of its rows.
 
-        taken_s: its seconds; None if not known: then the expected ones are charged.
-        is_steady: whether the step was dispatched while another plain step of the same rows was in flight, as
-            all steps of plain decoding are. Such a step shows what plain steps cost.
-        follows_drafts: whether verified drafts, or draft prefill, before the step kept it from being steady.
-        planning_s: how many of the step's seconds went into planning drafts.
+        taken_s: its seconds; None if not known: then the expected ones are charged. planning_s: how many of
+            them went into planning drafts.
+        is_steady: whether another plain step of the same rows was in flight when it was dispatched, so that
+            it shows what plain steps cost. follows_drafts: whether drafts kept it from that.
         """
         costs, num_rows = self.costs, len(budgets)
         if taken_s is None or not costs.is_learned:
