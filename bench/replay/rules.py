@@ -143,7 +143,7 @@ class ServerPlayer:
             committed = follows[: outcome.verify(drafted, follows, cost) + 1]
             drafts.slowdown_budget.charge(cost, self.costs[1], len(committed))
             drafts.observe(committed, feed.source if feed else NO_DRAFT, len(drafted))
-            # Only the second of two plain steps shows what plain steps cost: see StepAccounts.
+            # Only the second of two plain steps shows what plain steps cost: see Planner.charge_plain().
             if not drafted and was_plain:
                 drafts.slowdown_budget.num_unseen = 0
             was_plain = not drafted

@@ -23,9 +23,7 @@ from reprise.engine.sampling.matchers import triggered_matcher
 from reprise.engine.sampling.sampler import Draw
 from reprise.engine.speculative import verify
 from reprise.engine.speculative.draft_model.forecast import DraftWork
-from reprise.engine.speculative.planning.accounts import Verified
-from reprise.engine.speculative.planning.candidates import window_input, without_drafts
-from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planning.planner import Planner, window_input, without_drafts
 from reprise.engine.speculative.verify import Outcome, RowInput
 from reprise.engine.speculative.window import WindowOutcome
 
@@ -165,7 +163,7 @@ class Decoder:
         """Wait for a plain step's tokens, account for its time and commit them. Raises StepError."""
         planning_s, self._planning_s = self._planning_s, 0.0
         tokens, likelihoods = self._device.fetch(step)
-        self._planner.accounts.charge_plain(
+        self._planner.charge_plain(
             [s.drafts.slowdown_budget if s.drafts else None for s in step.members],
             self._planner.conditions(step.members),
             step.taken_s,
@@ -251,15 +249,10 @@ class Decoder:
     ) -> None:
         """Teach the costs what the step took, and charge it to every row's slowdown budget."""
         lap_s = self._device.lap()
-        has_windows = any(s.window for s in members)
-        self._planner.accounts.charge_verification(
+        self._planner.charge_verification(
             [s.drafts.slowdown_budget if s.drafts and not s.window else None for s in members],
             self._planner.conditions(members),
-            Verified(
-                [outcome.verified.width for outcome in outcomes],
-                [len(outcome.tokens) for outcome in outcomes],
-                [outcome.verified.least_width for outcome in outcomes] if has_windows else (),
-            ),
+            outcomes,
             lap_s if lap_s is not None else time.perf_counter() - started_at,
             drafting_s,
             work,

@@ -110,7 +110,7 @@ class DraftPrefiller:
                 sequence.drafts.uses_model = self._is_wanted()
                 sequence.drafts.counts.is_model_left_out = not sequence.drafts.uses_model
                 source = sequence.drafts.forecast.source
-                sequence.drafts.counts.token_steps = self._planner.model.token_steps(1, source)
+                sequence.drafts.counts.token_steps = self._planner.token_steps(1, source)
             except Exception as fault:
                 sequence.give_up_draft_model(fault)
 
@@ -144,7 +144,7 @@ class DraftPrefiller:
 
     def _is_wanted(self) -> bool:
         proposers = self._proposers
-        pays = self._planner.model.pays(proposers.new_forecast(), proposers.limit)
+        pays = self._planner.model_pays(proposers.new_forecast(), proposers.settings.num_draft_tokens)
         return proposers.prompt_gate.should_prefill(pays)
 
     def begun(self, members: SequenceOf[Sequence]) -> list[Sequence]:
@@ -226,7 +226,8 @@ class DraftPrefiller:
         ]
         if not awaiting or (plain_s := self._plain_s(members)) is None:
             return None
-        self._pace.token_s = self._pace.token_s or self._planner.model.seconds(1, 1, 0)
+        if not self._pace.token_s and (costs := self._planner.model_costs):
+            self._pace.token_s = costs.seconds(1, 1, 0, self._planner.conditions(members))
         budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
         left_s = min(budget.left_to_prefill_s(plain_s) for budget in budgets) - (1 + RESERVED_STEPS) * plain_s
         awaiting.sort(key=lambda one: one[1].count_left(len(members[one[0]].tokens)))

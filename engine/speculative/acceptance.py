@@ -4,15 +4,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import accumulate, compress, count
-from operator import mul
+from itertools import compress, count
 from pathlib import Path
 
 from reprise.config.atomic_files import read_object, write_in_folder
 from reprise.config.settings import Settings
 from reprise.drafters.base import Draft
-from reprise.engine.speculative.draft_length import DraftEstimate
+from reprise.engine.speculative.draft_length import DraftEstimate, steady, sum_up
 
 DECAY = 0.97
 """Factor on the weight of an observed token for each later one of the same bucket."""
@@ -100,10 +98,7 @@ class Acceptance:
 
     def rates(self, draft: Draft) -> list[float]:
         """Return each token's chance of being accepted, for a draft with evidence by token."""
-        return [
-            self._rate(draft.source, *evidence)
-            for _, evidence in zip(draft.tokens, draft.by_token, strict=False)
-        ]
+        return [self._rate(draft.source, *evidence) for evidence in draft.by_token[: len(draft.tokens)]]
 
     def _rate(self, source: str, bucket: int, prior: float) -> float:
         key = source, bucket
@@ -112,15 +107,15 @@ class Acceptance:
         doubt = 1.0 if source in FRESH_SOURCES else self.doubt
         return min(max(self.own.rate(key, start**doubt, PRIOR_TOKENS), 0.001), 0.998)
 
-    def estimate(self, draft: Draft, rate: float) -> "DraftEstimate":
+    def estimate(self, draft: Draft, rate: float) -> DraftEstimate:
         """Estimate a draft whose tokens are accepted at this rate; its line ends have rates of their own."""
         if draft.by_token:
             by_token = self.rates(draft)
             less = (at for at in range(1, len(by_token)) if by_token[at] < by_token[at - 1])
-            return DraftEstimate(_sum_up(by_token), tuple(less), draft=draft)
+            return DraftEstimate(sum_up(by_token), tuple(less), draft=draft)
         line_ends, tokens = self._line_ends_in(draft), draft.tokens
         if line_ends.isdisjoint(tokens):
-            return DraftEstimate(_sum_steady(rate, len(tokens)), draft=draft)
+            return DraftEstimate(steady(rate, len(tokens)), draft=draft)
         rates, stops = [rate] * len(tokens), []
         by_lines = self._line_end_rates or self._find_line_end_rates()
         lines, most = self._num_lines, len(by_lines) - 1
@@ -129,7 +124,7 @@ class Acceptance:
                 rates[at] = line_end_rate
                 stops.append(at)
             lines += 1
-        return DraftEstimate(_sum_up(rates), tuple(stops), draft=draft)
+        return DraftEstimate(sum_up(rates), tuple(stops), draft=draft)
 
     def learn(self, draft: Draft, num_verified: int, num_accepted: int) -> None:
         """Learn from num_verified tokens of a draft, of which the first num_accepted were accepted."""
@@ -169,17 +164,6 @@ class Acceptance:
         self.global_counts.add(key, num_accepted, num_rejected)
         if key[0] == LINE_END:
             self._line_end_rates = []
-
-
-def _sum_up(rates: Sequence[float]) -> tuple[float, ...]:
-    """Return DraftEstimate.expected for tokens that are accepted at these rates."""
-    return tuple(accumulate(accumulate(rates, mul), initial=1.0))
-
-
-@lru_cache(maxsize=64)
-def _sum_steady(rate: float, num_tokens: int) -> tuple[float, ...]:
-    """Return the same for tokens of one rate. Rows that copy well share the highest rate."""
-    return _sum_up([rate] * num_tokens)
 
 
 def count_accepted(draft: Sequence[int], sampled: Sequence[int]) -> int:

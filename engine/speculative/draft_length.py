@@ -3,6 +3,9 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 
 from reprise.drafters.base import NO_DRAFT, Draft, Slices
 from reprise.engine.interface.spans import span
@@ -116,31 +119,32 @@ class DraftEstimate:
         """The number of drafted tokens, and of masks behind them."""
         return len(self.expected) - 1
 
+    def num_at(self, width: int) -> int:
+        """Return how many drafted tokens and masks a row feeds in a step of a width, behind its newest."""
+        return min(width, len(self.expected)) - 1
 
+    def num_text_at(self, width: int) -> int:
+        """Return how many drafted tokens, masks not counted, a row feeds in a step of a width."""
+        return self.splits[self.num_at(width)] if self.splits else self.num_at(width)
+
+
+def sum_up(rates: Sequence[float]) -> tuple[float, ...]:
+    """Return DraftEstimate.expected for tokens that are accepted at these rates."""
+    return tuple(accumulate(accumulate(rates, mul), initial=1.0))
+
+
+@lru_cache(maxsize=64)
 def steady(rate: float, num_tokens: int) -> tuple[float, ...]:
-    """Return the tokens that a step commits on average with 0, 1, ... num_tokens drafted ones of one rate."""
-    return tuple(expected_tokens(rate, num_drafted) for num_drafted in range(num_tokens + 1))
+    """Return the same for tokens of one rate. Rows that copy well share the highest rate."""
+    return sum_up([rate] * num_tokens)
 
 
-Demands = Sequence[tuple[int, float]]
-"""Lengths of drafts, with the tokens that a step must bring on average with such a draft to pay."""
-
-
-def find_demands(widths: Iterable[int], step_s: Callable[[int], float]) -> Demands:
-    """Return the tokens that drafts must promise for choose_width() to choose these widths.
-
-    widths, step_s: as for choose_width(), of rows that are all alike.
-    """
-    min_speed = MIN_GAIN / step_s(1)
-    return [(width - 1, min_speed * step_s(width)) for width in widths]
-
-
-def meets_any(estimate: DraftEstimate, demands: Demands) -> bool:
-    """Return whether an estimate promises more tokens than one demand asks, of demands no longer than it."""
-    expected = estimate.expected
+def pays(estimate: DraftEstimate, widths: Iterable[int], step_s: Callable[[int], float]) -> bool:
+    """Return whether choose_width() would choose one of these widths if all rows were like this one."""
+    expected, min_speed = estimate.expected, MIN_GAIN / step_s(1)
     # any() takes twice as long, and this runs for every draft of every plan.
-    for num_drafted, num_tokens in demands:  # noqa: SIM110
-        if expected[num_drafted] > num_tokens:
+    for width in widths:  # noqa: SIM110
+        if expected[width - 1] > min_speed * step_s(width):
             return True
     return False
 
@@ -158,15 +162,11 @@ def choose_width(
     is_allowed: whether every row's slowdown budget allows that width.
     """
     widest = max([len(e.expected) for e in estimates])
-    rows = [e.expected if len(e.expected) == widest else _tokens_by_width(e, widest) for e in estimates]
+    # A row that drafts less brings no more tokens in wider steps.
+    rows = [(*e.expected, *[e.expected[-1]] * (widest - len(e.expected))) for e in estimates]
     num_tokens = list(map(sum, zip(*rows, strict=True)))
     speeds = {width: num_tokens[min(width, widest) - 1] / step_s(width) for width in widths}
     min_speed = MIN_GAIN * len(rows) / step_s(1)
     worth = [width for width, speed in speeds.items() if speed > min_speed]
     # The best that is allowed: is_allowed() takes long, so few widths are checked.
     return next(filter(is_allowed, sorted(worth, key=speeds.__getitem__, reverse=True)), 1)
-
-
-def _tokens_by_width(estimate: DraftEstimate, widest: int) -> Sequence[float]:
-    """Return the tokens that a row commits on average in steps of width 1, 2, ... widest."""
-    return [*estimate.expected, *[estimate.expected[-1]] * (widest - len(estimate.expected))]

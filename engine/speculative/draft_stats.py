@@ -114,10 +114,9 @@ class DraftCounts:
         return self._with_price(WORDS[reason]) if reason == DEAR else WORDS[reason]
 
     def _with_price(self, words: str) -> str:
-        steps = self.token_steps
-        return (
-            words if steps is None else f"{words} (a token of the draft model costs {steps:.2f} plain steps)"
-        )
+        if self.token_steps is None:
+            return words
+        return f"{words} (a token of the draft model costs {self.token_steps:.2f} plain steps)"
 
     def track_translation(self, translator: "Translator", strategy: str) -> None:
         """Let a sequence's new translator continue the counts of its previous translator."""

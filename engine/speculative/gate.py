@@ -1,7 +1,7 @@
 """The gate: decide before a request's first token which drafters it starts with, and how far to trust them.
 
 The decision is only a start. While the answer is decoded, measured acceptance and costs decide
-(acceptance.py, draft_length.py), and costs/step_bounds.py bounds the loss.
+(acceptance.py, draft_length.py), and costs/slowdown_budget.py bounds the loss.
 """
 
 from dataclasses import dataclass, replace

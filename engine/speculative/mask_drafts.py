@@ -49,18 +49,14 @@ class MaskDrafts:
     """One sequence's masks: what they predicted, and how often such predictions are right.
 
     mask_token_id: the token that is fed as a mask. acceptance: the sequence's.
+    draft: of the last step's masks, for the next tokens; without tokens if they made none.
     """
 
     def __init__(self, mask_token_id: int, acceptance: Acceptance) -> None:
         self.mask_token_id = mask_token_id
         self._acceptance = acceptance
         acceptance.global_counts.fade(PLACE, REQUEST_DECAY)
-        self._predicted = self._draft = NO_DRAFT
-
-    @property
-    def draft(self) -> Draft:
-        """The draft of the last step's masks, for the next tokens; without tokens if they made none."""
-        return self._draft
+        self._predicted = self.draft = NO_DRAFT
 
     def receive(self, predicted: Sequence[int], entropies: Sequence[float], bonus: int) -> None:
         """Take the masks' predictions, before the step's tokens are observed.
@@ -74,13 +70,13 @@ class MaskDrafts:
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Score the masks' predictions by the committed tokens of one step."""
-        judged = self._draft.tokens[: len(tokens)]
+        judged = self.draft.tokens[: len(tokens)]
         if judged:
             at_places = Draft(judged, PLACE, by_token=PLACE_PRIORS[: len(judged)])
             self._acceptance.learn(at_places, len(judged), count_accepted(judged, tokens))
         elif not self._predicted.tokens:
             self._acceptance.own.fade(PLACE, IDLE_DECAY)
-        self._draft, self._predicted = self._predicted, NO_DRAFT
+        self.draft, self._predicted = self._predicted, NO_DRAFT
 
     def values(self, step_s: Callable[[int], float], limit: int) -> list[float]:
         """Return the worth of 0, 1, 2 ... masks in a step, in tokens of plain decoding; see mask_values().

@@ -92,7 +92,7 @@ class Proposers:
         decide_by_score = partial(decide, request, self.settings, self.model, has_masks)
         gate = decide_by_score()
         acceptance = Acceptance(self.global_counts, gate.doubt, self.line_ends)
-        limit = self.limit
+        limit, drafters = self.settings.num_draft_tokens, self.sources.drafters
         if request.draft.max_tokens is not None:
             limit = min(limit, request.draft.max_tokens)
         drafts = SequenceDrafts(
@@ -100,17 +100,13 @@ class Proposers:
             limit,
             gate,
             acceptance,
-            self._forecast(acceptance),
+            self.new_forecast(acceptance),
             SlowdownBudget(self.settings.draft_overhead),
-            [
-                self.sources.drafters[name]
-                for name in (*gate.drafters, *gate.later)
-                if name in self.sources.drafters
-            ],
+            [drafters[name] for name in (*gate.drafters, *gate.later) if name in drafters],
             self.work,
+            uses_model=self.model in gate.drafters,
+            vocab_size=self.vocab_size,
         )
-        drafts.vocab_size = self.vocab_size
-        drafts.uses_model = self.model in gate.drafters
         if request.images and self.model:
             log.info("request %s: %s", request.id, gate.reason)
         if self.mask_token_id is not None and MASKS in gate.drafters:
@@ -120,16 +116,9 @@ class Proposers:
         drafts.open(request, self.sources.score, decide_by_score)
         return drafts
 
-    @property
-    def limit(self) -> int:
-        """Maximum tokens of one draft; a request may ask for fewer."""
-        return self.settings.num_draft_tokens
-
-    def new_forecast(self) -> DraftForecast:
+    def new_forecast(self, acceptance: Acceptance | None = None) -> DraftForecast:
         """Return a new request's forecast of the draft model."""
-        return self._forecast(Acceptance(self.global_counts))
-
-    def _forecast(self, acceptance: Acceptance) -> DraftForecast:
+        acceptance = acceptance or Acceptance(self.global_counts)
         return DraftForecast(acceptance, TokenYield(self.token_yield), self.model or MODEL, self.max_drafted)
 
 

@@ -56,6 +56,8 @@ class SequenceDrafts:
         a draft of their own.
     vocab_size: see Proposers.
     asked_s: seconds that drafters took for the last proposal, to be counted as theirs by the caller.
+    best, best_rate: the likeliest draft that the last proposal found not worth its cost, and its acceptance
+        rate; NO_DRAFT if there is none.
     """
 
     seq: int
@@ -75,9 +77,9 @@ class SequenceDrafts:
     asked_s: float = 0.0
     _views: Sequence[View] = ()
     _num_views: int = 0
+    best: Draft = NO_DRAFT
+    best_rate: float = 0.0
     _proposed: list[Draft] = field(default_factory=list)
-    _best: Draft = NO_DRAFT
-    _best_rate: float = 0.0
 
     def open(
         self,
@@ -179,7 +181,7 @@ class SequenceDrafts:
         is_worth: returns whether a draft with this estimate pays; called only above min_tokens.
         """
         self._proposed = []
-        self._best, self._best_rate = NO_DRAFT, 0.0
+        self.best, self.best_rate = NO_DRAFT, 0.0
         self.asked_s = 0.0
         for draft in self._drafts(min(limit, self.limit)):
             self._proposed.append(draft)
@@ -189,20 +191,11 @@ class SequenceDrafts:
                 estimate = self.acceptance.estimate(draft, rate)
                 estimate.is_worth = is_worth(estimate)
                 if estimate.is_worth:
-                    self._best = NO_DRAFT
+                    self.best = NO_DRAFT
                     return estimate
-            if rate > self._best_rate and not draft.is_guess:
-                self._best, self._best_rate = draft, rate
+            if rate > self.best_rate and not draft.is_guess:
+                self.best, self.best_rate = draft, rate
         return DraftEstimate()
-
-    @property
-    def best(self) -> tuple[Draft, float] | None:
-        """The likeliest draft that propose() found not worth its cost, and its acceptance rate; or None."""
-        return None if self._best is NO_DRAFT else (self._best, self._best_rate)
-
-    def estimate_best(self) -> DraftEstimate:
-        """Estimate the likeliest of the drafts that propose() found not worth their cost."""
-        return self.acceptance.estimate(self._best, self._best_rate)
 
     def estimate_predicted(self, limit: int) -> DraftEstimate:
         """Estimate the draft that the last step's masks predict; an estimate without tokens if there is none.
@@ -265,7 +258,7 @@ class SequenceDrafts:
         for draft in self._proposed:
             if draft is not verified:
                 self.acceptance.learn(draft, 1, int(draft.tokens[0] == tokens[0]))
-        self._proposed, self._best = [], NO_DRAFT
+        self._proposed, self.best = [], NO_DRAFT
         num_accepted = count_accepted(verified.tokens[:num_verified], tokens)
         # If the answer ended within the draft, the drafted tokens after its end are not judged.
         num_judged = num_verified if num_accepted < len(tokens) else num_accepted
@@ -288,7 +281,9 @@ class SequenceDrafts:
                     drafter.note_verified(self.seq, num_judged, num_accepted)
             except Exception as fault:
                 self._drop(drafter, fault)
-        self._spend(start)
+        taken_s = perf_counter() - start
+        self.counts.drafter_s += taken_s
+        spend("drafters", taken_s)
 
     def close(self) -> None:
         """Close the drafters: the sequence ended or gets no more drafts. Its counts stay readable.
@@ -320,12 +315,6 @@ class SequenceDrafts:
         taken_s = perf_counter() - start
         self.counts.drafter_s += taken_s
         self.asked_s += taken_s
-
-    def _spend(self, start: float) -> None:
-        """Count the seconds since start as the drafters'."""
-        taken_s = perf_counter() - start
-        self.counts.drafter_s += taken_s
-        spend("drafters", taken_s)
 
     def _guard(self, drafter: Drafter, call: Callable[[], T]) -> T | None:
         """Call a drafter. If it raises it is left out and None is returned: an answer needs no drafts."""

@@ -85,13 +85,10 @@ class TokenMap:
         # A special of one vocabulary may be ordinary text in the other, such as reasoning markers.
         for specials, ids, match in (
             (draft_specials, all_target_ids, self._match),
-            (target_specials, all_draft_ids, self._match_reversed),
+            (target_specials, all_draft_ids, lambda target_ids, ids: self._match(ids, target_ids)),
         ):
             for token_string, token in specials.items():
                 match([token], ids.get(token_string.encode(), []))
-
-    def _match_reversed(self, target_ids: Sequence[int], draft_ids: Sequence[int]) -> None:
-        self._match(draft_ids, target_ids)
 
 
 def _ids_by_bytes(vocabulary: Vocabulary) -> IdsByBytes:
@@ -204,25 +201,6 @@ class VocabularyPair:
         pieces = self.draft.pieces
         end = next((at for at, token in enumerate(drafted) if not pieces[token]), len(drafted))
         return self.draft.to_bytes(drafted[:end]), self.to_target_ids(drafted[end : end + 1])
-
-
-class AppendOnlyTranslator:
-    """The common part of translators whose translated text only grows."""
-
-    def __init__(self, pair: VocabularyPair) -> None:
-        self.counts = TranslationCounts()
-        self._pair = pair
-        self._ids = list(pair.draft.opening)
-        self._num_translated = 0
-        self._num_returned = 0
-
-    def _finish_text(self, tokens: Sequence[int]) -> TranslatedText:
-        """Return the translated text, once the ids of all tokens were appended."""
-        self._num_translated = len(tokens)
-        if tokens and not self._ids:
-            self._ids.append(self._pair.draft.start_id)
-        num_same, self._num_returned = self._num_returned, len(self._ids)
-        return TranslatedText(self._ids, num_same, len(self._ids))
 
 
 SETTLE_TOKENS = 8
@@ -430,12 +408,19 @@ class IdentityTranslator:
         return self.counts.add(list(drafted[: next(foreign, len(drafted))]), drafted)
 
 
-class SharedTranslator(AppendOnlyTranslator):
+class SharedTranslator:
     """Maps tokens to equal tokens, without encoding the text.
 
     The draft model may draft only tokens that both models have. It reads the text as the target's tokens
     split it: a target token that it lacks is replaced by its own tokens for the same bytes.
     """
+
+    def __init__(self, pair: VocabularyPair) -> None:
+        self.counts = TranslationCounts()
+        self._pair = pair
+        self._ids = list(pair.draft.opening)
+        self._num_translated = 0
+        self._num_returned = 0
 
     def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
         """Append the draft model's ids of the new tokens; tokens for which it has none are left out."""
@@ -445,7 +430,11 @@ class SharedTranslator(AppendOnlyTranslator):
             new = new[1:]
         for token in new:
             self._ids += self._pair.to_draft_ids(token)
-        return self._finish_text(tokens)
+        self._num_translated = len(tokens)
+        if tokens and not self._ids:
+            self._ids.append(self._pair.draft.start_id)
+        num_same, self._num_returned = self._num_returned, len(self._ids)
+        return TranslatedText(self._ids, num_same, len(self._ids))
 
     def translate_draft(self, drafted: Sequence[int]) -> list[int]:
         """Return the target's ids of the drafted ones, up to the first that the target lacks."""

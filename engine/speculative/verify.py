@@ -171,9 +171,8 @@ class Verification:
         """Return each row's outcome."""
         sampled: list[int] = self.tokens.tolist()  # type: ignore[assignment]
         entropies: list[float] = self.entropies.tolist()  # type: ignore[assignment]
-        measured: list[Likelihood | None] = [None] * len(sampled)
-        if self.measured:
-            measured = self.measured.fetch()
+        none: list[Likelihood | None] = [None] * len(sampled)
+        measured = self.measured.fetch() if self.measured else none
         outcomes: list[Outcome] = []
         start = start_uncertain = 0
         for row_input, asked in zip(self.inputs, self.asked, strict=True):

@@ -6,8 +6,9 @@ do: a forward pass reads the weights once, however many tokens it computes.
 
 import math
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from reprise.engine.interface.request import GenerationRequest
@@ -16,7 +17,7 @@ Shape = tuple[int, int]
 """(rows, width) of a step."""
 
 Table = Mapping[Shape, float]
-"""(rows, width) -> seconds."""
+"""(rows, width) -> seconds, or a ratio."""
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -43,10 +44,9 @@ class CostTable:
     """The seconds of steps by shape (rows, width): measured, and guessed where no measurement is.
 
     measured: the seconds by shape, at least those of (1, 1).
-    rows, widths: the grid of shapes, measured or not; by default the measured ones. Costs are interpolated
-    linearly between its points, and extrapolated beyond the last ones.
-    guesses: what steps may cost, by shape, relative to a plain step of as many rows; measurements replace
-    them.
+    rows, widths: the grid of shapes; by default the measured ones. Costs lie on lines between its points, and
+    beyond the last two.
+    guesses: the believed cost by shape, relative to a plain step of as many rows; measurements replace it.
 
     Raises ValueError if a cost is not positive and finite, or (1, 1) is missing.
     """
@@ -56,7 +56,7 @@ class CostTable:
         measured: Table,
         rows: Iterable[int] | None = None,
         widths: Iterable[int] | None = None,
-        guesses: Mapping[Shape, float] | None = None,
+        guesses: Table | None = None,
     ) -> None:
         if (1, 1) not in measured or not all(0 < seconds < math.inf for seconds in measured.values()):
             raise ValueError("costs must be positive seconds by rows and width, among them those of (1, 1)")
@@ -65,11 +65,6 @@ class CostTable:
         self.rows = sorted(set(rows) if rows else {rows for rows, _ in measured})
         self.widths = sorted({1, *widths} if widths else {width for _, width in measured})
         self._forget_found()
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether the seconds of a plain step are known."""
-        return self.measured[1, 1] != UNSEEN_S
 
     def put(self, shape: Shape, seconds: float) -> None:
         """Replace or add a measurement."""
@@ -86,26 +81,19 @@ class CostTable:
     def seconds(self, num_rows: int, width: int) -> float:
         """Return the measured or guessed seconds of a step of num_rows rows, each fed width tokens."""
         if (found := self._found.get((num_rows, width))) is None:
-            found = self._found[num_rows, width] = self._interpolate(num_rows, width)
+
+            def at_rows(rows: int) -> float:
+                return _on_line(self.widths, width, partial(self._on_grid, rows))
+
+            found = self._found[num_rows, width] = max(_on_line(self.rows, num_rows, at_rows), 1e-9)
         return found
 
     def _forget_found(self) -> None:
         self._found = dict(self.measured)
         self._curves: dict[int, list[tuple[float, float]]] = {}
 
-    def _interpolate(self, num_rows: int, width: int) -> float:
-        low, high, part = _locate(self.rows, num_rows)
-        at_low, at_high = self._at_rows(low, width), self._at_rows(high, width)
-        return max(at_low + part * (at_high - at_low), 1e-9)
-
-    def _at_rows(self, num_rows: int, width: int) -> float:
-        low, high, part = _locate(self.widths, width)
-        at_low, at_high = self._cell(num_rows, low), self._cell(num_rows, high)
-        return at_low + part * (at_high - at_low)
-
-    def _cell(self, num_rows: int, width: int) -> float:
-        found = self.measured.get((num_rows, width))
-        return found or self._guess_s(num_rows, width)
+    def _on_grid(self, num_rows: int, width: int) -> float:
+        return self.measured.get((num_rows, width)) or self._guess_s(num_rows, width)
 
     def _guess_s(self, num_rows: int, width: float) -> float:
         """Guess the seconds of a step by the widths measured with as many rows, or else with fewer rows."""
@@ -119,8 +107,7 @@ class CostTable:
             return plain_s + max(widest_s - plain_s, 0.0) * math.pow((width - 1) / (widest - 1), GROWTH)
         if num_rows == 1:
             return plain_s * (1 + (width - 1) / CAUTIOUS_TOKENS)
-        # As many rows and tokens as fewer rows with more tokens each, which only differ in what they attend
-        # to.
+        # As fewer rows with as many tokens together, which only differ in what they attend to.
         fewer = self._fewer(num_rows)
         by_tokens = self._guess_s(fewer, width * num_rows / fewer) / self._guess_s(fewer, num_rows / fewer)
         return plain_s * by_tokens
@@ -143,16 +130,15 @@ class CostTable:
         return max((rows for rows, _ in (*self.measured, *self.guesses) if rows < num_rows), default=1)
 
 
-def _locate(grid: list[int], x: int) -> tuple[int, int, float]:
-    """Return two neighboring grid points and the position of x between them, in [0, 1] within the grid."""
+def _on_line(grid: list[int], x: int, value: Callable[[int], float]) -> float:
+    """Return the value at x on the line through the values at the two grid points next to it."""
     if len(grid) == 1:
-        return grid[0], grid[0], 0.0
+        return value(grid[0])
     at = min(max(bisect_left(grid, x), 1), len(grid) - 1)
-    low, high = grid[at - 1], grid[at]
-    return low, high, (x - low) / (high - low)
+    low, high = grid[at - 1 : at + 1]
+    at_low = value(low)
+    return at_low + (x - low) / (high - low) * (value(high) - at_low)
 
-
-FIRST_CONTEXT_TOKENS = 128
 
 GREEDY, NOISY, ADJUSTED, MASKED = range(4)
 """Work of sampling a token: the highest logit; noise too; filters, penalties, bias or log probabilities
@@ -176,7 +162,7 @@ USUAL = Conditions()
 
 def context_class(num_tokens: int) -> int:
     """Return the class of a context's length: 0 below 128 tokens, and one more for every doubling."""
-    return (num_tokens // FIRST_CONTEXT_TOKENS).bit_length()
+    return (num_tokens // 128).bit_length()
 
 
 def sampling_class(request: GenerationRequest) -> int:
@@ -222,14 +208,14 @@ class Effect:
     surprise: float = 0.0
 
 
+@dataclass(slots=True)
 class Noise:
     """How much steps vary when nothing changes: more on a busy machine.
 
     variance: of the logarithm of a step's seconds.
     """
 
-    def __init__(self) -> None:
-        self.variance = MIN_NOISE
+    variance: float = MIN_NOISE
 
     def learn(self, effects: Sequence[Effect], shared: Effect, difference: float) -> bool:
         """Correct the effects and the noise by one step; return whether the step was a surprise.
@@ -241,35 +227,31 @@ class Noise:
         for each in effects:
             each.variance += each.drift
         known = sum([each.variance for each in effects])
-        square = difference * difference
         doubted = next((each for each in effects if each.num_seen < CONFIRMED), shared)
         limit = SURPRISE * math.sqrt(known + self.variance)
         if doubted.num_seen < CONFIRMED:
             limit = min(limit, MAX_DIFFERENCE)
-        if is_surprise := abs(difference) > limit:
-            if doubted.surprise * difference > 0:
-                known += square - doubted.variance
-                doubted.variance, doubted.surprise = square, 0.0
-                self._correct(effects, difference, known + self.variance)
-            else:
-                doubted.surprise = difference
-        else:
-            doubted.surprise = 0.0
+        is_surprise = abs(difference) > limit
+        # A surprise is believed when it repeats.
+        is_believed = not is_surprise or doubted.surprise * difference > 0
+        doubted.surprise = 0.0 if is_believed else difference
+        if not is_surprise:
             # Short pauses are frequent, and say nothing about other steps.
             limit = math.sqrt(known + self.variance)
             difference = max(-limit, min(limit, difference))
-            self._correct(effects, difference, known + self.variance)
-            noise = self.variance + NOISE_RATE * (difference * difference - known - self.variance)
-            self.variance = max(MIN_NOISE, noise)
+        elif is_believed:
+            known += difference**2 - doubted.variance
+            doubted.variance = difference**2
+        total = known + self.variance
         for each in effects:
             each.num_seen += 1
+            if is_believed:
+                share = each.variance / total
+                each.mean += share * difference
+                each.variance *= 1 - share
+        if not is_surprise:
+            self.variance = max(MIN_NOISE, self.variance + NOISE_RATE * (difference**2 - total))
         return is_surprise
-
-    def _correct(self, effects: Sequence[Effect], difference: float, total: float) -> None:
-        for each in effects:
-            share = each.variance / total
-            each.mean += share * difference
-            each.variance *= 1 - share
 
 
 @dataclass(frozen=True, slots=True)

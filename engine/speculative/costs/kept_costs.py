@@ -44,15 +44,11 @@ def make_costs(info: ModelInfo, settings: Settings, batched: bool) -> StepCosts:
     """Return what steps of a model are believed to cost. batched: whether rows share a forward pass."""
     # Otherwise a step costs one row's forward times their number.
     rows = grid_up_to(ROWS, settings.max_rows if batched else 1)
-    guesses = published_ratios(info) | read_ratios(info, settings)
     widths = grid_up_to(WIDTHS, settings.num_draft_tokens + 1)
+    is_published = info.device.endswith("(Metal)") and info.dtype.endswith("-bit")
+    guesses = {(1, width): ratio for width, ratio in METAL_QUANTISED[1:] if is_published}
+    guesses |= read_ratios(info, settings)
     return StepCosts(CostTable({(1, 1): UNSEEN_S}, rows, widths, guesses), batched)
-
-
-def published_ratios(info: ModelInfo) -> dict[Shape, float]:
-    """Return the published costs of a model's steps in plain steps; none but where they were measured."""
-    is_known = info.device.endswith("(Metal)") and info.dtype.endswith("-bit")
-    return {(1, width): ratio for width, ratio in METAL_QUANTISED[1:]} if is_known else {}
 
 
 def read_ratios(info: ModelInfo, settings: Settings) -> dict[Shape, float]:

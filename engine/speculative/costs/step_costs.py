@@ -1,13 +1,14 @@
 """The cost of a step in seconds, learned from the steps that the server takes.
 
-Plain and verification steps are learned apart. What drafting costs is judged against real plain steps, so
-plain steps are taken now and then even while drafts pay: is_plain_due() says when. Beliefs can be wrong, so a
-width that is believed not to pay is tried now and then: see least_steps() and step_bounds.py.
+What drafting costs is judged against real plain steps, so these are taken now and then even while drafts pay.
+Beliefs can be wrong, so a width that is believed not to pay is tried now and then.
 """
 
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeVar
 
@@ -23,7 +24,163 @@ from reprise.engine.speculative.costs.cost_table import (
     StepPrice,
     Table,
 )
-from reprise.engine.speculative.costs.step_bounds import StepBounds, Trials
+
+RECENT_STEPS, RECENT_PLAIN_STEPS = 4, 5
+"""Observed verification steps of a shape that bound its cost from above, and plain steps whose median bounds
+theirs from below."""
+
+MUCH_FASTER = 2.0
+"""How many times shorter than all the latest of its size a verification step must be to cast doubt on plain
+steps."""
+
+PLAIN_AFTER_STEPS = (8, 128)
+"""Verification steps after which plain steps are due: before any was observed under the same conditions, and
+after that."""
+
+
+class StepBounds:
+    """Bounds on the seconds of a step, by the latest real steps of as many rows under the same conditions."""
+
+    def __init__(self) -> None:
+        self._plain: dict[tuple[int, Conditions], _PlainSteps] = {}
+        # The seconds of the latest verification steps, by the tokens that they fed.
+        self._wide: dict[tuple[int, Conditions], dict[int, deque[float]]] = {}
+        self._least: dict[tuple[int, Conditions], float | None] = {}
+
+    def most_s(self, num_rows: int, num_fed: int, plain_s: float, under: Conditions) -> float:
+        """Return the maximum seconds that a verification step may take: the least of three bounds.
+
+        A plain step for each token of a row, and one more; the seconds per token of an observed step with
+        fewer tokens, and a plain step besides; the seconds of an observed step with more. Of observed steps
+        the slowest of the latest counts, except for a single outlier.
+        num_fed: tokens that the step feeds, over all rows. plain_s: believed seconds of a plain step.
+        """
+        plain_s = max(plain_s, self.least_plain_s(num_rows, under) or 0.0)
+        most_s = (num_fed / num_rows + 1) * plain_s
+        for fed, recent_s in self._wide.get((num_rows, under), {}).items():
+            seen_s = sorted(recent_s)[-2] if len(recent_s) > 1 else recent_s[0]
+            most_s = min(most_s, seen_s if fed >= num_fed else seen_s * num_fed / fed + plain_s)
+        return most_s
+
+    def least_plain_s(self, num_rows: int, under: Conditions = USUAL) -> float | None:
+        """Return the minimum seconds of a plain step; None if no comparable one was observed.
+
+        The median of the latest steps counts, unless the last of them, or a verification step since, was
+        cheaper. Fewer rows, shorter rows or simpler sampling only take less, so steps with those are
+        comparable too.
+        """
+        key = num_rows, under
+        if key not in self._least:
+            told = [steps.least_s for steps in self._comparable(num_rows, under) if steps.recent_s]
+            self._least[key] = max(told, default=None)
+        return self._least[key]
+
+    def is_plain_due(self, num_rows: int, under: Conditions) -> bool:
+        """Whether the next step should be plain: none was seen for long, or a wider one was far cheaper."""
+        if self.least_plain_s(num_rows, under) is None:
+            return True
+        steps = self._plain.get((num_rows, under), _PlainSteps())
+        return steps.is_doubted or steps.num_wide >= PLAIN_AFTER_STEPS[bool(steps.recent_s)]
+
+    def observe_plain(self, num_rows: int, taken_s: float, under: Conditions) -> None:
+        """Learn from a plain step."""
+        steps = self._plain.setdefault((num_rows, under), _PlainSteps())
+        self._bound(num_rows, taken_s, under)
+        steps.recent_s.append(taken_s)
+        steps.num_wide, steps.limit_s, steps.is_doubted = 0, math.inf, False
+
+    def observe_wide(self, num_rows: int, num_fed: int, taken_s: float, under: Conditions) -> None:
+        """Learn from a verification step that fed num_fed tokens, over all rows."""
+        of_rows = self._wide.setdefault((num_rows, under), {})
+        recent_s = of_rows.setdefault(num_fed, deque(maxlen=RECENT_STEPS))
+        steps = self._plain.setdefault((num_rows, under), _PlainSteps())
+        steps.num_wide += 1
+        # The machine may have become faster, and plain steps with it.
+        is_far_cheaper = MUCH_FASTER * taken_s < min(recent_s, default=0.0)
+        steps.is_doubted |= is_far_cheaper or taken_s < (self.least_plain_s(num_rows, under) or 0.0)
+        recent_s.append(taken_s)
+        self._bound(num_rows, taken_s, under)
+
+    def _bound(self, num_rows: int, taken_s: float, under: Conditions) -> None:
+        """Note that no plain step of as many rows or fewer can take longer now than a step took."""
+        for steps in self._comparable(num_rows, under):
+            steps.limit_s = min(steps.limit_s, taken_s)
+        self._least.clear()
+
+    def _comparable(self, num_rows: int, under: Conditions) -> "list[_PlainSteps]":
+        """Return the plain steps that take at most as long as those of num_rows rows under the conditions."""
+        return [
+            steps
+            for (rows, there), steps in self._plain.items()
+            if rows <= num_rows and there.context <= under.context and there.sampling <= under.sampling
+        ]
+
+
+@dataclass(slots=True)
+class _PlainSteps:
+    """The plain steps of one number of rows under the same conditions.
+
+    recent_s: seconds of the latest. num_wide: the verification steps since the last one. is_doubted: whether
+    one of them makes it doubtful that plain steps still take as long. limit_s: the seconds of the cheapest
+    step since, of as many rows or more.
+    """
+
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_PLAIN_STEPS))
+    num_wide: int = 0
+    is_doubted: bool = False
+    limit_s: float = math.inf
+
+    @property
+    def least_s(self) -> float:
+        """The minimum seconds of such a step, if any was observed."""
+        median_s = sorted(self.recent_s)[(len(self.recent_s) - 1) // 2]
+        return min(median_s, self.recent_s[-1], self.limit_s)
+
+
+MEASURED_PATIENCE, DOUBTED_PATIENCE, MAX_PATIENCE = 128, 16, 4096
+"""Chances that a width lets pass before it is tried: if its cost was measured; if it is a guess, or other
+measured costs were found to be wrong; and after many trials that showed what was believed."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    patience: int
+    num_missed: int = 0
+
+
+class Trials:
+    """Counts, for each shape of step, the chances at which it would pay if it cost less than believed.
+
+    A trial that confirms the belief doubles the chances until the next; after any other, the next is at once.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Shape, _Waiting] = {}
+
+    def is_due(self, shape: Shape, is_guess: bool) -> bool:
+        """Count a chance to try a shape; return whether to try it now.
+
+        is_guess: whether the cost of the shape was neither measured nor seen.
+        """
+        # What nobody ever saw is tried at its first chance.
+        waiting = self._waiting.setdefault(shape, _Waiting(0 if is_guess else MEASURED_PATIENCE))
+        waiting.num_missed += 1
+        return waiting.num_missed > waiting.patience
+
+    def note(self, shape: Shape, is_news: bool) -> None:
+        """Count a real step of a shape. is_news: whether it took less than believed, or far more."""
+        if waiting := self._waiting.get(shape):
+            if is_news:
+                waiting.patience = 0
+            elif waiting.num_missed > waiting.patience:
+                waiting.patience = min(MAX_PATIENCE, max(DOUBTED_PATIENCE, 2 * waiting.patience))
+            waiting.num_missed = 0
+
+    def doubt(self) -> None:
+        """Shorten the wait of all shapes for their next trial, since beliefs were found to be wrong."""
+        for waiting in self._waiting.values():
+            waiting.patience = min(waiting.patience, DOUBTED_PATIENCE)
+
 
 K = TypeVar("K")
 
@@ -52,20 +209,20 @@ MAX_WRONG_SHAPES = 2
 class StepCosts:
     """The expected seconds of a step by its rows, widths and conditions, and bounds on them.
 
-    They start from a table; if that has only guesses, the first real step shows how long a plain one takes.
-    What is learned are effects on the logarithm of its costs. Those of plain steps:
-    one of all, one for the conditions, one for the rows under these conditions. A verification step follows
-    the plain ones, and has effects of all such steps, of its shape, of the conditions, and of its shape under
-    these. So a machine that slows down or recovers does so for all widths, while one whose measured cost was
-    wrong is corrected alone.
+    If the table has only guesses, the first real step shows how long a plain one takes. What is learned are
+    effects on the logarithm of its costs. Those of plain steps: one of all, one for the conditions, one for
+    the rows under these conditions. A verification step follows the plain ones, and has effects of all such
+    steps, of its shape, of the conditions, and of its shape under these.
 
     table: costs known in advance; seconds by shape count as measured.
+    widths: the table's, in ascending order; the first is 1.
     batched: whether all rows share a forward pass; otherwise each row has its own, and costs add up.
     is_learned: whether observed steps change the costs.
     """
 
     def __init__(self, table: CostTable | Table, batched: bool = True, is_learned: bool = True) -> None:
         self.table = table if isinstance(table, CostTable) else CostTable(table)
+        self.widths = self.table.widths
         self.batched = batched
         self.is_learned = is_learned
         self.bounds = StepBounds()
@@ -80,11 +237,6 @@ class StepCosts:
         self._plain_noise, self._wide_noise = Noise(), Noise()
         self._wrong: set[Shape] = set()
         self._forget_estimates()
-
-    @property
-    def widths(self) -> list[int]:
-        """The widths of the table, in ascending order; the first is 1."""
-        return self.table.widths
 
     def seconds(self, num_rows: int, width: int, under: Conditions = USUAL) -> float:
         """Return the expected seconds of a step whose rows all have the same width."""
@@ -102,25 +254,25 @@ class StepCosts:
             @cache
             def step_s(width: int) -> float:
                 if width == 1:
-                    return self._even_s(num_rows, 1) * math.exp(plain)
+                    return self._table_s([1] * num_rows) * math.exp(plain)
                 at = bisect_left(self.widths, width)
                 if 0 < at < len(self.widths) and self.widths[at] != width:
                     low, high = self.widths[at - 1 : at + 1]
                     return step_s(low) + (width - low) / (high - low) * (step_s(high) - step_s(low))
                 shape = num_rows, width
                 own = _mean(self._wide_of, shape) + _mean(self._wide_of_under, (shape, under))
-                return self._even_s(num_rows, width) * math.exp(wide + own)
+                return self._table_s([width] * num_rows) * math.exp(wide + own)
 
             found = self._even_steps[num_rows, under] = step_s
         return found
 
     def step_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
         """Return the expected seconds of a step whose rows have these widths."""
-        widest = max(widths)
-        if self.batched or len(widths) == 1:
-            return self.seconds(len(widths), widest, under)
-        share = self._sum_s(widths) / self._even_s(len(widths), widest)
-        return share * self.seconds(len(widths), widest, under)
+        num_rows, widest = len(widths), max(widths)
+        even_s = self.seconds(num_rows, widest, under)
+        if self.batched or num_rows == 1:
+            return even_s
+        return even_s * self._table_s(widths) / self._table_s([widest] * num_rows)
 
     def least_steps(self, num_rows: int, under: Conditions = USUAL) -> Callable[[int], float]:
         """Return a function from a width to the least seconds that such a step may take if its cost is wrong.
@@ -137,10 +289,7 @@ class StepCosts:
         return least_s
 
     def most_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
-        """Return the maximum seconds that a verification step may take. See StepBounds.
-
-        The bound follows from real steps, not from the table.
-        """
+        """Return the maximum seconds that a verification step may take, by real ones; see StepBounds."""
         if not self.is_learned:
             return self.step_s(widths, under)
         plain_s = self.seconds(len(widths), 1, under)
@@ -154,12 +303,8 @@ class StepCosts:
 
     def min_ratio(self, num_rows: int, under: Conditions = USUAL) -> float:
         """Return the expected cost of the cheapest verification step, relative to a plain step."""
-        key = num_rows, under
-        if (found := self._min_ratios.get(key)) is None:
-            step_s = self.even_steps(num_rows, under)
-            cheapest_s = min([step_s(width) for width in self.widths if width > 1], default=0.0)
-            found = self._min_ratios[key] = cheapest_s / step_s(1)
-        return found
+        step_s = self.even_steps(num_rows, under)
+        return min([step_s(width) for width in self.widths if width > 1], default=0.0) / step_s(1)
 
     def is_plain_due(self, num_rows: int, under: Conditions) -> bool:
         """Whether the next step should be a plain one, because the cost of plain steps is not known well."""
@@ -167,8 +312,6 @@ class StepCosts:
 
     def is_trial_due(self, num_rows: int, width: int) -> bool:
         """Return whether to try a width that is believed not to pay. Each call counts as a chance."""
-        if not self.is_learned:
-            return False
         shape = self._shape(num_rows, width)
         return self.trials.is_due(shape, is_guess=shape not in self.table.measured)
 
@@ -202,12 +345,12 @@ class StepCosts:
         if shape not in self.table.measured and (self.batched or num_rows == 1):
             self._take_from_step(shape, max(widths), taken_s, under)
         difference = math.log(taken_s / self.step_s(widths, under))
+        own = MEASURED_VARIANCE if shape in self.table.measured else GUESS_VARIANCE
+        own_here = Effect(OWN_VARIANCE, OWN_DRIFT, num_seen=CONFIRMED)
         effects = [
-            self._wide_of.setdefault(shape, self._new_effect(shape)),
+            self._wide_of.setdefault(shape, Effect(own, SHAPE_DRIFT)),
             self._wide_under.setdefault(under, _place(self._wide)),
-            self._wide_of_under.setdefault(
-                (shape, under), Effect(OWN_VARIANCE, OWN_DRIFT, num_seen=CONFIRMED)
-            ),
+            self._wide_of_under.setdefault((shape, under), own_here),
             self._wide,
         ]
         is_surprise = self._wide_noise.learn(effects, self._wide, difference)
@@ -222,7 +365,7 @@ class StepCosts:
 
     def _note_first(self, believed_s: float, taken_s: float) -> None:
         """Learn from the first of all steps how long a plain one takes."""
-        if not self.table.is_timed:
+        if self.table.measured[1, 1] == UNSEEN_S:
             self.table.put((1, 1), max(taken_s, UNSEEN_S) * UNSEEN_S / believed_s)
             self._forget_estimates()
 
@@ -256,13 +399,11 @@ class StepCosts:
 
     def _forget_estimates(self) -> None:
         self._even_steps: dict[tuple[int, Conditions], Callable[[int], float]] = {}
-        self._min_ratios: dict[tuple[int, Conditions], float] = {}
 
     def _shape(self, num_rows: int, widest: int) -> Shape:
         """Return the shape under which a step is learned: its widest row, rounded up to the grid."""
-        widths = self.table.widths
-        at = bisect_left(widths, widest)
-        return num_rows, widths[at] if at < len(widths) else widest
+        at = bisect_left(self.widths, widest)
+        return num_rows, self.widths[at] if at < len(self.widths) else widest
 
     def _plain_effects(self, num_rows: int, under: Conditions) -> list[Effect]:
         own = OWN_VARIANCE if (num_rows, 1) in self.table.measured else SEEN_VARIANCE
@@ -279,20 +420,11 @@ class StepCosts:
         """Return the tokens that a step feeds, with the padding of rows that share a forward pass."""
         return len(widths) * max(widths) if self.batched else sum(widths)
 
-    def _new_effect(self, shape: Shape) -> Effect:
-        is_measured = shape in self.table.measured
-        return Effect(MEASURED_VARIANCE if is_measured else GUESS_VARIANCE, SHAPE_DRIFT)
-
-    def _sum_s(self, widths: Sequence[int]) -> float:
-        """Return the cost of steps with these widths by the table."""
+    def _table_s(self, widths: Sequence[int]) -> float:
+        """Return the seconds of a step whose rows have these widths, by the table alone."""
         if self.batched:
             return self.table.seconds(len(widths), max(widths))
-        return sum(self.table.seconds(1, width) for width in widths)
-
-    def _even_s(self, num_rows: int, width: int) -> float:
-        if self.batched:
-            return self.table.seconds(num_rows, width)
-        return num_rows * self.table.seconds(1, width)
+        return sum([self.table.seconds(1, width) for width in widths])
 
 
 def _place(shared: Effect) -> Effect:

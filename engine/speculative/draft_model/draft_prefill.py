@@ -40,7 +40,8 @@ class TextPrefill(ABC):
     """The draft prefill of one sequence, by its drafter: a draft model, or a head of the target.
 
     caches, num_computed: the drafter's caches and the number of ids in them, from begin() until the row of
-        the batch owns them. has_begun: whether begin() was called.
+        the batch owns them. has_begun: whether begin() was called. is_ready: whether the row owns the caches,
+        so that it may draft.
     num_before: number of leading ids that the drafter cannot compute, as their states are not known.
     keep_at: numbers of ids at which the caches are to be kept in the prefix cache.
     spent_s: seconds that this draft prefill has taken so far.
@@ -49,7 +50,7 @@ class TextPrefill(ABC):
     def __init__(self) -> None:
         self.caches: Caches = []
         self.num_computed = 0
-        self.has_begun = False
+        self.has_begun = self.is_ready = False
         self.num_before = 0
         self.keep_at: set[int] = set()
         self.spent_s = 0.0
@@ -64,7 +65,7 @@ class TextPrefill(ABC):
 
     def release_caches(self) -> Caches:
         """Return the caches and forget them, since the rows of the batch own them from now on."""
-        caches, self.caches = self.caches, []
+        caches, self.caches, self.is_ready = self.caches, [], True
         return caches
 
     @abstractmethod

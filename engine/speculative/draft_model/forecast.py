@@ -5,7 +5,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +40,12 @@ FIRST_TOKENS = (1, 2, 2)
 """Maximum tokens that the first steps draft, in case the formula is far too low. A single token that costs
 four plain steps is still within the slowdown budget of a new sequence."""
 
+MODEL_DOUBT = 2.0
+"""By which factor the cost may be wrong while it was hardly observed."""
+
+STEADY_FED = 2
+"""Maximum tokens fed before a draft while the draft model drafts at every step; more is catching up."""
+
 SIMILAR_CLASSES = 2
 """Steps tell what others cost whose contexts are up to this many times twice as long."""
 
@@ -63,13 +68,6 @@ class DraftWork:
     translated: Sequence[tuple[int, int] | None]
 
 
-class PlainCosts(Protocol):
-    """The seconds that forward passes of a draft model or a head take."""
-
-    def seconds(self, num_rows: int, width: int, under: Conditions) -> float:
-        """Return the seconds of a step of that many rows, each fed width tokens, under these conditions."""
-
-
 @dataclass(frozen=True, slots=True)
 class ShareOfTarget:
     """The prior cost of a draft model or a head: a share of a target's step, by the weights that each reads.
@@ -81,7 +79,7 @@ class ShareOfTarget:
     share: float
 
     def seconds(self, num_rows: int, width: int, under: Conditions) -> float:
-        """Implement PlainCosts."""
+        """Return the seconds of a step of that many rows, each fed width tokens, under these conditions."""
         return self.share * self.target.seconds(num_rows, width, under)
 
 
@@ -98,7 +96,11 @@ class DraftModelCosts:
     """
 
     def __init__(
-        self, alone: PlainCosts, target: StepCosts, batched: bool = True, is_learned: bool = True
+        self,
+        alone: StepCosts | ShareOfTarget,
+        target: StepCosts,
+        batched: bool = True,
+        is_learned: bool = True,
     ) -> None:
         self.alone = alone
         self.target = target
@@ -134,6 +136,21 @@ class DraftModelCosts:
             fit = self._by_rows.get(num_rows, self._all)
             found = self._cached[shape] = fit.value(self._parts(*shape))
         return found * self._unit_s(num_rows, under)
+
+    def spread_s(self, num_rows: int, work: "PlannedDraft", under: Conditions) -> float:
+        """Return the expected seconds of a step's work, with only a share of catching up charged."""
+        if not work.num_fed:
+            return 0.0
+        steady_s = self.seconds(num_rows, min(work.num_fed, STEADY_FED), work.num_drafted, under)
+        whole_s = self.seconds(num_rows, work.num_fed, work.num_drafted, under)
+        return steady_s + work.share * (whole_s - steady_s)
+
+    def most_s(self, num_rows: int, work: "PlannedDraft", under: Conditions) -> float:
+        """Return the most seconds that a step's work may take."""
+        if not work.num_fed:
+            return 0.0
+        doubt = MODEL_DOUBT if self.is_new(under) else 1.0
+        return doubt * self.seconds(num_rows, work.num_fed, work.num_drafted, under)
 
     def observe(
         self, num_rows: int, num_fed: int, num_drafted: int, seconds: float, under: Conditions = USUAL
@@ -336,14 +353,6 @@ class DraftForecast:
         self.num_lacking, self.is_ready, self._has_drafted = 1.0, True, False
 
     @property
-    def keeps_drafted(self) -> bool:
-        """Whether the draft model's caches keep drafted tokens that were accepted.
-
-        A head's do not: it is fed accepted tokens again, with the target's own states.
-        """
-        return self.source == MODEL
-
-    @property
     def rate(self) -> float:
         """The expected acceptance rate of the draft model's tokens, once translated."""
         return self.acceptance.rate(Draft((), self.source, 0, MODEL_PRIOR))
@@ -399,10 +408,11 @@ class DraftForecast:
             return
         self._has_drafted = False
         is_all_accepted = 0 < num_judged == num_accepted
-        if self.keeps_drafted:
+        if self.source == MODEL:
             # The last drafted token was never fed, so an accepted one is still lacking.
             self.num_lacking += (num_tokens - num_accepted) / self.token_yield.ratio + is_all_accepted
         else:
+            # A head is fed accepted tokens again, with the target's own states.
             self.num_lacking += num_tokens
         was_probe = self._tokens_since_draft > 0
         self._tokens_since_draft = 0

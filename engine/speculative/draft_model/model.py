@@ -9,7 +9,8 @@ distributions allow; whatever it drafts, the target's answer stays the same.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -35,60 +36,46 @@ DrawNext = Callable[[mx.array], mx.array]
 """(rows, any size) logits of the draft model -> (rows,) its ids, unevaluated. Each call draws one token."""
 
 
-class DraftSampling(Protocol):
-    """Samples drafts; one implementation for each way in which the vocabularies relate."""
-
-    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> DrawNext:
-        """Return a function that draws num_tokens tokens for all rows, one token per call.
-
-        sampler: the target's, for the same rows. positions: (rows,) the position of the target's next token.
-        """
+MakeDraw = Callable[[Sampler, Sequence[int], int], DrawNext]
+"""Makes the function that draws the next tokens of all rows. It gets the target's sampler for the same rows,
+the positions (rows,) of the target's next tokens, and how many tokens will be drawn."""
 
 
-def make_draft_sampling(translation: Translation) -> DraftSampling:
-    """Make the sampling of drafts that fits how a translation relates the vocabularies."""
+def make_draft_sampling(translation: Translation) -> MakeDraw:
+    """Return how drafts are sampled, by how a translation relates the vocabularies."""
     if translation.pair is None:
-        return SameVocabularySampling(translation.num_target_ids)
+        return partial(draw_as_target, translation.num_target_ids)
     if translation.strategy == "shared":
-        return SharedTokenSampling(translation.pair)
-    return FullVocabularySampling(translation.pair)
+        return _make_shared_sampling(translation.pair)
+    return FullVocabularySampling(translation.pair).make_draw
 
 
-class SameVocabularySampling:
-    """Sampling for equal vocabularies: the target's sampler draws."""
+def draw_as_target(num_ids: int, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> DrawNext:
+    """Sample for equal vocabularies of num_ids tokens, by the target's sampler. The rest: see MakeDraw."""
+    ahead = iter(range(num_tokens))
 
-    def __init__(self, num_ids: int) -> None:
-        self._num_ids = num_ids
+    def draw(logits: mx.array) -> mx.array:
+        at = next(ahead)
+        return sampler.sample(_resize(logits, num_ids), [position + at for position in positions])
 
-    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> DrawNext:
-        """Implement DraftSampling."""
-        ahead = iter(range(num_tokens))
+    return draw
+
+
+def _make_shared_sampling(pair: VocabularyPair) -> MakeDraw:
+    """Sample shared tokens only: the target's sampler draws among those, in the target's ids."""
+    is_shared = mx.array(pair.token_map.to_draft != UNMATCHED)
+    to_draft = mx.array(np.maximum(pair.token_map.to_draft, 0))
+
+    def make_draw(sampler: Sampler, positions: Sequence[int], num_tokens: int) -> DrawNext:
+        draw_target = draw_as_target(to_draft.size, sampler, positions, num_tokens)
 
         def draw(logits: mx.array) -> mx.array:
-            at = next(ahead)
-            return sampler.sample(_resize(logits, self._num_ids), [position + at for position in positions])
+            target_logits = _resize(logits, pair.draft.size)[:, to_draft].astype(mx.float32)
+            return to_draft[draw_target(mx.where(is_shared, target_logits, -mx.inf))]
 
         return draw
 
-
-class SharedTokenSampling:
-    """Sampling of shared tokens only: the target's sampler draws among those, in the target's ids."""
-
-    def __init__(self, pair: VocabularyPair) -> None:
-        to_draft = pair.token_map.to_draft
-        self._num_ids = pair.draft.size
-        self._to_draft = mx.array(np.maximum(to_draft, 0))
-        self._is_shared = mx.array(to_draft != UNMATCHED)
-
-    def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> DrawNext:
-        """Implement DraftSampling."""
-        draw_target = SameVocabularySampling(self._to_draft.size).make_draw(sampler, positions, num_tokens)
-
-        def draw(logits: mx.array) -> mx.array:
-            target_logits = _resize(logits, self._num_ids)[:, self._to_draft].astype(mx.float32)
-            return self._to_draft[draw_target(mx.where(self._is_shared, target_logits, -mx.inf))]
-
-        return draw
+    return make_draw
 
 
 class FullVocabularySampling:
@@ -106,7 +93,7 @@ class FullVocabularySampling:
         self._lengths = mx.array(_count_target_tokens(pair))
 
     def make_draw(self, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> DrawNext:
-        """Implement DraftSampling."""
+        """Make the function that draws the next tokens; see MakeDraw."""
         adjust = self._make_adjust(sampler)
         if not sampler.random:
             return lambda logits: mx.argmax(adjust(_resize(logits, self._num_ids)), axis=-1)
@@ -182,6 +169,8 @@ def _resize(logits: mx.array, num_ids: int) -> mx.array:
     return logits[:, :num_ids]
 
 
+T = TypeVar("T")
+
 MAX_BACKLOG_TOKENS = 64
 """Maximum settled ids to feed a row in a step. A row that lacks more catches up over several steps."""
 
@@ -194,13 +183,11 @@ class DraftRow:
     """The state of one row.
 
     prefill: None if nothing is drafted for the row.
-    is_ready: whether the draft prefill is complete and the row has its caches, so that it may draft.
     num_held: leading ids of the text that the caches hold. drafted: ids that the caches hold after those.
     floor: the minimum length to which the row can be rolled back.
     """
 
     prefill: DraftPrefill | None
-    is_ready: bool = False
     num_held: int = 0
     drafted: Sequence[int] = ()
     floor: int = 0
@@ -239,7 +226,7 @@ class DraftModel:
         self.model = loaded.model
         self.translation = translation
         self._is_recurrent = any(is_recurrent(cache) for cache in leaves(make_row_caches(loaded.model)))
-        self._sampling = make_draft_sampling(translation)
+        self._make_draw = make_draft_sampling(translation)
         self.clear()
 
     def clear(self) -> None:
@@ -268,19 +255,20 @@ class DraftModel:
 
     def awaiting_prefill(self) -> list[tuple[int, DraftPrefill]]:
         """Return the index and the draft prefill of each row whose draft prefill is not complete."""
-        return [(row, s.prefill) for row, s in enumerate(self._rows) if s.prefill and not s.is_ready]
+        prefills = [(row, s.prefill) for row, s in enumerate(self._rows) if s.prefill]
+        return [(row, prefill) for row, prefill in prefills if not prefill.is_ready]
 
     def start_drafting(self, row: int) -> None:
         """Give a row the caches of its complete draft prefill, so that it may draft."""
-        state = self._rows[row]
-        assert state.prefill is not None
-        num_held = state.prefill.num_computed
-        self.rows.fill(row, state.prefill.release_caches(), num_held)
-        self._rows[row] = DraftRow(state.prefill, True, num_held, floor=num_held)
+        prefill = self._rows[row].prefill
+        assert prefill is not None
+        num_held = prefill.num_computed
+        self.rows.fill(row, prefill.release_caches(), num_held)
+        self._rows[row] = DraftRow(prefill, num_held, floor=num_held)
 
     def drop_prefill(self, row: int) -> None:
         """Draft nothing more for a row."""
-        self._rows[row].prefill, self._rows[row].is_ready = None, False
+        self._rows[row].prefill = None
 
     def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
         """Keep the settled and computed part of a row's text, before the row is removed.
@@ -288,7 +276,7 @@ class DraftModel:
         tokens: all committed tokens of the row.
         """
         state = self._rows[row]
-        if state.prefill and state.is_ready:
+        if state.prefill and state.prefill.is_ready:
             num_held = self.rows.roll_back(row, state.floor)
             prefixes.keep_row(state.prefill.ids[:num_held], row, self.rows)
         elif state.prefill:
@@ -325,7 +313,7 @@ class DraftModel:
         translated: list[tuple[int, int] | None] = [None] * len(inputs)
         for row, (row_input, catch_up, drafted) in enumerate(zip(inputs, catch_ups, drafts, strict=True)):
             if catch_up.is_ready:
-                found = self._translate_draft(self._rows[row], drafted)
+                found = self._translate_draft(row, drafted)
                 draft, translated[row] = found[: row_input.num_wanted], (len(drafted), len(found))
                 inputs[row] = replace(row_input, draft=draft, source=replace(row_input.source, tokens=draft))
         num_fed = max(len(catch_up.ids) for catch_up in catch_ups)
@@ -337,8 +325,8 @@ class DraftModel:
         num_ahead: the tokens that will be drafted. is_wanted: whether this row wants them.
         """
         state = self._rows[row]
-        num_same = self._translate_committed(state, tokens, num_ahead)
-        if state.prefill is None or not state.is_ready:
+        num_same = self._or_give_up(row, lambda prefill: prefill.translate(tokens, num_ahead), 0)
+        if state.prefill is None or not state.prefill.is_ready:
             return self._feed_nothing(row, state.num_held)
         ids, num_settled = state.prefill.ids, state.prefill.num_settled
         if num_same < state.num_held:
@@ -373,31 +361,21 @@ class DraftModel:
         num_held = self.rows.roll_back(row, length)
         return CatchUpInput(num_held, floor=num_held)
 
-    def _translate_committed(self, state: DraftRow, tokens: Sequence[int], num_ahead: int) -> int:
-        """Return the number of leading ids that did not change. Drops the prefill if the text is too long."""
-        if state.prefill is None or not state.is_ready:
-            return 0
-        try:
-            return state.prefill.translate(tokens, num_ahead)
-        # A fault in drafting must not fail the request: the row gets no more drafts.
-        except Exception as fault:
-            self._give_up(state, fault)
-            return 0
+    def _translate_draft(self, row: int, drafted: Sequence[int]) -> list[int]:
+        return self._or_give_up(row, lambda prefill: prefill.translator.translate_draft(drafted), [])
 
-    def _translate_draft(self, state: DraftRow, drafted: Sequence[int]) -> list[int]:
-        """Return the target's ids of a row's draft. Drops the prefill if translation fails."""
-        if state.prefill is None:
-            return []
+    def _or_give_up(self, row: int, translate: Callable[[DraftPrefill], T], otherwise: T) -> T:
+        """Return what a ready row's prefill translates. If that raises, the row gets no more drafts."""
+        state = self._rows[row]
+        if state.prefill is None or not state.prefill.is_ready:
+            return otherwise
         try:
-            return state.prefill.translator.translate_draft(drafted)
+            return translate(state.prefill)
+        # A fault in drafting must not fail the request.
         except Exception as fault:
-            self._give_up(state, fault)
-            return []
-
-    def _give_up(self, state: DraftRow, fault: Exception) -> None:
-        assert state.prefill is not None
-        state.prefill.give_up(fault)
-        state.prefill, state.is_ready = None, False
+            state.prefill.give_up(fault)
+            state.prefill = None
+            return otherwise
 
     def _draft(
         self, catch_ups: Sequence[CatchUpInput], positions: Sequence[int], num_tokens: int, sampler: Sampler
@@ -408,7 +386,7 @@ class DraftModel:
         ends = mx.array([len(ids) - 1 for ids in fed])
         last = mx.take_along_axis(logits, ends[:, None, None], axis=1)[:, 0]
         drawn: list[mx.array] = []
-        draw = self._sampling.make_draw(sampler, positions, num_tokens)
+        draw = self._make_draw(sampler, positions, num_tokens)
         for at in range(num_tokens):
             if at:
                 last = self.rows.forward(drawn[-1][:, None], keeps_state=True)[:, -1]

@@ -42,7 +42,6 @@ class Family:
 
     module: the module of mlx-lm with the family's layers. layer, args: the names of two classes in it.
     index: returns the number of a layer of the target, by its configuration, that is like the head's layer.
-    reads_normed: whether the head reads the target's state after the final norm, else that before it.
     recurses_normed: whether the head's own output is normed before it takes the place of the state.
     hides_first: whether zeros replace the embedding of the token after position 0.
     masks_are_arrays: whether the layer takes masks only as arrays.
@@ -54,22 +53,16 @@ class Family:
     layer: str
     args: str = "ModelArgs"
     index: Callable[[Any], int] = lambda args: int(args.num_hidden_layers)
-    reads_normed: bool = True
     recurses_normed: bool = True
     hides_first: bool = False
     masks_are_arrays: bool = False
     norms_lack_one: bool = False
     cleaned_by_model: bool = False
 
-    def taps(self, config: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return Head.taps, the target's layers that a head reads. config: the target's."""
-        return () if self.reads_normed else (int(config["num_hidden_layers"]) - 1,)
-
     def make_args(self, config: Mapping[str, Any]) -> Any:
         """Make mlx-lm's arguments from a configuration. Raises TypeError or others of mlx-lm's exceptions."""
         # mlx-lm renames entries of what it is given.
-        copied = deepcopy(dict(config))
-        return getattr(import_module(f"mlx_lm.models.{self.module}"), self.args).from_dict(copied)
+        return getattr(self._module, self.args).from_dict(deepcopy(dict(config)))
 
     def convert(self, weights: dict[str, mx.array], config: Mapping[str, Any]) -> dict[str, mx.array]:
         """Convert a head's arrays, published or converted by others, into those of its modules here.
@@ -80,17 +73,19 @@ class Family:
         if not self.cleaned_by_model:
             return _join_experts(weights)
         args = replace(self.make_args(config), num_hidden_layers=1)
-        model = import_module(f"mlx_lm.models.{self.module}").Model
         named = {f"model.{name}": array for name, array in weights.items()}
-        cleaned = model.sanitize(SimpleNamespace(args=args), named)
+        cleaned = self._module.Model.sanitize(SimpleNamespace(args=args), named)
         return {name.removeprefix("model."): array for name, array in cleaned.items()}
 
     def make_layer(self, config: Mapping[str, Any]) -> Module:
         """Make a head's layer, with random weights, from its configuration."""
-        args = self.make_args(config)
-        kind = getattr(import_module(f"mlx_lm.models.{self.module}"), self.layer)
+        args, kind = self.make_args(config), getattr(self._module, self.layer)
         made: Module = kind(args, self.index(args)) if self.module != "llama" else kind(args)
         return made
+
+    @property
+    def _module(self) -> Any:
+        return import_module(f"mlx_lm.models.{self.module}")
 
 
 def _join_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -160,7 +155,6 @@ class FoundHead:
     config: the configuration of an MTP head's layers, or of a DFlash drafter.
     names: file -> array's name in the file -> its name in the head's module, "" if the array is not used.
     adds_one: whether to add 1 to norms, as the file's lack it. num_bytes: bytes of the arrays that are used.
-    depth: number of an MTP head's layers. Only the first is used, applied again to its own output.
     """
 
     kind: HeadKind
@@ -170,7 +164,12 @@ class FoundHead:
     names: Mapping[Path, Mapping[str, str]]
     adds_one: bool
     num_bytes: int
-    depth: int = 1
+
+    @property
+    def depth(self) -> int:
+        """The number of an MTP head's layers. Only the first is used, applied again to its own output."""
+        numbers = self.config.get("mtp_num_hidden_layers"), self.config.get("num_nextn_predict_layers")
+        return int(next(filter(None, numbers), 1))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -247,7 +246,7 @@ def identify(folder: Path) -> FoundHead | None:
         family = "qwen3_next"
     names = {file.path: _bare_names(file) for file in files}
     adds_one = FAMILIES[family].norms_lack_one and _says_delta(config)
-    return FoundHead("mtp", str(folder), family, layers, names, adds_one, num_bytes, _depth(layers))
+    return FoundHead("mtp", str(folder), family, layers, names, adds_one, num_bytes)
 
 
 def _refuse_others(folder: Path, names: list[str]) -> None:
@@ -288,27 +287,19 @@ def _own_head(
         file.arrays[name].num_bytes for file in files for name, own in names[file.path].items() if own
     )
     adds_one = lacks_one and (is_raw or _says_delta(config))
-    return FoundHead("mtp", source, family, layers, names, adds_one, num_bytes, _depth(layers))
-
-
-def _depth(layers: Mapping[str, Any]) -> int:
-    return int(layers.get("mtp_num_hidden_layers") or layers.get("num_nextn_predict_layers") or 1)
+    return FoundHead("mtp", source, family, layers, names, adds_one, num_bytes)
 
 
 def _is_published(holder: SafetensorsFile, shards: list[SafetensorsFile]) -> bool:
     """Say whether arrays are as published; without metadata, by the form of convolutions, as mlx-lm does."""
     if "format" in holder.metadata:
         return holder.metadata["format"] != "mlx"
-    convolutions = [
-        array.shape for shard in shards for name, array in shard.arrays.items() if "conv1d.weight" in name
-    ]
-    return any(shape[-1] != 1 for shape in convolutions)
+    arrays = [one for shard in shards for one in shard.arrays.items()]
+    return any(array.shape[-1] != 1 for name, array in arrays if "conv1d.weight" in name)
 
 
 def _says_delta(config: Mapping[str, Any]) -> bool:
-    of_mtp = config.get("mtplx_mtp_quantization")
     said = [config.get("mtp_norm_encoding"), config.get("mtplx_mtp_norm_encoding")]
-    said += (
-        [of_mtp.get("norm_encoding"), of_mtp.get("norm_weight_encoding")] if isinstance(of_mtp, dict) else []
-    )
+    if isinstance(of_mtp := config.get("mtplx_mtp_quantization"), dict):
+        said += [of_mtp.get("norm_encoding"), of_mtp.get("norm_weight_encoding")]
     return any(str(value).lower() in _DELTA for value in said)

@@ -185,18 +185,17 @@ class DraftCache:
             self._cache.trim(1)
 
 
-class _Body:
-    """Stands in for a model's body: returns states as given, and is the body in all else."""
+class _StandIn:
+    """Stands in for a module: does something else when called, and is the module in all else."""
 
-    def __init__(self, body: Any, states: mx.array) -> None:
-        self.body = body
-        self.states = states
+    def __init__(self, module: Any, call: Callable[..., mx.array]) -> None:
+        self._module, self._call = module, call
 
-    def __call__(self, *_: Any, **__: Any) -> mx.array:
-        return self.states
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        return self._call(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.body, name)
+        return getattr(self._module, name)
 
 
 def find_ends(model: Any) -> TargetEnds:
@@ -218,7 +217,7 @@ def find_ends(model: Any) -> TargetEnds:
 
     def logits(states: mx.array) -> mx.array:
         # The model itself applies its output head, as some scale or cap what it returns.
-        dict.__setitem__(owner, "model", _Body(body, states))
+        dict.__setitem__(owner, "model", _StandIn(body, lambda *_, **__: states))
         try:
             found: mx.array = owner(mx.zeros(states.shape[:-1], mx.int32))
         finally:
@@ -232,24 +231,15 @@ class _Entered(Exception):  # noqa: N818
     """Carries what the first layer was given."""
 
 
-class _FirstLayer:
-    """Stands in for a body's first layer: raises _Entered when called, and is the layer in all else."""
-
-    def __init__(self, layer: Any) -> None:
-        self.layer = layer
-
-    def __call__(self, states: mx.array, *_: Any, **__: Any) -> mx.array:
-        raise _Entered(states)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.layer, name)
-
-
 def _enter(body: Any, ids: mx.array) -> mx.array:
     """Return the input of a body's first layer for ids (rows, width): (rows, width, hidden)."""
     layers = body["layers"]
     first = layers[0]
-    layers[0] = _FirstLayer(first)
+
+    def enter(states: mx.array, *_: Any, **__: Any) -> mx.array:
+        raise _Entered(states)
+
+    layers[0] = _StandIn(first, enter)
     try:
         body(ids)
     except _Entered as entered:
@@ -297,16 +287,15 @@ class TappedStates:
         There was one forward pass over all rows, or one for each row, in their order.
         """
         passes = self.states()
+        # For each row the states of a pass, and where its own begin among them.
+        of_rows = [(states[0], 0) for states in passes]
         if len(passes) == 1:
-            # Not a view, which would keep the states of all rows.
             width, flat = passes[0].shape[1], passes[0].flatten(0, 1)
-            return [
-                mx.take(flat, mx.arange(row * width, row * width + num), axis=0) if num else None
-                for row, num in enumerate(wanted)
-            ]
+            of_rows = [(flat, row * width) for row in range(len(wanted))]
+        # Not views, which would keep the states of all rows.
         return [
-            mx.take(states[0], mx.arange(num), axis=0) if num else None
-            for states, num in zip(passes, wanted, strict=True)
+            mx.take(states, mx.arange(start, start + num), axis=0) if num else None
+            for (states, start), num in zip(of_rows, wanted, strict=True)
         ]
 
 

@@ -11,8 +11,9 @@ positions begin after it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -33,7 +34,7 @@ from reprise.engine.speculative.draft_model.model import (
     MAX_BACKLOG_TOKENS,
     PADDING_ID,
     DraftModel,
-    SameVocabularySampling,
+    draw_as_target,
 )
 from reprise.engine.speculative.heads.head import Bounds, Head, States, TappedStates, Taps
 from reprise.engine.speculative.verify import RowInput
@@ -137,14 +138,6 @@ class _HeadCaller:
         return self.run(tokens, cache)
 
 
-@dataclass
-class HeadRow:
-    """The state of one row. prefill: None if nothing is drafted for the row. is_ready: it may draft."""
-
-    prefill: HeadPrefill | None
-    is_ready: bool = False
-
-
 class HeadDrafter:
     """A head and its rows, which the worker keeps in the order of the target's rows.
 
@@ -159,7 +152,7 @@ class HeadDrafter:
         self.model = _HeadCaller(head)
         self.taps = Taps(loaded.model, head.taps)
         self.num_bytes = sum(_array_bytes(head))
-        self._sampling = SameVocabularySampling(loaded.info.vocab_size)
+        self._make_draw = partial(draw_as_target, loaded.info.vocab_size)
         found = self._probe(loaded.model)
         self._size, self._dtype = found.shape[-1], found.dtype
         self.state_bytes = found.shape[-1] * found.dtype.size
@@ -180,7 +173,8 @@ class HeadDrafter:
     def clear(self) -> None:
         """Remove all rows."""
         self.rows = BatchedRows(self.model)
-        self._rows: list[HeadRow] = []
+        # Each row's draft prefill; None if nothing is drafted for the row.
+        self._prefills: list[HeadPrefill | None] = []
 
     def measure_caches(self) -> tuple[int, dict[int, int], int]:
         """Return a row's bytes per position, in three parts.
@@ -215,61 +209,59 @@ class HeadDrafter:
     def add(self, prefill: HeadPrefill | None) -> None:
         """Add an empty row at the end. prefill: its draft prefill; None to draft nothing for the row."""
         self.rows.add(self.model.make_cache(), 0)
-        self._rows.append(HeadRow(prefill))
+        self._prefills.append(prefill)
 
     def awaiting_prefill(self) -> list[tuple[int, HeadPrefill]]:
         """Return the index and the draft prefill of each row whose draft prefill is not complete."""
-        return [(row, s.prefill) for row, s in enumerate(self._rows) if s.prefill and not s.is_ready]
+        return [
+            (row, prefill) for row, prefill in enumerate(self._prefills) if prefill and not prefill.is_ready
+        ]
 
     def idle_rows(self) -> list[int]:
         """Return the rows for which the head has done nothing for MAX_IDLE_STEPS."""
-        return [row for row, s in enumerate(self._rows) if s.prefill and s.prefill.num_idle > MAX_IDLE_STEPS]
+        return [row for row, one in enumerate(self._prefills) if one and one.num_idle > MAX_IDLE_STEPS]
 
     def start_drafting(self, row: int) -> None:
         """Give a row the caches of its complete draft prefill, so that it may draft."""
-        prefill = self._rows[row].prefill
+        prefill = self._prefills[row]
         assert prefill is not None
         self.rows.fill(row, prefill.release_caches(), prefill.num_computed)
-        self._rows[row].is_ready = True
 
     def drop_prefill(self, row: int) -> None:
         """Draft nothing more for a row."""
-        self._rows[row] = HeadRow(None)
+        self._prefills[row] = None
 
     def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
         """Keep a row's keys and values as a prefix before its removal; states that are left are fed first.
 
         tokens: all committed tokens of the row.
         """
-        state = self._rows[row]
-        if state.prefill is None:
+        prefill = self._prefills[row]
+        if prefill is None:
             return
-        if not state.is_ready:
-            prefixes.keep(state.prefill, tokens)
+        if not prefill.is_ready:
+            prefixes.keep(prefill, tokens)
             return
         num_held = self.rows.lengths[row]
         # States of what came after the end of the answer are of no use.
-        num_left = min(state.prefill.states.num, len(tokens) - 1 - num_held, MAX_BACKLOG_TOKENS)
-        if prefixes.cache is None or not (ids := state.prefill.kept_ids(tokens, num_held + num_left)):
+        num_left = min(prefill.states.num, len(tokens) - 1 - num_held, MAX_BACKLOG_TOKENS)
+        if prefixes.cache is None or not (ids := prefill.kept_ids(tokens, num_held + num_left)):
             return
         if num_left:
-            alone = [state.prefill if at == row else None for at in range(len(self._rows))]
-            self._feed(alone, [num_left if prefill else 0 for prefill in alone], [tokens] * len(alone))
+            alone = [prefill if at == row else None for at in range(len(self._prefills))]
+            self._feed(alone, [num_left if one else 0 for one in alone], [tokens] * len(alone))
         prefixes.keep_row(ids, row, self.rows)
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its place."""
         self.rows.remove(row)
-        self._rows[row] = self._rows[-1]
-        self._rows.pop()
+        self._prefills[row] = self._prefills[-1]
+        self._prefills.pop()
 
     @contextmanager
     def tapping(self) -> Iterator[TappedStates | None]:
         """Tap the states of the target's next forward pass over all rows; None if no row needs them."""
-        if not any(row.prefill for row in self._rows):
-            yield None
-            return
-        with self.taps.tapping() as tapped:
+        with self.taps.tapping() if any(self._prefills) else nullcontext() as tapped:
             yield tapped
 
     def receive(self, tapped: TappedStates | None, num_final: Sequence[int]) -> list[mx.array]:
@@ -280,12 +272,12 @@ class HeadDrafter:
         """
         if tapped is None:
             return []
-        wanted = [num if row.prefill else 0 for row, num in zip(self._rows, num_final, strict=True)]
+        wanted = [num if prefill else 0 for prefill, num in zip(self._prefills, num_final, strict=True)]
         found = tapped.of_rows(wanted)
-        for row, part in zip(self._rows, found, strict=True):
-            if row.prefill and part is not None:
-                row.prefill.states.add(part)
-                row.prefill.num_idle += 1
+        for prefill, part in zip(self._prefills, found, strict=True):
+            if prefill and part is not None:
+                prefill.states.add(part)
+                prefill.num_idle += 1
         return [part for part in found if part is not None]
 
     def fill_in(
@@ -301,8 +293,8 @@ class HeadDrafter:
         if not num:
             return None
         wanting = [
-            row.prefill if row.prefill and row.is_ready and row_input.num_wanted else None
-            for row, row_input in zip(self._rows, inputs, strict=True)
+            prefill if prefill and prefill.is_ready and row_input.num_wanted else None
+            for prefill, row_input in zip(self._prefills, inputs, strict=True)
         ]
         for busy in filter(None, wanting):
             busy.num_idle = 0
@@ -323,7 +315,7 @@ class HeadDrafter:
                     inputs[row], translated[row] = replace(row_input, draft=draft, source=source), (num, num)
         else:
             mx.eval(self._held)
-        lacking = [row.prefill.states.num if row.prefill else 0 for row in self._rows]
+        lacking = [prefill.states.num if prefill else 0 for prefill in self._prefills]
         return DraftWork(1 + max(backlogs), num if any(drafting) else 0, lacking, translated)
 
     def _shorten(self, row: int, prefill: HeadPrefill, bounds: Bounds) -> None:
@@ -378,7 +370,7 @@ class HeadDrafter:
         held = list(self.rows.lengths)
         none = mx.zeros((1, self._size), self._dtype)
         states = mx.concatenate([prefill.states.take(1) if prefill else none for prefill in prefills])
-        draw = self._sampling.make_draw(sampler, [row_input.position for row_input in inputs], num)
+        draw = self._make_draw(sampler, [row_input.position for row_input in inputs], num)
 
         def choose(logits: mx.array, _: int) -> mx.array:
             return mx.stack([draw(logits[:, at]) for at in range(logits.shape[1])], axis=1)

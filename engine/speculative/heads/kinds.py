@@ -19,26 +19,53 @@ from reprise.engine.speculative.heads.formats import Family
 from reprise.engine.speculative.heads.head import Bounds, Choose, DraftCache, TargetEnds
 
 
-class MTPHead(Module):
+class _HeadModule(Module):
+    """What both kinds share: what is read is joined into a state, and a draft writes each cache once.
+
+    num_joined: how many arrays of the hidden size are joined.
+    """
+
+    def __init__(self, num_joined: int, hidden: int, eps: float, ends: TargetEnds, max_drafted: int) -> None:
+        super().__init__()
+        self.max_drafted = max_drafted
+        self.bounds: Bounds | None = None
+        self.fc = Linear(num_joined * hidden, hidden, bias=False)
+        self.norm = RMSNorm(hidden, eps)
+        self._ends = ends
+
+    def draft(
+        self, states: mx.array, last: mx.array, caches: Sequence[Any], num: int, choose: Choose
+    ) -> mx.array:
+        """Draft the tokens that come after `last`; see Head."""
+        drafting = [DraftCache(cache) for cache in caches]
+        drafted = self._draft(states[:, None], last[:, None], drafting, num, choose)
+        for cache in drafting:
+            cache.give_back()
+        return drafted
+
+    def _draft(
+        self, states: mx.array, last: mx.array, caches: list[DraftCache], num: int, choose: Choose
+    ) -> mx.array:
+        """Draft from states (rows, 1, size) and the tokens after them (rows, 1)."""
+        raise NotImplementedError
+
+
+class MTPHead(_HeadModule):
     """One decoder layer of the target's kind, applied again to its own output for every further token."""
+
+    taps: tuple[int, ...] = ()
 
     def __init__(self, family: Family, config: dict[str, Any], ends: TargetEnds, max_drafted: int) -> None:
         """Make a head with random weights.
 
         config: the target's, or of the head's own layer. max_drafted: maximum tokens of a draft.
         """
-        super().__init__()
         hidden, eps = int(config["hidden_size"]), float(config["rms_norm_eps"])
-        self.taps = family.taps(config)
-        self.max_drafted = max_drafted
-        self.bounds: Bounds | None = None
-        self.fc = Linear(2 * hidden, hidden, bias=False)
+        super().__init__(2, hidden, eps, ends, max_drafted)
         self.pre_fc_norm_embedding = RMSNorm(hidden, eps)
         self.pre_fc_norm_hidden = RMSNorm(hidden, eps)
         self.layers = [family.make_layer(config)]
-        self.norm = RMSNorm(hidden, eps)
         self._family = family
-        self._ends = ends
 
     def make_cache(self) -> list[Any]:
         """Make the empty cache of the head's only layer, for one row."""
@@ -48,19 +75,16 @@ class MTPHead(Module):
         """Feed committed positions; see Head. The output is dropped, so MLX computes only keys and values."""
         self._apply(states, following, caches[0])
 
-    def draft(
-        self, states: mx.array, last: mx.array, caches: Sequence[Any], num: int, choose: Choose
+    def _draft(
+        self, states: mx.array, last: mx.array, caches: list[DraftCache], num: int, choose: Choose
     ) -> mx.array:
-        """Draft token by token; see Head."""
-        cache = DraftCache(caches[0])
-        state, token, drafted = states[:, None], last[:, None], []
+        token, drafted = last, []
         for place in range(num):
-            state = self._apply(state, token, cache)
-            normed = self.norm(state)
+            states = self._apply(states, token, caches[0])
+            normed = self.norm(states)
             token = choose(self._ends.logits(normed), place)
             drafted.append(token)
-            state = normed if self._family.recurses_normed else state
-        cache.give_back()
+            states = normed if self._family.recurses_normed else states
         return mx.concatenate(drafted, axis=1)
 
     def _apply(self, states: mx.array, following: mx.array, cache: Any) -> mx.array:
@@ -169,22 +193,17 @@ class Layer(Module):
         return made
 
 
-class DFlashHead(Module):
-    """A head that drafts a whole block of tokens in one pass; see above."""
+class DFlashHead(_HeadModule):
+    """A head that drafts a whole block of tokens in one pass."""
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
         """Make a drafter with random weights, which keeps all of a text."""
-        super().__init__()
-        self.bounds: Bounds | None = None
         hidden, eps = config.hidden_size, config.rms_norm_eps
+        super().__init__(len(config.taps), hidden, eps, ends, config.block_size - 1)
         self.taps = config.taps
-        self.max_drafted = config.block_size - 1
-        self.fc = Linear(len(config.taps) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, eps)
         self.layers = [Layer(config, window) for window in config.windows]
-        self.norm = RMSNorm(hidden, eps)
         self._mask_token_id = config.mask_token_id
-        self._ends = ends
 
     def make_cache(self) -> list[Any]:
         """Make empty caches for one row, one for each layer; those of sliding layers keep a window."""
@@ -196,17 +215,14 @@ class DFlashHead(Module):
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.self_attn.keep(contexts, cache)
 
-    def draft(
-        self, states: mx.array, last: mx.array, caches: Sequence[Any], num: int, choose: Choose
+    def _draft(
+        self, states: mx.array, last: mx.array, caches: list[DraftCache], num: int, choose: Choose
     ) -> mx.array:
-        """Draft all tokens in one pass; see Head."""
         masks = mx.full((last.shape[0], num), self._mask_token_id, last.dtype)
-        context = self._contexts(states[:, None])
-        x = self._ends.embed(mx.concatenate([last[:, None], masks], axis=1))
-        for layer, one in zip(self.layers, caches, strict=True):
-            cache = DraftCache(one)
+        context = self._contexts(states)
+        x = self._ends.embed(mx.concatenate([last, masks], axis=1))
+        for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, context, cache)
-            cache.give_back()
         return choose(self._ends.logits(self.norm(x[:, 1:])), 0)
 
     def set_bounds(self, sink: int, window: int) -> None:

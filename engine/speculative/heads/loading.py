@@ -18,7 +18,6 @@ from reprise.engine.model.hub import find_downloaded
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.speculative.heads.formats import (
     FAMILIES,
-    MTP_SUFFIX,
     NAMES,
     FoundHead,
     find_own_heads,
@@ -64,12 +63,17 @@ def load_head(found: FoundHead, target: Target, max_drafted: int) -> MTPHead | D
     Raises ModelError if the head does not fit the target, or its arrays do not fit its configuration.
     """
     check_fit(found, target)
-    config = dict(found.config)
+    config, weights = dict(found.config), read_weights(found)
+    head: MTPHead | DFlashHead
     if found.kind == "dflash":
-        head: MTPHead | DFlashHead = make_dflash(found.source, config, read_weights(found), target.ends)
+        head = DFlashHead(read_dflash_config(config), target.ends)
     else:
-        described = {"model_type": found.family + MTP_SUFFIX, "text_config": config}
-        head = make_mtp(found.source, described, read_weights(found), target.ends, max_drafted)
+        try:
+            head = MTPHead(FAMILIES[found.family], config, target.ends, max_drafted)
+        except Exception as fault:
+            why = f"cannot make a head from the configuration of {found.source}: {fault!r}"
+            raise ModelError(why) from fault
+    fill(found.source, head, weights)
     mx.eval(head.parameters())
     return head
 
@@ -136,39 +140,6 @@ def read_weights(found: FoundHead) -> dict[str, mx.array]:
         raise ModelError(f"{found.source} has not all arrays of a head in a known form: {fault!r}") from fault
 
 
-def make_mtp(
-    source: str, config: dict[str, Any], weights: Weights, ends: TargetEnds, max_drafted: int
-) -> MTPHead:
-    """Make an MTP head.
-
-    source: the head's folder or file, for errors. config: {"model_type": a key of FAMILIES followed by
-        "_mtp", "text_config": the configuration of the target, or of the head's layer}.
-    Raises ModelError if configuration or weights are not those of such a head.
-    """
-    family = FAMILIES[str(config["model_type"]).removesuffix(MTP_SUFFIX)]
-    try:
-        head = MTPHead(family, config["text_config"], ends, max_drafted)
-    except Exception as fault:
-        raise ModelError(f"cannot make a head from the configuration of {source}: {fault!r}") from fault
-    _fill(source, head, weights)
-    return head
-
-
-def make_dflash(source: str, config: dict[str, Any], weights: Weights, ends: TargetEnds) -> DFlashHead:
-    """Make a DFlash drafter.
-
-    source: the drafter's folder, for errors. config: its config.json.
-    Raises ModelError if the configuration lacks an entry, or the weights are not those of such a drafter.
-    """
-    try:
-        made = read_dflash_config(config)
-    except _UNREADABLE as fault:
-        raise ModelError(f"cannot make a drafter from the configuration of {source}: {fault!r}") from fault
-    head = DFlashHead(made, ends)
-    _fill(source, head, weights)
-    return head
-
-
 def read_dflash_config(config: dict[str, Any]) -> DFlashConfig:
     """Parse a DFlash drafter's config.json. Raises one of _UNREADABLE if an entry is missing or wrong."""
     of_drafter = config["dflash_config"]
@@ -206,8 +177,11 @@ def spread_taps(num_target_layers: int, num: int) -> tuple[int, ...]:
     return tuple(round(1 + place * span / (num - 1)) for place in range(num))
 
 
-def _fill(source: str, head: Module, weights: Weights) -> None:
-    """Give a head its weights, quantized as they are. Raises ModelError if they do not fit it."""
+def fill(source: str, head: Module, weights: Weights) -> None:
+    """Give a head its weights, quantized as they are. Raises ModelError if they do not fit it.
+
+    source: the head's folder or file, for errors.
+    """
 
     def quantization(path: str, module: Module) -> bool | dict[str, Any]:
         if f"{path}.scales" not in weights or not hasattr(module, "to_quantized"):
@@ -274,7 +248,8 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
     if settings.draft_type not in ("auto", *NAMES) or settings.draft_model or loaded.info.mask_token_id:
         return None
     try:
-        found = _chosen_head(settings)
+        folder = find_downloaded(settings.model_source)
+        found = choose(find_own_heads(folder, read_config(folder)))
         if found is not None and asked in (None, found.kind):
             return _load(settings, found, loaded)
     except ModelError as fault:
@@ -289,11 +264,6 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
             "--draft-model, or use --draft-type auto"
         )
     return None
-
-
-def _chosen_head(settings: Settings) -> FoundHead | None:
-    folder = find_downloaded(settings.model_source)
-    return choose(find_own_heads(folder, read_config(folder)))
 
 
 def _load(settings: Settings, found: FoundHead, loaded: LoadedModel) -> NamedHead:

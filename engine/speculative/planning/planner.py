@@ -1,39 +1,43 @@
-"""Decide whether the next step verifies drafts, and what every row feeds in it."""
+"""Decide whether the next step verifies drafts and what every row feeds in it, and account for its time."""
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
+from reprise.drafters.base import NO_DRAFT
+from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.interface.spans import spend
-from reprise.engine.kv_cache.exact_widths import Exactness
-from reprise.engine.speculative.costs.cost_table import USUAL, Conditions, StepPrice, context_class
-from reprise.engine.speculative.costs.slowdown_budget import LOW_STEPS
+from reprise.engine.kv_cache.exact_widths import SHORT_TOKENS, Exactness
+from reprise.engine.speculative.costs.cost_table import MASKED, USUAL, Conditions, context_class
+from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import (
     MIN_GAIN,
-    Demands,
     DraftEstimate,
     choose_width,
     expected_tokens,
-    find_demands,
-    meets_any,
+    pays,
 )
-from reprise.engine.speculative.draft_model.forecast import MODELS, DraftModelCosts
+from reprise.engine.speculative.draft_model.forecast import (
+    MODEL,
+    MODELS,
+    PROBE_RATE,
+    PROBE_TOKENS,
+    DraftForecast,
+    DraftModelCosts,
+    DraftWork,
+    PlannedDraft,
+)
 from reprise.engine.speculative.draft_stats import DEAR, INEXACT, SPENT, UNLIKELY, UNMATCHED, UNREAD
 from reprise.engine.speculative.mask_drafts import add_masks
-from reprise.engine.speculative.planning.accounts import StepAccounts
-from reprise.engine.speculative.planning.candidates import (
-    CandidateWidths,
-    Member,
-    ModelPart,
-    fed_width,
-    max_draft_tokens,
-    may_draft,
-    num_text_at,
-    planned_draft,
-    row_input,
-)
-from reprise.engine.speculative.verify import RowInput
+from reprise.engine.speculative.sequence_drafts import SequenceDrafts
+from reprise.engine.speculative.verify import Outcome, RowInput
+from reprise.engine.speculative.window import Window, WindowInput
+
+if TYPE_CHECKING:
+    from reprise.engine.sampling.grammar import Matcher
 
 HOPE = 1.1
 """By how much a width that is tried must be faster than the chosen one, if its cost is the least possible."""
@@ -45,15 +49,135 @@ EXAMPLE_WIDTH = 8
 """Maximum width of the step whose cost is told to explain why nothing was drafted."""
 
 
+class CandidateWidths:
+    """Chooses the candidate widths of steps, and cuts drafts to exact ones.
+
+    costs: the target's, whose table has the measured widths.
+    exact: if not None, it has the only (rows, width) besides width 1 that a forward pass may have.
+    """
+
+    def __init__(self, costs: StepCosts, exact: Exactness | None) -> None:
+        self._costs = costs
+        # By whether contexts are long.
+        self._exact_shapes = None if exact is None else [exact.shapes(is_long) for is_long in (False, True)]
+        self._is_long = False
+        # See measured().
+        self._measured: dict[tuple[int, int, bool], list[int]] = {}
+
+    def note_longest(self, num_tokens: int) -> None:
+        """Set the length of the longest row, before a step is planned or its drafts are cut."""
+        if self._exact_shapes is not None:
+            self._is_long = num_tokens + self._costs.widths[-1] > SHORT_TOKENS
+
+    def candidates(self, estimates: Sequence[DraftEstimate], num_rows: int) -> list[int]:
+        """Return the candidate widths: those measured, and those where a draft becomes less certain."""
+        widest = max([len(estimate.expected) for estimate in estimates])
+        stops = {1 + stop for estimate in estimates for stop in estimate.stops}
+        measured = self.measured(num_rows, widest)
+        if not stops:
+            return measured
+        return sorted({*measured, *self._exact([w for w in stops if 1 < w < widest], num_rows)})
+
+    def measured(self, num_rows: int, widest: int) -> list[int]:
+        """Return the measured widths below `widest`, and `widest`, the width of the longest draft."""
+        asked = num_rows, widest, self._is_long
+        if (found := self._measured.get(asked)) is None:
+            widths = [*(w for w in self._costs.widths if 1 < w < widest), *{widest} - {1}]
+            found = self._measured[asked] = self._exact(widths, num_rows)
+        return found
+
+    def _exact(self, widths: list[int], num_rows: int) -> list[int]:
+        """Return the widths that are allowed in exact mode."""
+        if self._exact_shapes is None:
+            return widths
+        # Rows with a forward pass each are as exact as a single row.
+        together = num_rows if self._costs.batched else 1
+        return [width for width in widths if (together, width) in self._exact_shapes[self._is_long]]
+
+    def without_inexact(self, inputs: Sequence[RowInput]) -> list[RowInput]:
+        """In exact mode, cut drafts if a forward pass would have a width that is not known to be exact.
+
+        Drafts have such widths when the draft model drafted less than planned.
+        """
+        if self._exact_shapes is None:
+            return list(inputs)
+        self.note_longest(max([row_input.position for row_input in inputs]))
+        if self._costs.batched:
+            return self._cut(inputs)
+        return [self._cut([row_input])[0] for row_input in inputs]
+
+    def _cut(self, inputs: Sequence[RowInput]) -> list[RowInput]:
+        """Cut the drafts of one forward pass to its widest exact width; drop them if no width is exact."""
+        widest = max(row_input.width for row_input in inputs)
+        width = max(self._exact(list(range(2, widest + 1)), len(inputs)), default=1)
+        if width == widest:
+            return list(inputs)
+        cut = []
+        for row_input in inputs:
+            draft = row_input.draft[: width - 1]
+            source = row_input.source if draft else NO_DRAFT
+            mask_tokens = row_input.mask_tokens[: width - 1 - len(draft)]
+            cut.append(replace(row_input, draft=draft, source=source, mask_tokens=mask_tokens))
+        return cut
+
+
+class Member(Protocol):
+    """The part of Sequence that planning a step needs."""
+
+    request: GenerationRequest
+    tokens: list[int]
+    drafts: SequenceDrafts | None
+    matcher: "Matcher | None"
+    window: Window | None
+    sampling: int
+
+    @property
+    def num_answered(self) -> int:
+        """Committed tokens of the answer."""
+
+    def give_up_drafts(self, fault: Exception) -> None:
+        """Draft nothing more for this row, because of a fault."""
+
+
+def max_draft_tokens(s: Member) -> int:
+    """Return the maximum tokens of a draft: the answer's remaining tokens but the bonus token."""
+    return s.request.max_tokens - s.num_answered - 1
+
+
+def without_drafts(members: Sequence[Member]) -> list[RowInput]:
+    """Return the rows' inputs for a verification step without drafts."""
+    return [RowInput(s.tokens[-1], len(s.tokens)) for s in members]
+
+
+def window_input(s: Member, num_held: int) -> WindowInput:
+    """Return the input of a row with a window. num_held: tokens in its cache, fewer than are committed."""
+    assert s.window
+    # Under a grammar a hole can only be filled once all tokens before it are known.
+    size = 1 if s.matcher else s.window.settings.window_size
+    window, pending = s.window.widen(size), s.tokens[num_held:]
+    return WindowInput(s.tokens[-1], len(s.tokens), window=window, pending=pending)
+
+
+def row_input(s: Member, estimate: DraftEstimate, width: int) -> RowInput:
+    """Return the input of a row whose draft is cut to a step of a width."""
+    newest, position, draft = s.tokens[-1], len(s.tokens), estimate.draft
+    num_fed = estimate.num_at(width)
+    # The draft model makes its tokens later.
+    if s.drafts and num_fed and draft.source in MODELS:
+        num_to_draft = s.drafts.forecast.num_to_draft(num_fed)
+        return RowInput(newest, position, source=draft, num_wanted=num_fed, num_to_draft=num_to_draft)
+    tokens = draft.tokens[: estimate.num_text_at(width)]
+    mask_tokens: Sequence[int] = ()
+    if s.drafts and s.drafts.masks:
+        mask_tokens = [s.drafts.masks.mask_token_id] * (num_fed - len(tokens))
+    return RowInput(newest, position, tokens, draft if tokens else NO_DRAFT, mask_tokens=mask_tokens)
+
+
 class Planner:
     """Weighs the tokens that drafts promise against the time that steps take.
 
-    costs: of the target's steps.
-    exact: if not None, it has the only (rows, width) besides width 1 that a forward pass may have.
+    costs: of the target's steps. widths: chooses those that a step may have; exact: see CandidateWidths.
     model_costs: costs of the draft model's part of a step; None without a draft model.
-
-    widths: chooses the widths that a step may have. model: weighs the draft model's part of steps.
-    accounts: learns what steps took, and charges them to the rows' slowdown budgets.
     """
 
     def __init__(
@@ -64,10 +188,11 @@ class Planner:
     ) -> None:
         self.costs = costs
         self.widths = CandidateWidths(costs, exact)
-        self.model = ModelPart(costs, self.widths, model_costs)
-        self.accounts = StepAccounts(costs, model_costs)
-        # Of the step that is being planned: its conditions, and the maximum seconds that budgets allow it.
+        self.model_costs = model_costs
+        # Of the step that is being planned: its conditions, its seconds by width if all rows have the same,
+        # and the maximum seconds that budgets allow.
         self._under = USUAL
+        self._even_s: Callable[[int], float] = costs.even_steps(1)
         self._left_s = math.inf
 
     def conditions(self, members: Sequence[Member]) -> Conditions:
@@ -82,24 +207,25 @@ class Planner:
         """
         if not any(s.drafts and s.drafts.can_draft for s in members):
             return []
-        self._under = self.model.under = self.conditions(members)
+        num_rows, under = len(members), self.conditions(members)
+        self._under = under
+        self._even_s = self.costs.even_steps(num_rows, under)
         self.widths.note_longest(max([len(s.tokens) for s in members]))
-        plain_s = self.costs.least_plain_s(len(members), self._under) or math.inf
+        plain_s = self.costs.least_plain_s(num_rows, under) or math.inf
         budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
-        self._left_s = min([budget.left_s(plain_s) for budget in budgets], default=math.inf)
-        if self.costs.is_plain_due(len(members), self._under) or (
-            self._left_s < LOW_STEPS * plain_s and any(budget.wants_plain(plain_s) for budget in budgets)
-        ):
+        self._left_s = min([budget.left_s(plain_s) for budget in budgets])
+        if self.costs.is_plain_due(num_rows, under) or any(b.wants_plain(plain_s) for b in budgets):
             return []
         # Not even a step as short as a plain one is allowed, so no draft helps.
         if self._left_s < plain_s:
-            _note_spent(members)
+            for s in members:
+                if s.drafts and s.drafts.can_draft and max_draft_tokens(s) > 0:
+                    s.drafts.counts.add_undrafted(SPENT)
             return []
-        estimates, min_tokens = [], MIN_GAIN * self.costs.min_ratio(len(members), self._under)
-        is_worth = self._make_is_worth(len(members))
+        estimates, min_tokens = [], MIN_GAIN * self.costs.min_ratio(num_rows, under)
         for s in members:
             try:
-                estimates.append(self._best_draft(s, len(members), min_tokens, is_worth))
+                estimates.append(self._best_draft(s, num_rows, min_tokens))
             # An answer needs no drafts.
             except Exception as fault:
                 s.give_up_drafts(fault)
@@ -108,116 +234,67 @@ class Planner:
         # If no draft would pay with all rows like its own, no width pays for all rows together.
         width = 1
         if any(estimate.is_worth for estimate in estimates):
-            estimates = [
-                estimate if estimate.is_worth else self._any_draft(s, estimate)
-                for s, estimate in zip(members, estimates, strict=True)
-            ]
+            estimates = [_any_draft(s, estimate) for s, estimate in zip(members, estimates, strict=True)]
             width = self._choose(members, estimates)
-        estimates, width = self._try(members, estimates, width)
+        if self.costs.is_learned:
+            estimates, width = self._try(members, estimates, width)
         if width == 1:
-            estimates, width = self.model.probe(members, estimates, partial(self._make_check, members))
+            estimates, width = self._probe(members, estimates)
         if width == 1:
             self._note_undrafted(members, estimates)
             return []
         return [row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
 
-    def _make_is_worth(self, num_rows: int) -> Callable[[DraftEstimate], bool]:
-        """Return a function: whether a draft pays in a step of rows that are all like its own."""
-        step_s = self.costs.even_steps(num_rows, self._under)
-        demands: dict[int, Demands] = {}
-
-        def is_worth(estimate: DraftEstimate) -> bool:
-            # Most drafts pay, or do not, whatever is done where they become less certain.
-            widest = len(estimate.expected)
-            if (measured := demands.get(widest)) is None:
-                measured = demands[widest] = find_demands(self.widths.measured(num_rows, widest), step_s)
-            if meets_any(estimate, measured):
-                return True
-            return bool(estimate.stops) and meets_any(
-                estimate, find_demands(self.widths.candidates([estimate], num_rows), step_s)
-            )
-
-        return is_worth
-
-    def _best_draft(
-        self,
-        s: Member,
-        num_rows: int,
-        min_tokens: float,
-        is_worth: Callable[[DraftEstimate], bool],
-    ) -> DraftEstimate:
-        """Return a row's best draft: a drafter's if one pays, else the draft model's if that pays.
-
-        min_tokens, is_worth: see SequenceDrafts.propose(); the same for all rows.
-        """
+    def _best_draft(self, s: Member, num_rows: int, min_tokens: float) -> DraftEstimate:
+        """Return a row's best draft: a drafter's if one pays, else the draft model's if that pays."""
         max_tokens = max_draft_tokens(s)
         if s.drafts is None or max_tokens < 1:
             return DraftEstimate()
+
+        def is_worth(one: DraftEstimate) -> bool:
+            # Most drafts pay, or do not, whatever is done where they become less certain.
+            if pays(one, self.widths.measured(num_rows, len(one.expected)), self._even_s):
+                return True
+            return bool(one.stops) and pays(one, self.widths.candidates([one], num_rows), self._even_s)
+
         estimate = s.drafts.propose(max_tokens, min_tokens, is_worth)
-        if not estimate.is_worth and s.drafts.can_ask_model and self.model.costs is not None:
-            forecast = s.drafts.forecast
-            by_model = self.model.estimate(forecast, num_rows, min(max_tokens, s.drafts.limit), forecast.rate)
+        if not estimate.is_worth and s.drafts.can_ask_model and self.model_costs:
+            forecast, limit = s.drafts.forecast, min(max_tokens, s.drafts.limit)
+            by_model = self._estimate_by_model(forecast, num_rows, limit, forecast.rate)
             estimate = by_model if by_model.num_tokens else estimate
         if s.drafts.masks and estimate.draft.source not in MODELS:
-            masked = self._masked(s, estimate, self.costs.even_steps(num_rows, self._under))
+            masked = _masked(s, estimate, self._even_s)
             masked.is_worth = is_worth(masked)
             estimate = masked if masked.is_worth else estimate
         return estimate
 
-    def _masked(self, s: Member, estimate: DraftEstimate, step_s: Callable[[int], float]) -> DraftEstimate:
-        """Return a row's best draft with masks behind it: the given draft, or what the last masks predict."""
-        assert s.drafts
-        assert s.drafts.masks
-        limit = min(max_draft_tokens(s), s.drafts.limit)
-        values = s.drafts.masks.values(step_s, limit)
-        tried = [
-            add_masks(each, values, limit)
-            for each in (self._any_draft(s, estimate), s.drafts.estimate_predicted(limit))
-        ]
-        return max(tried, key=lambda e: max(value / step_s(1 + fed) for fed, value in enumerate(e.expected)))
-
-    def _any_draft(self, s: Member, estimate: DraftEstimate) -> DraftEstimate:
-        """Return a row's estimate; if it has no draft worth its cost, that of its best draft.
-
-        It is verified only if other rows' drafts pay for the step.
-        """
-        if estimate.num_tokens or s.drafts is None or s.drafts.best is None:
-            return estimate
-        return s.drafts.estimate_best()
-
     def _note_undrafted(self, members: Sequence[Member], estimates: Sequence[DraftEstimate]) -> None:
         """Count why the rows get no drafts, for people."""
         # The plan is made; would a width pay if the budgets allowed it?
-        self._left_s = math.inf
+        self._left_s, num_rows = math.inf, len(members)
         is_spent = any(estimate.is_worth for estimate in estimates) and self._choose(members, estimates) > 1
         for s, estimate in zip(members, estimates, strict=True):
-            if not s.drafts or not may_draft(s):
+            if not (s.drafts and s.drafts.can_draft and max_draft_tokens(s) > 0):
                 continue
             num_tokens = len(estimate.draft.tokens)
             if estimate.is_worth:
                 # Alone the draft would pay; other rows have too little to draft.
                 reason = SPENT if is_spent else DEAR
-            elif s.drafts.best:
-                draft, rate = s.drafts.best
-                num_tokens = len(draft.tokens)
-                reason = DEAR if _is_likely(rate, num_tokens) else UNLIKELY
-                if not self.widths.measured(len(members), 1 + num_tokens):
+            elif s.drafts.best.tokens:
+                num_tokens = len(s.drafts.best.tokens)
+                reason = DEAR if _is_likely(s.drafts.best_rate, num_tokens) else UNLIKELY
+                if not self.widths.measured(num_rows, 1 + num_tokens):
                     reason = INEXACT
             elif s.drafts.can_ask_model:
                 reason = DEAR if _is_likely(s.drafts.forecast.rate, 1) else UNLIKELY
-                s.drafts.counts.token_steps = self.model.token_steps(len(members), s.drafts.forecast.source)
+                s.drafts.counts.token_steps = self.token_steps(num_rows, s.drafts.forecast.source)
             else:
                 reason = UNREAD if s.drafts.uses_model else UNMATCHED
-            price = self._price(len(members), num_tokens) if reason == DEAR else None
+            price = None
+            # The draft model makes its tokens later, and most of their cost is its own.
+            if reason == DEAR and num_tokens:
+                price = self.costs.price(num_rows, min(1 + num_tokens, EXAMPLE_WIDTH), self._under)
             s.drafts.counts.add_undrafted(reason, price)
-
-    def _price(self, num_rows: int, num_tokens: int) -> StepPrice | None:
-        """Return the cost of a step that verifies a draft of so many tokens.
-
-        None without any: the draft model makes its tokens later, and most of their cost is its own.
-        """
-        width = min(1 + num_tokens, EXAMPLE_WIDTH)
-        return self.costs.price(num_rows, width, self._under) if num_tokens else None
 
     def _try(
         self, members: Sequence[Member], estimates: list[DraftEstimate], chosen: int
@@ -227,84 +304,233 @@ class Planner:
         Only drafts that are likely to be accepted are tried, only now and then, and only if every slowdown
         budget allows it. Returns the estimates and the step's width; the given ones if no trial is due.
         """
-        if not self.costs.is_learned:
-            return estimates, chosen
         tried, num_rows = estimates, len(members)
         least_s = self.costs.least_steps(num_rows, self._under)
         if chosen == 1:
             tried = [
-                self._masked(s, estimate, least_s)
+                _masked(s, estimate, least_s)
                 if s.drafts and s.drafts.masks and max_draft_tokens(s) > 0
-                else self._any_draft(s, estimate)
+                else _any_draft(s, estimate)
                 for s, estimate in zip(members, estimates, strict=True)
             ]
         widest = max([len(estimate.expected) for estimate in tried])
-        if widest == 1 or self.model.is_asked(tried):
+        if widest == 1 or self._asked(tried):
             return estimates, chosen
-        is_allowed = self._make_check(members, tried)
 
         def promise(width: int) -> float:
-            return sum([e.expected[min(width, len(e.expected)) - 1] for e in tried])
+            return sum([e.expected[e.num_at(width)] for e in tried])
 
-        step_s = self.costs.even_steps(num_rows, self._under)
-        best = HOPE * promise(chosen) / step_s(chosen)
+        best = HOPE * promise(chosen) / self._even_s(chosen)
         hoped = {
             width: promise(width) / least_s(width)
             for width in self.widths.measured(num_rows, widest)
-            if width != chosen and promise(width) >= STRONG * sum([1 + num_text_at(e, width) for e in tried])
+            if width != chosen and promise(width) >= STRONG * sum([1 + e.num_text_at(width) for e in tried])
         }
         due = [w for w, speed in hoped.items() if speed > best and self.costs.is_trial_due(num_rows, w)]
-        width = next(filter(is_allowed, sorted(due, key=hoped.__getitem__, reverse=True)), chosen)
-        return (tried, width) if width != chosen else (estimates, chosen)
+        for width in sorted(due, key=hoped.__getitem__, reverse=True):
+            if self._is_allowed(members, tried, width):
+                return tried, width
+        return estimates, chosen
 
-    def _choose(self, members: Sequence[Member], estimates: Sequence[DraftEstimate]) -> int:
-        num_rows, fed_widths = len(members), self._make_fed_widths(estimates)
-        is_model_asked = self.model.is_asked(estimates)
+    def _probe(
+        self, members: Sequence[Member], estimates: list[DraftEstimate]
+    ) -> tuple[list[DraftEstimate], int]:
+        """Plan a probe if one is due: short drafts of rows that have not used the draft model for long.
 
-        even_s = self.costs.even_steps(num_rows, self._under) if self.costs.batched else None
+        Returns the probes' estimates and the step's width; the given estimates and 1 if no probe is due or a
+        slowdown budget does not allow it.
+        """
+        # By the row's number: the maximum tokens of its draft.
+        able = {
+            row: (s.drafts.forecast, min(max_draft_tokens(s), s.drafts.limit))
+            for row, s in enumerate(members)
+            if s.drafts and s.drafts.can_ask_model and max_draft_tokens(s) > 0
+        }
+        due = [forecast for forecast, _ in able.values() if forecast.is_probe_due]
+        costs, num_rows = self.model_costs, len(members)
+        if costs is None or not due:
+            return estimates, 1
+        longest = max([limit for _, limit in able.values()])
+        if costs.is_new(self._under) or any(
+            self._estimate_by_model(forecast, num_rows, longest, PROBE_RATE).num_tokens for forecast in due
+        ):
+            num_tokens = min(PROBE_TOKENS, costs.first_tokens(self._under))
+            # All rows take part in the step, so all of them probe.
+            tried = list(estimates)
+            for row, (forecast, limit) in able.items():
+                tried[row] = forecast.estimate(min(limit, num_tokens), forecast.rate)
+            widths = self.widths.candidates(tried, num_rows)
+            if widths and self._is_allowed(members, tried, widths[-1]):
+                return tried, widths[-1]
+        else:
+            costs.decay_to_prior()
+        for forecast in due:
+            forecast.postpone_probe()
+        return estimates, 1
+
+    def token_steps(self, num_rows: int, source: str) -> float | None:
+        """Return the believed cost of one token of the draft model, in plain steps; None for a head."""
+        costs, plain_s = self.model_costs, self.costs.least_plain_s(num_rows, self._under)
+        if not plain_s or costs is None or source != MODEL:
+            return None
+        one, two = (costs.seconds(num_rows, 1, num, self._under) for num in (1, 2))
+        return (two - one) / plain_s
+
+    def model_pays(self, forecast: DraftForecast, limit: int) -> bool:
+        """Whether drafts of up to limit tokens by the draft model would pay for a single row."""
+        return self._estimate_by_model(forecast, 1, limit, forecast.rate).num_tokens > 0
+
+    def _estimate_by_model(
+        self, forecast: DraftForecast, num_rows: int, limit: int, rate: float
+    ) -> DraftEstimate:
+        """Estimate a draft by the draft model, of the length that pays best if all rows are like this one.
+
+        Returns an estimate without tokens if no length pays.
+        rate: the chance that one of its tokens is accepted. limit: maximum tokens.
+        """
+        costs, under = self.model_costs, self._under
+        assert costs
+        estimate = forecast.estimate(min(limit, costs.max_tokens(rate, under)), rate)
+        # This cheap test rejects most drafts.
+        if estimate.expected[-1] < MIN_GAIN * self.costs.min_ratio(num_rows, under):
+            return DraftEstimate()
+        even_s = self.costs.even_steps(num_rows, under)
 
         def step_s(width: int) -> float:
-            step_s = even_s(width) if even_s else self.costs.step_s(fed_widths(width), self._under)
-            if is_model_asked:
-                step_s += self.model.spread_s(num_rows, planned_draft(members, estimates, width))
+            work = PlannedDraft.of_row(forecast, estimate, width - 1)
+            return costs.spread_s(num_rows, work, under) + even_s(width)
+
+        widths = self.widths.candidates([estimate], num_rows)
+        width = choose_width([estimate], widths, step_s, lambda _: True)
+        return replace(estimate, expected=estimate.expected[:width])
+
+    def _choose(self, members: Sequence[Member], estimates: Sequence[DraftEstimate]) -> int:
+        num_rows, model_costs = len(members), self._asked(estimates)
+
+        def step_s(width: int) -> float:
+            # The same, but quicker, if all rows share a forward pass.
+            even_s = self._even_s(width) if self.costs.batched else None
+            step_s = even_s or self.costs.step_s(self._fed(estimates, width), self._under)
+            if model_costs:
+                step_s += model_costs.spread_s(num_rows, _work(members, estimates, width), self._under)
             return step_s
 
-        return choose_width(
-            estimates,
-            self.widths.candidates(estimates, num_rows),
-            step_s,
-            self._make_check(members, estimates),
-        )
+        widths = self.widths.candidates(estimates, num_rows)
+        return choose_width(estimates, widths, step_s, partial(self._is_allowed, members, estimates))
 
-    def _make_fed_widths(self, estimates: Sequence[DraftEstimate]) -> Callable[[int], Sequence[int]]:
-        """Return a function: how many tokens the rows feed in a step of a width of _widths(), or 1.
+    def _is_allowed(self, members: Sequence[Member], estimates: Sequence[DraftEstimate], width: int) -> bool:
+        """Whether every row's slowdown budget allows a step of a width, with all costs."""
+        taken_s = self.costs.most_s(self._fed(estimates, width), self._under)
+        if model_costs := self._asked(estimates):
+            taken_s += model_costs.most_s(len(members), _work(members, estimates, width), self._under)
+        return taken_s <= self._left_s
 
-        Of rows that share a forward pass only the widest counts, so all get its width.
+    def _asked(self, estimates: Sequence[DraftEstimate]) -> DraftModelCosts | None:
+        """Return the draft model's costs if it is to make any of these rows' drafts, else None."""
+        return self.model_costs if any(e.draft.source in MODELS for e in estimates) else None
+
+    def _fed(self, estimates: Sequence[DraftEstimate], width: int) -> list[int]:
+        """Return how many tokens each row feeds in a step of a width; of rows that share a pass, all that."""
+        if self.costs.batched:
+            return [width] * len(estimates)
+        return [1 + estimate.num_at(width) for estimate in estimates]
+
+    def charge_plain(
+        self,
+        budgets: Sequence[SlowdownBudget | None],
+        under: Conditions,
+        taken_s: float | None,
+        is_steady: bool,
+        follows_drafts: bool,
+        planning_s: float = 0.0,
+    ) -> None:
+        """Account for a plain step: teach the costs, and charge the slowdown budgets of its rows.
+
+        taken_s: its seconds; None if not known: then the expected ones are charged. planning_s: how many of
+            them went into planning drafts.
+        is_steady: whether another plain step of the same rows was in flight when it was dispatched, so that
+            it shows what plain steps cost. follows_drafts: whether drafts kept it from that.
         """
-        if not self.costs.batched:
-            return lambda width: [fed_width(estimate, width) for estimate in estimates]
-        return lambda width: [width] * len(estimates)
+        costs, num_rows = self.costs, len(budgets)
+        if taken_s is None or not costs.is_learned:
+            taken_s = plain_s = costs.seconds(num_rows, 1, under)
+        else:
+            plain_s = max(taken_s - planning_s, 1e-9)
+            if is_steady:
+                costs.observe_plain(num_rows, plain_s, under)
+            elif follows_drafts:
+                plain_s = min(plain_s, costs.least_plain_s(num_rows, under) or plain_s)
+        for budget in filter(None, budgets):
+            budget.charge(taken_s, plain_s, 1)
+            if is_steady:
+                budget.num_unseen = 0
 
-    def _make_check(
-        self, members: Sequence[Member], estimates: Sequence[DraftEstimate]
-    ) -> Callable[[int], bool]:
-        """Return a function: whether every row's slowdown budget allows a step of a width, with all costs."""
-        fed_widths = self._make_fed_widths(estimates)
-        is_model_asked = self.model.is_asked(estimates)
+    def charge_verification(
+        self,
+        budgets: Sequence[SlowdownBudget | None],
+        under: Conditions,
+        outcomes: Sequence[Outcome],
+        taken_s: float,
+        drafting_s: float = 0.0,
+        work: DraftWork | None = None,
+    ) -> None:
+        """Account for a verification step as for a plain one.
 
-        def is_allowed(width: int) -> bool:
-            taken_s = self.costs.most_s(fed_widths(width), self._under)
-            if is_model_asked:
-                taken_s += self.model.most_s(len(members), planned_draft(members, estimates, width))
-            return taken_s <= self._left_s
+        taken_s: the step's seconds, of which drafting_s went into the draft model's work, if there was any.
+        """
+        costs, num_rows = self.costs, len(outcomes)
+        widths = [outcome.verified.width for outcome in outcomes]
+        least_widths = [outcome.verified.least_width for outcome in outcomes]
+        plain_s = costs.least_plain_s(num_rows, under)
+        if not costs.is_learned:
+            taken_s = costs.step_s(widths, under)
+            if work and self.model_costs:
+                taken_s += self.model_costs.seconds(num_rows, work.num_fed, work.num_drafted, under)
+        elif max(widths) > 1:
+            if plain_s is not None:
+                ratio = costs.step_s(widths, under) / costs.seconds(num_rows, 1, under)
+                plain_s = min(plain_s, (taken_s - drafting_s) / max(1.0, ratio))
+            costs.observe_wide(widths, taken_s - drafting_s, under)
+        elif work is None and under.sampling == MASKED:
+            # With a grammar every token is fetched before the next step, drafting or not.
+            costs.observe_plain(num_rows, taken_s, under)
+            plain_s = taken_s
+        if work and self.model_costs:
+            self.model_costs.observe(num_rows, work.num_fed, work.num_drafted, drafting_s, under)
+        if max(least_widths) > 1:
+            # The others are not charged for what the row with a window takes.
+            share = costs.step_s(least_widths, under) / costs.step_s(widths, under)
+            plain_s = min(1.0, share) * (taken_s - drafting_s)
+        for budget, outcome in zip(budgets, outcomes, strict=True):
+            if budget:
+                budget.charge(taken_s, plain_s or taken_s, len(outcome.tokens))
 
-        return is_allowed
+
+def _work(members: Sequence[Member], estimates: Sequence[DraftEstimate], width: int) -> PlannedDraft:
+    """Return the draft model's expected work for a step of a width."""
+    return PlannedDraft.combine(
+        (s.drafts.forecast, estimate, estimate.num_at(width))
+        for s, estimate in zip(members, estimates, strict=True)
+        if s.drafts and estimate.draft.source in MODELS
+    )
 
 
-def _note_spent(members: Sequence[Member]) -> None:
-    for s in members:
-        if s.drafts and may_draft(s):
-            s.drafts.counts.add_undrafted(SPENT)
+def _any_draft(s: Member, estimate: DraftEstimate) -> DraftEstimate:
+    """Return a row's estimate, or that of its best draft if none is worth its cost: others may pay for it."""
+    if estimate.num_tokens or s.drafts is None or not s.drafts.best.tokens:
+        return estimate
+    return s.drafts.acceptance.estimate(s.drafts.best, s.drafts.best_rate)
+
+
+def _masked(s: Member, estimate: DraftEstimate, step_s: Callable[[int], float]) -> DraftEstimate:
+    """Return a row's best draft with masks behind it: the given draft, or what the last masks predict."""
+    assert s.drafts
+    assert s.drafts.masks
+    limit = min(max_draft_tokens(s), s.drafts.limit)
+    values = s.drafts.masks.values(step_s, limit)
+    drafts = _any_draft(s, estimate), s.drafts.estimate_predicted(limit)
+    tried = [add_masks(draft, values, limit) for draft in drafts]
+    return max(tried, key=lambda e: max(value / step_s(1 + fed) for fed, value in enumerate(e.expected)))
 
 
 def _is_likely(rate: float, num_tokens: int) -> bool:

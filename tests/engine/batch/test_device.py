@@ -170,7 +170,7 @@ def test_a_step_that_is_read_before_the_next_is_dispatched_does_not_teach_what_s
         prefix_cache_bytes=0,
     )
     worker, read_early, learned = driven.worker, [], []
-    read, charge = worker._fetch_in_flight, worker.planner.accounts.charge_plain
+    read, charge = worker._fetch_in_flight, worker.planner.charge_plain
     plan = worker.planner.plan
 
     def plan_twice(members: Any) -> Any:
@@ -188,7 +188,7 @@ def test_a_step_that_is_read_before_the_next_is_dispatched_does_not_teach_what_s
 
     monkeypatch.setattr(worker.planner, "plan", plan_twice)
     monkeypatch.setattr(worker, "_fetch_in_flight", note_read)
-    monkeypatch.setattr(worker.planner.accounts, "charge_plain", note_charge)
+    monkeypatch.setattr(worker.planner, "charge_plain", note_charge)
     driven.ask(asked)
     driven.finish()
     assert len(read_early) > 5

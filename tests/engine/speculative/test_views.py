@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from reprise.config.settings import Settings
-from reprise.drafters.base import SLICE_TOKENS, Draft, DraftQuery, Frame, SequenceStart, Slices, View
+from reprise.drafters.base import (
+    NO_DRAFT,
+    SLICE_TOKENS,
+    Draft,
+    DraftQuery,
+    Frame,
+    SequenceStart,
+    Slices,
+    View,
+)
 from reprise.drafters.copies.occurrences import Occurrences
 from reprise.drafters.repetition import score_in_slices
 from reprise.drafters.suffix import SuffixDrafter
@@ -141,7 +150,7 @@ def test_a_guess_does_not_keep_a_draft_model_from_drafting() -> None:
 def test_a_guess_that_does_not_pay_is_not_tried() -> None:
     drafts, _ = begin((), GUESS)
     drafts.propose(4, 100.0, lambda _: True)
-    assert drafts.best is None
+    assert drafts.best is NO_DRAFT
 
 
 def test_a_guess_teaches_nothing_about_line_ends() -> None:

@@ -24,7 +24,7 @@ from reprise.engine.speculative.draft_stats import (
     WORDS,
     DraftCounts,
 )
-from reprise.engine.speculative.planning.candidates import ModelPart
+from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, MakeSources
 from tests.drafters.fakes import Coin, Liar, Oracle, scored
 from tests.engine.conftest import StartEngine
@@ -127,7 +127,7 @@ def test_a_draft_model_has_not_read_the_prompt(start_engine: StartEngine) -> Non
 def test_a_draft_model_that_does_not_pay_reads_few_prompts(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ModelPart, "pays", lambda *_: False)
+    monkeypatch.setattr(Planner, "model_pays", lambda *_: False)
     engine = start_engine(
         make_sources=lambda _: DraftSources({}, scored(0.0)), load_draft=lambda _: make_loaded("llama"),
         draft_type="draft-model", draft_model="the one that load_draft makes",

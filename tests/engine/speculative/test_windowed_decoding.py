@@ -25,9 +25,10 @@ from reprise.engine.sampling.sampler import find_entropies
 from reprise.engine.speculative.costs.cost_table import USUAL
 from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
-from reprise.engine.speculative.planning.accounts import StepAccounts, Verified
+from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources
-from reprise.engine.speculative.window import Filled, Window
+from reprise.engine.speculative.verify import Outcome, RowInput
+from reprise.engine.speculative.window import Filled, Window, WindowInput
 from tests.drafters.fakes import Coin, Liar, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven
@@ -451,8 +452,12 @@ def test_neighbors_of_a_row_that_streams_are_charged_for_their_own_drafts_alone(
     costs = StepCosts({(1, 1): 1.0, (1, 17): 4.0, (1, 32): 8.0}, is_learned=False)
     costs.batched = True
     budget = SlowdownBudget(0.02)
-    accounts = StepAccounts(costs)
-    accounts.charge_verification([budget, None], USUAL, Verified([drafted, 17], [1, 3], [1, 17]), 9.9)
+    window = Window(WindowSettings(0)).widen(16)
+    outcomes = [
+        Outcome(RowInput(1, 2, draft=[1] * (drafted - 1)), [1], [None], 1),
+        Outcome(WindowInput(1, 2, window=window, pending=[1]), [1] * 3, [None] * 3, 1),
+    ]
+    Planner(costs).charge_verification([budget, None], USUAL, outcomes, 9.9)
     assert (budget.spent_s, budget.plain_s) == pytest.approx((spent_s, 4.0))
 
 

@@ -17,8 +17,7 @@ from reprise.engine.generating import generating_engine as generating
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.pool.residency import Makers
 from reprise.engine.speculative.costs.kept_costs import METAL_QUANTISED, make_costs, read_ratios, write_ratios
-from reprise.engine.speculative.costs.step_bounds import MEASURED_PATIENCE
-from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.costs.step_costs import MEASURED_PATIENCE, StepCosts
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.speculative.costs.test_bound import Coin

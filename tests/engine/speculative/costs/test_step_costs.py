@@ -15,8 +15,7 @@ from reprise.engine.speculative.costs.cost_table import (
     context_class,
     sampling_class,
 )
-from reprise.engine.speculative.costs.step_bounds import PLAIN_AFTER_STEPS
-from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.costs.step_costs import PLAIN_AFTER_STEPS, StepCosts
 
 TABLE = {(1, 1): 1.0, (1, 8): 2.0, (4, 1): 2.0, (4, 8): 5.5}
 LONG = Conditions(context=3)

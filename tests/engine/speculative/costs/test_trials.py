@@ -5,13 +5,13 @@ import math
 import pytest
 
 from reprise.engine.speculative.costs.cost_table import CONFIRMED, Effect, Noise
-from reprise.engine.speculative.costs.step_bounds import (
+from reprise.engine.speculative.costs.step_costs import (
     DOUBTED_PATIENCE,
     MAX_PATIENCE,
     MEASURED_PATIENCE,
+    StepCosts,
     Trials,
 )
-from reprise.engine.speculative.costs.step_costs import StepCosts
 
 SHAPE = (1, 8)
 

@@ -370,11 +370,11 @@ def test_what_pays_at_once_may_not_pay_after_catching_up() -> None:
     forecast, row = world.rows[0].drafts.forecast, world.rows[0]
     assert world.planner.plan([row])  # type: ignore[list-item]
     # With these costs a token that is fed costs as much as one that is drafted.
-    world.planner.model.costs = DraftModelCosts(world.costs.alone, StepCosts(FULL))
+    world.planner.model_costs = DraftModelCosts(world.costs.alone, StepCosts(FULL))
     forecast.observe(400, 0, 0)
     forecast._tokens_since_draft = 0
     row.tokens += [9] * 400
-    assert not world.planner.model.pays(forecast, 15)
+    assert not world.planner.model_pays(forecast, 15)
 
 
 def test_prompts_are_read_while_drafting_pays_and_rarely_otherwise() -> None:
@@ -385,12 +385,12 @@ def test_prompts_are_read_while_drafting_pays_and_rarely_otherwise() -> None:
     assert sum(read) == 4
     assert not any(read[: PREFILL_ONE_PROMPT_IN - 1])
     good, bad = (World(lambda _, chance=chance: chance, num_tokens=100).run() for chance in (0.9, 0.0))
-    assert good.planner.model.pays(good.drafting.new_forecast(), 15)
+    assert good.planner.model_pays(good.drafting.new_forecast(), 15)
     for _ in range(15):
         bad.rows = [bad.begin()]
         bad.lacking = [1]
         bad.run()
-    assert not bad.planner.model.pays(bad.drafting.new_forecast(), 15)
+    assert not bad.planner.model_pays(bad.drafting.new_forecast(), 15)
 
 
 def test_drafts_are_cut_to_the_widest_exact_width() -> None:

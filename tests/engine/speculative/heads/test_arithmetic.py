@@ -13,7 +13,8 @@ from reprise.engine.kv_cache.buffers import RaggedKVCache, cut_slice, rebuild
 from reprise.engine.kv_cache.columns import Columns, RowLengths
 from reprise.engine.speculative.heads.formats import find_own_heads, identify, text_config
 from reprise.engine.speculative.heads.head import find_ends
-from reprise.engine.speculative.heads.loading import Target, choose, load_head, make_dflash
+from reprise.engine.speculative.heads.kinds import DFlashHead
+from reprise.engine.speculative.heads.loading import Target, choose, fill, load_head, read_dflash_config
 from tests.engine.speculative.heads import folders, published
 
 NUM = 4
@@ -174,7 +175,9 @@ def make_head(tinies: dict[str, Tiny], kind: str) -> tuple[Any, mx.array]:
     if kind in ("full", "sliding"):
         tiny, config = tinies["llama"], dflash_config(**(SLIDING if kind == "sliding" else {}))
         arrays = {name: mx.array(array) for name, array in published.tiny_dflash(config).items()}
-        return make_dflash("a test", config, arrays, tiny.target.ends), two_layers(tiny)
+        head = DFlashHead(read_dflash_config(config), tiny.target.ends)
+        fill("a test", head, arrays)
+        return head, two_layers(tiny)
     tiny = tinies[kind]
     arrays = published.tiny_mtp(kind, full(tiny))
     with tempfile.TemporaryDirectory() as folder:

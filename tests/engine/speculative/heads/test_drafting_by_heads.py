@@ -24,7 +24,6 @@ from reprise.engine.speculative.heads.formats import FAMILIES
 from reprise.engine.speculative.heads.head import Choose, Head, TappedStates, Taps, find_ends
 from reprise.engine.speculative.heads.head_drafter import MAX_IDLE_STEPS, HeadDrafter, NamedHead
 from reprise.engine.speculative.heads.kinds import DFlashConfig, DFlashHead, MTPHead
-from reprise.engine.speculative.planning.candidates import ModelPart
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import spread
@@ -340,7 +339,7 @@ def test_states_of_prompts_are_taken_only_if_the_head_is_to_read_them(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To compute the last layer of a whole prompt takes time, which nothing else needs."""
-    monkeypatch.setattr(ModelPart, "pays", lambda *_: False)
+    monkeypatch.setattr(Planner, "model_pays", lambda *_: False)
     widths: list[int] = []
     states = TappedStates.states
 

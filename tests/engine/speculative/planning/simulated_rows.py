@@ -11,9 +11,9 @@ from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from reprise.engine.interface.request import GenerationRequest, Sampling
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_model.forecast import DraftModelCosts, DraftWork, ShareOfTarget
-from reprise.engine.speculative.planning.accounts import Verified
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
+from reprise.engine.speculative.verify import Outcome
 from tests.drafters.fakes import scored
 
 TrueCosts = Callable[[int, int, int], float]
@@ -186,7 +186,7 @@ class Device:
         taken_s = plain_s * (1.0 if self.is_steady else UNSTEADY)
         budgets = [row.drafts.slowdown_budget for row in rows]
         under = self.planner.conditions(rows)
-        self.planner.accounts.charge_plain(budgets, under, taken_s, self.is_steady, not self.is_steady)
+        self.planner.charge_plain(budgets, under, taken_s, self.is_steady, not self.is_steady)
         for row in rows:
             row.spent.num_plain += 1
             self.commit(row, [self.token(row, row.num_answered)], taken_s, plain_s)
@@ -205,10 +205,10 @@ class Device:
             outcomes.append(says[: num + 1])
             if one.mask_tokens and num == len(one.draft):
                 self.predict(row, num, len(one.mask_tokens))
-        self.planner.accounts.charge_verification(
+        self.planner.charge_verification(
             [row.drafts.slowdown_budget for row in rows],
             self.planner.conditions(rows),
-            Verified(widths, [len(outcome) for outcome in outcomes]),
+            [Outcome(one, tokens, [], 0) for one, tokens in zip(inputs, outcomes, strict=True)],
             taken_s,
             drafting_s,
             work,

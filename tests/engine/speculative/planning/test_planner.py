@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +18,10 @@ from reprise.engine.speculative.costs.cost_table import USUAL, Conditions
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import MIN_GAIN, DraftEstimate
 from reprise.engine.speculative.draft_model.forecast import MODEL, DraftModelCosts, PlannedDraft
-from reprise.engine.speculative.planning import candidates, planner
-from reprise.engine.speculative.planning.accounts import Verified
+from reprise.engine.speculative.planning import planner
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
-from reprise.engine.speculative.verify import RowInput
+from reprise.engine.speculative.verify import Outcome, RowInput
 from tests.drafters.fakes import scored
 
 ROWS, WIDTHS = (1, 2, 4), (1, 2, 3, 5, 9)
@@ -107,23 +107,27 @@ class PlainPlanner(Planner):
     """A planner that looks at every row for every width, and remembers nothing."""
 
     def _choose(self, members: Any, estimates: Any) -> int:
+        under = self.conditions(members)
+
         def step_s(width: int) -> float:
-            drafting_s = self.model.spread_s(
-                len(members), candidates.planned_draft(members, estimates, width)
-            )
-            widths = [planner.fed_width(e, width) for e in estimates]
-            return drafting_s + self.costs.step_s(widths, self.conditions(members))
+            wanted = [
+                (row.drafts.forecast, e, min(width - 1, e.num_tokens))
+                for row, e in zip(members, estimates, strict=True)
+                if e.draft.source == MODEL
+            ]
+            work = PlainPlannedDraft.combine(wanted)
+            drafting_s = self.model_costs.spread_s(len(members), work, under) if self.model_costs else 0.0
+            widths = [1 + min(width - 1, e.num_tokens) for e in estimates]
+            return drafting_s + self.costs.step_s(widths, under)
 
         widths = self.widths.candidates(estimates, len(members))
-        return choose_plainly(estimates, widths, step_s, lambda w: self._make_check(members, estimates)(w))
+        return choose_plainly(estimates, widths, step_s, lambda w: self._is_allowed(members, estimates, w))
 
     def plan(self, members: Any) -> list[RowInput]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(planner, "choose_width", choose_plainly)
-            patch.setattr(candidates, "choose_width", choose_plainly)
-            patch.setattr(planner, "find_demands", lambda *by_width: by_width)
-            patch.setattr(planner, "meets_any", lambda one, asked: choose_plainly([one], *asked) > 1)
-            patch.setattr(candidates, "PlannedDraft", PlainPlannedDraft)
+            patch.setattr(planner, "pays", lambda one, *by_width: choose_plainly([one], *by_width) > 1)
+            patch.setattr(planner, "PlannedDraft", PlainPlannedDraft)
             return super().plan(members)
 
 
@@ -161,16 +165,16 @@ class World:
             said = [*draft[: rng.randint(0, len(draft))], rng.randrange(12)]
             verified = Draft(draft, inputs[at].source.source, 0, 0.7) if draft else NO_DRAFT
             row.drafts.observe(said, verified, len(draft))
-            committed.append(len(said))
+            if inputs:
+                committed.append(Outcome(replace(inputs[at], draft=draft), said, [], 0))
             row.tokens += said
             row.num_answered += len(said)
         budgets, under = [row.drafts.slowdown_budget for row in self.rows], self.planner.conditions(self.rows)
         if inputs:
-            widths = [one.width + one.num_wanted for one in inputs]
-            self.planner.accounts.charge_verification(budgets, under, Verified(widths, committed), taken_s)
+            self.planner.charge_verification(budgets, under, committed, taken_s)
         else:
             is_steady = rng.random() < 0.8
-            self.planner.accounts.charge_plain(budgets, under, taken_s, is_steady, not is_steady)
+            self.planner.charge_plain(budgets, under, taken_s, is_steady, not is_steady)
 
 
 @settings(deadline=None, max_examples=60)

@@ -262,7 +262,7 @@ def test_shared_tokens_are_drawn_with_the_target_s_noise() -> None:
         ours[:, shared] = rng.normal(size=(3, len(shared)))
         theirs[:, to_target[shared]] = ours[:, shared]
         sampler = Sampler([RowSampling(row, target.vocab_size) for row in rows], target.vocab_size)
-        draw = make_draft_sampling(translation).make_draw(sampler, positions, 4)
+        draw = make_draft_sampling(translation)(sampler, positions, 4)
         for at in range(4):
             drawn = np.array(draw(mx.array(ours)))
             wanted = sampler.sample(mx.array(theirs), [position + at for position in positions])
@@ -282,5 +282,5 @@ def test_penalties_and_bias_apply_to_shared_tokens() -> None:
     sampler = Sampler([row], target.vocab_size)
     logits = np.full((1, len(to_target)), -9.0, np.float32)
     logits[0, [first, second, third]] = 3.0, 2.5, 1.0
-    draw = make_draft_sampling(translation).make_draw(sampler, [1], 1)
+    draw = make_draft_sampling(translation)(sampler, [1], 1)
     assert draw(mx.array(logits)).tolist() == [third]
