@@ -44,8 +44,6 @@ from reprise.server.ollama_api.schemas import (
     to_completion,
 )
 from reprise.server.output.parts import (
-    CallArgumentsPart,
-    CallStartPart,
     ChoiceOutput,
     EndPart,
     Part,
@@ -72,7 +70,6 @@ class LinePresenter(OneChoicePresenter):
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self.model = model
         self._is_chat = is_chat
-        self._begun: CallStartPart | None = None
         self._begun_ns = self._loaded_ns = time.perf_counter_ns()
 
     def note_loaded(self) -> None:
@@ -96,10 +93,6 @@ class LinePresenter(OneChoicePresenter):
         """See Presenter. Clients expect a part of the response in every line, so send one without text."""
         return to_json(self._line("")) + b"\n"
 
-    def format_error(self, fault: ApiError) -> bytes:
-        """See Presenter."""
-        return to_json(ollama_error(fault.renamed(GeneratingFields.names))) + b"\n"
-
     def _ending(self, end: EndPart, usage: Json, timings: Json) -> bytes:
         return to_json(self._line("", **self._end(end, usage, timings))) + b"\n"
 
@@ -113,13 +106,6 @@ class LinePresenter(OneChoicePresenter):
                 line = self._line("", {"thinking": part.text})
             case ToolCallPart():
                 line = self._line("", {"tool_calls": [_call(part)]})
-            case CallStartPart():
-                self._begun = part
-                return b""
-            case CallArgumentsPart() if begun := self._begun:
-                # Calls are not streamed, so these are all of its arguments.
-                whole = ToolCallPart(begun.id, begun.name, part.text, begun.index)
-                line = self._line("", {"tool_calls": [_call(whole)]})
             case _:
                 return b""
         return to_json(line) + b"\n"
@@ -135,7 +121,6 @@ class LinePresenter(OneChoicePresenter):
 
     def _end(self, end: EndPart, usage: Json, timings: Json) -> Json:
         """Return the counts of the last line. Durations are in nanoseconds; counts include cached tokens."""
-        checked = {} if end.schema_valid is None else {"schema_valid": end.schema_valid}
         return {
             "done": True,
             "done_reason": "length" if end.finish_reason == "length" else "stop",
@@ -145,7 +130,7 @@ class LinePresenter(OneChoicePresenter):
             "prompt_eval_duration": round(timings["prompt_ms"] * NS_PER_MS),
             "eval_count": usage["completion_tokens"],
             "eval_duration": round(timings["predicted_ms"] * NS_PER_MS),
-            **checked,
+            **end.checked,
         }
 
 

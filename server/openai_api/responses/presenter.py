@@ -8,11 +8,11 @@ from pydantic_core import to_json
 
 from reprise.engine.interface.events import TokenLogprob
 from reprise.server.errors import ApiError, ContextLengthError
+from reprise.server.http.error_responses import server_sent_event
 from reprise.server.openai_api.responses.items import encode_reasoning
 from reprise.server.openai_api.responses.schemas import INCLUDE_REASONING, JsonSchemaFormat, ResponsesRequest
 from reprise.server.output.parts import (
     CallArgumentsPart,
-    CallStartPart,
     ChoiceOutput,
     EndPart,
     Part,
@@ -20,8 +20,13 @@ from reprise.server.output.parts import (
     TextPart,
     ToolCallPart,
 )
-from reprise.server.output.presenter import Json, OneChoicePresenter, ResponseHead, chat_logprobs
-from reprise.server.output.text_parser import InputDecoder
+from reprise.server.output.presenter import (
+    InputDecoder,
+    Json,
+    OneChoicePresenter,
+    ResponseHead,
+    chat_logprobs,
+)
 from reprise.server.requests.messages import Tool
 
 PREFIX = "resp_"
@@ -79,8 +84,6 @@ class OutputItems:
             case ToolCallPart():
                 yield from self._start_call(part)
                 yield from self._continue_call(part.arguments)
-            case CallStartPart():
-                yield from self._start_call(part)
             case CallArgumentsPart():
                 yield from self._continue_call(part.text)
             case EndPart():
@@ -135,7 +138,7 @@ class OutputItems:
         item |= {"status": status, "content": [content]}
         yield self._output_item("done", item)
 
-    def _start_call(self, call: ToolCallPart | CallStartPart) -> Iterator[Json]:
+    def _start_call(self, call: ToolCallPart) -> Iterator[Json]:
         yield from self._close("completed")
         self._open, self._texts = "call", []
         shown = self._tools.get(call.name)
@@ -259,15 +262,14 @@ class ResponsePresenter(OneChoicePresenter):
         response = self._finish(end, usage, timings)
         return self._frame({"type": f"response.{response['status']}", "response": response})
 
-    def format_error(self, fault: ApiError) -> bytes:
+    def format_error(self, told: ApiError) -> bytes:
         """See Presenter."""
-        fault = fault.renamed(ResponsesRequest.names)
-        error = {"type": "error", "code": fault.code, "message": fault.message, "param": fault.param}
+        error = {"type": "error", "code": told.code, "message": told.message, "param": told.param}
         response = self._response("failed", self._output.interrupt())
-        code = "invalid_prompt" if fault.status < 500 else "server_error"
+        code = "invalid_prompt" if told.status < 500 else "server_error"
         # Codex condenses the conversation after this code here, and after nothing else.
-        code = fault.CODE if isinstance(fault, ContextLengthError) else code
-        response["error"] = {"code": code, "message": fault.message}
+        code = told.CODE if isinstance(told, ContextLengthError) else code
+        response["error"] = {"code": code, "message": told.message}
         return self._frame(error) + self._frame({"type": "response.failed", "response": response})
 
     def _finish(self, end: EndPart, usage: Json, timings: Json) -> Json:
@@ -279,8 +281,7 @@ class ResponsePresenter(OneChoicePresenter):
         response["completed_at"] = None if is_cut else int(time.time())
         response["usage"] = usage_json(usage)
         response["timings"] = timings_json(timings)
-        if end.schema_valid is not None:
-            response["schema_valid"] = end.schema_valid
+        response |= end.checked
         self._store_response(response)
         return response
 
@@ -323,11 +324,7 @@ def usage_json(usage: Json) -> Json:
 def frame(event: Json, number: int) -> bytes:
     """Return an event as one of a server-sent stream. number: the event's position in the stream."""
     kind = event["type"]
-    return (
-        f"event: {kind}\ndata: ".encode()
-        + to_json({"type": kind, "sequence_number": number, **event})
-        + b"\n\n"
-    )
+    return server_sent_event(to_json({"type": kind, "sequence_number": number, **event}), kind)
 
 
 def _echo(body: ResponsesRequest) -> Json:

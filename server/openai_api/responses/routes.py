@@ -17,9 +17,10 @@ from reprise.server.generation.service import LeasedModel
 from reprise.server.generation.stream import answer, known_stream, response_head
 from reprise.server.http.access import key_digest
 from reprise.server.http.body import read_body, read_query
+from reprise.server.http.error_responses import note_error
 from reprise.server.http.executor import FORMAT
 from reprise.server.http.openapi import body_schema, query_schema
-from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.http.request_log import note_ignored
 from reprise.server.openai_api.responses.items import (
     PREVIOUS,
     ChatConversion,
@@ -317,9 +318,8 @@ async def create_response(request: Request) -> Response:
         if not body.stream:
             raise
         # Codex takes a 400 for a mistake of its own and gives up.
-        record_of(request).note(fault.CODE)
-        opening = presenter.format_opening()
-        return known_stream(opening + presenter.format_error(fault.worded(request.url.path)))
+        told = note_error(fault, request.scope)
+        return known_stream(presenter.format_opening() + presenter.format_error(told))
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest, is_streamed=False))

@@ -12,8 +12,9 @@ import pytest
 
 from reprise.engine.interface.events import Delta, Finished, Usage
 from reprise.engine.text.markers import Markers
-from reprise.server.output.parser import MarkerParser
-from reprise.server.output.parts import ChoiceOutput, ToolCallPart, ToolCallRules
+from reprise.server.output.chat_parser import MarkerParser
+from reprise.server.output.parser_base import ToolCallRules
+from reprise.server.output.parts import ChoiceOutput, ToolCallPart
 from reprise.server.tools import formats
 from reprise.server.tools.formats import find_format
 from reprise.server.tools.readers import make_reader
