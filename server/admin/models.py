@@ -227,7 +227,7 @@ async def pull_model(request: Request) -> Response:
                 }
             yield server_sent_event(to_json(told))
 
-    return TokenStream(events(), at_end=pull.stop)
+    return TokenStream(events(), "text/event-stream", at_end=pull.stop)
 
 
 async def _card_response(service: Service, name: str) -> Response:

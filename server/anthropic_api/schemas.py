@@ -159,30 +159,6 @@ BILLING_LINE = "x-anthropic-billing-header:"
 """The beginning of a line that Claude Code puts at the head of the system prompt."""
 
 
-def read_conversation(given: Json, notes: Notes) -> Json:
-    """Return a request's fields, with messages, system prompt, tools and tool_choice in the normal form.
-
-    Raises BadRequestError if no prompt can be made of the conversation, or the model could not call a tool.
-    """
-    notes.silent, notes.api = SILENT, "messages"
-    read = dict(given)
-    tools = ToolReader(notes)
-    if given.get("tools") is not None:
-        tools.read(given["tools"], "tools")
-    read["tools"] = tuple(tools.tools)
-    read["tool_choice"] = read_choice(
-        given.get("tool_choice"), "tool_choice", tools.tools, tools.left_out, notes
-    )
-    if isinstance(given.get("system"), list):
-        check_size([{"content": given["system"]}], "system")
-    read["system"] = tuple(parts_of(given.get("system"), "system", notes))
-    if given.get("messages") is not None:
-        messages = from_messages(check_size(given["messages"], "messages"), "messages", notes)
-        read["messages"] = settle(messages, notes)
-        check_answerable(read["messages"])
-    return read
-
-
 def kept_system(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return the system prompt without the billing line that Claude Code puts at its head.
 
@@ -315,8 +291,30 @@ class ConversationFields(AcceptsPeerFields):
     @model_validator(mode="before")
     @classmethod
     def read_conversation(cls, given: Any, info: ValidationInfo) -> Any:
-        """Bring the conversation into the normal form."""
-        return read_conversation(given, notes_in(info.context)) if isinstance(given, dict) else given
+        """Bring messages, system prompt, tools and tool_choice into the normal form.
+
+        Raises BadRequestError if no prompt can be made of the conversation, or the model could not call a
+        tool.
+        """
+        if not isinstance(given, dict):
+            return given
+        notes = notes_in(info.context)
+        notes.silent, notes.api = SILENT, "messages"
+        read = dict(given)
+        tools = ToolReader(notes)
+        if given.get("tools") is not None:
+            tools.read(given["tools"], "tools")
+        read["tools"] = tuple(tools.tools)
+        choice = given.get("tool_choice")
+        read["tool_choice"] = read_choice(choice, "tool_choice", tools.tools, tools.left_out, notes)
+        if isinstance(given.get("system"), list):
+            check_size([{"content": given["system"]}], "system")
+        read["system"] = tuple(parts_of(given.get("system"), "system", notes))
+        if given.get("messages") is not None:
+            messages = from_messages(check_size(given["messages"], "messages"), "messages", notes)
+            read["messages"] = settle(messages, notes)
+            check_answerable(read["messages"])
+        return read
 
     @model_validator(mode="after")
     def check_format(self) -> "ConversationFields":

@@ -262,25 +262,19 @@ def _reports(delta: Delta) -> list[ReportPart]:
     return [ReportPart(fields, delta.origins)] if fields or delta.origins else []
 
 
-LINES_TYPE = "application/x-ndjson"
-"""The content type of a stream of JSON lines."""
-
-
 class TokenStream(EventSourceResponse):
-    """A stream of server-sent events that cleans up however it ends.
+    """A stream of server-sent events, or of JSON lines, that cleans up however it ends.
 
     at_end: awaited once, however the stream ends. The clean-up cannot be done by the generator of the frames:
         if the client disconnects early enough, the generator never starts.
     """
 
-    def __init__(self, frames: AsyncIterator[bytes], at_end: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, frames: AsyncIterator[bytes], content_type: str, at_end: Callable[[], Awaitable[None]]
+    ) -> None:
         # No pings: the library sends them at fixed intervals, write_frames() only after a silence.
-        super().__init__(frames, headers={"Cache-Control": "no-cache"}, ping=0)
+        super().__init__(frames, headers={"Cache-Control": "no-cache"}, media_type=content_type, ping=0)
         self._at_end = at_end
-
-    def send_lines(self) -> None:
-        """Declare the content type of JSON lines instead of that of server-sent events."""
-        self.headers["content-type"] = LINES_TYPE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See starlette.responses.Response."""
@@ -362,7 +356,7 @@ async def answer(
             first = await output.receive()
         frames = write_frames(output, presenter, request.scope, first)
         is_handed_over = True
-        return TokenStream(frames, at_end=end)
+        return TokenStream(frames, presenter.stream_type, at_end=end)
     except ClientGoneError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from reprise.server.generation.lease import lease_for
 from reprise.server.generation.prepare import prepare_infill
-from reprise.server.generation.stream import answer, response_head
+from reprise.server.generation.stream import answer
 from reprise.server.http.body import read_body
 from reprise.server.http.error_responses import server_sent_event
 from reprise.server.http.openapi import body_schema
@@ -105,7 +105,7 @@ async def infill(request: Request) -> Response:
     """Fill in the text between two texts, for models with fill-in-the-middle tokens."""
     body = await read_body(request, InfillRequest)
     leased = await lease_for(request, body)
-    model = response_head(request, leased, body.model).model
+    model = body.model or leased.name
     others = [(file.filename, file.text) for file in body.input_extra]
     hole = Hole(f"{body.input_prefix}{body.prompt[0]}", body.input_suffix, others)
     prepare = partial(prepare_infill, request, leased, body, [hole], model, "input_suffix")

@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from reprise.server.generation.lease import find_entry, find_loadable, lease_mod
 from reprise.server.generation.prepare import Prepared, prepare_chat, prepare_completion
 from reprise.server.generation.served_models import begin_pull, known_sampling, named_entries, unload
 from reprise.server.generation.service import LeasedModel, Service, service_of
-from reprise.server.generation.stream import LINES_TYPE, TokenStream, answer
+from reprise.server.generation.stream import TokenStream, answer
 from reprise.server.http.body import read_body
 from reprise.server.http.error_responses import ollama_error
 from reprise.server.http.openapi import body_schema
@@ -52,7 +53,7 @@ from reprise.server.output.parts import (
     TextPart,
     ToolCallPart,
 )
-from reprise.server.output.presenter import Json, OneChoicePresenter, chat_logprobs
+from reprise.server.output.presenter import LINES, Json, OneChoicePresenter, chat_logprobs
 from reprise.server.requests.embeddings import EmbeddingsRequest
 from reprise.server.requests.fields import Notes
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
@@ -66,6 +67,8 @@ class LinePresenter(OneChoicePresenter):
     model: the model's name in the request. is_chat: whether the endpoint is /api/chat.
     The durations in its responses count from the presenter's creation.
     """
+
+    stream_type = LINES
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self.model = model
@@ -219,52 +222,48 @@ BODIES = (
 async def chat(request: Request) -> Response:
     """Generate the next message of a conversation, in Ollama's format."""
     body = await read_body(request, OllamaChatRequest)
-    presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=True)
-    if not body.messages:
-        return await _load_or_unload(request, body, presenter)
-    leased = await _lease(request, body, presenter)
 
-    def prepare() -> Prepared:
-        return prepare_chat(
-            request, leased, to_chat(body, body.messages, tools=body.tools), streams_calls=False
-        )
+    def prepare(leased: LeasedModel, _model: str) -> Prepared:
+        chat = to_chat(body, body.messages, tools=body.tools)
+        return prepare_chat(request, leased, chat, streams_calls=False)
 
-    return _in_lines(await answer(request, leased, prepare, presenter))
+    return await _answer(request, body, prepare if body.messages else None)
 
 
 @router.post("/api/generate", openapi_extra=body_schema(OllamaGenerateRequest, in_lines=True))
 async def generate(request: Request) -> Response:
     """Answer a prompt, continue a text (raw) or fill in what is before a suffix, in Ollama's format."""
     body = await read_body(request, OllamaGenerateRequest)
-    presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=False)
-    if not body.prompt and not body.suffix:
-        return await _load_or_unload(request, body, presenter)
-    leased = await _lease(request, body, presenter)
 
-    def prepare() -> Prepared:
+    def prepare(leased: LeasedModel, model: str) -> Prepared:
         if not body.is_plain:
             return prepare_chat(request, leased, prompt_to_chat(body))
         notes = Notes(leased.settings.unknown_fields == "refuse")
         asked = to_completion(body, notes)
         note_ignored(request, notes.entries())
-        return prepare_completion(request, leased, asked, presenter.model)
+        return prepare_completion(request, leased, asked, model)
 
-    return _in_lines(await answer(request, leased, prepare, presenter))
-
-
-async def _lease(request: Request, body: GeneratingFields, presenter: LinePresenter) -> LeasedModel:
-    """Lease the model of a request that generates."""
-    name = _own_name(_ready(request), body.model)
-    silence = presenter.format_silence() if body.stream else None
-    leased = await lease_model(request, name, silence=silence, keep_alive=body.keep_alive)
-    presenter.note_loaded()
-    return leased
+    return await _answer(request, body, prepare if body.prompt or body.suffix else None)
 
 
-async def _load_or_unload(request: Request, body: GeneratingFields, presenter: LinePresenter) -> Response:
-    """Answer a request without a prompt, which has the model loaded, or with keep_alive 0 unloaded."""
+async def _answer(
+    request: Request, body: GeneratingFields, prepare: Callable[[LeasedModel, str], Prepared] | None
+) -> Response:
+    """Answer a request that generates.
+
+    prepare: is given the model and its name in the request; None to have it loaded, or with keep_alive 0
+        unloaded.
+    """
     service = _ready(request)
+    presenter = LinePresenter(
+        body.model or service.model_names[0], is_chat=isinstance(body, OllamaChatRequest)
+    )
     name = _own_name(service, body.model)
+    if prepare is not None:
+        silence = presenter.format_silence() if body.stream else None
+        leased = await lease_model(request, name, silence=silence, keep_alive=body.keep_alive)
+        presenter.note_loaded()
+        return await answer(request, leased, partial(prepare, leased, presenter.model), presenter)
     unloads = _is_zero(body.keep_alive)
     if not unloads:
         await lease_model(request, name, keep_alive=body.keep_alive)
@@ -274,12 +273,6 @@ async def _load_or_unload(request: Request, body: GeneratingFields, presenter: L
         await find_loadable(service, resolve(service, name))
         note_ignored(request, ["keep_alive"])
     return Response(presenter.format_done("unload" if unloads else "load"), media_type="application/json")
-
-
-def _in_lines(response: Response) -> Response:
-    if isinstance(response, TokenStream):
-        response.send_lines()
-    return response
 
 
 def _is_zero(keep_alive: KeepAlive) -> bool:
@@ -367,23 +360,16 @@ async def pull(request: Request) -> Response:
     """
     body = await read_body(request, OllamaPullRequest)
     if await _is_here(_ready(request), body.model):
-        return Response(
-            b'{"status":"success"}\n', media_type=LINES_TYPE if body.stream else "application/json"
-        )
+        return Response(b'{"status":"success"}\n', media_type=LINES if body.stream else "application/json")
     download = begin_pull(service_of(request), body.model.removesuffix(TAG))
 
     async def lines() -> AsyncIterator[bytes]:
         async for state in download.states(request):
-            if isinstance(state, ApiError):
-                yield to_json(ollama_error(state)) + b"\n"
-            else:
-                told = {"status": state.status, "completed": state.completed, "total": state.total}
-                yield to_json(told) + b"\n"
+            told = ollama_error(state) if isinstance(state, ApiError) else asdict(state)
+            yield to_json(told) + b"\n"
 
     if body.stream:
-        stream = TokenStream(lines(), at_end=download.stop)
-        stream.send_lines()
-        return stream
+        return TokenStream(lines(), LINES, at_end=download.stop)
     try:
         async for state in download.states(request):
             if isinstance(state, ApiError):

@@ -32,11 +32,17 @@ KEEP_ALIVE = b": keep-alive\n"
 """A comment, which no client shows. After an empty line, several decoders would see an empty event."""
 
 
+LINES = "application/x-ndjson"
+"""The content type of a stream of JSON lines."""
+
+
 class Presenter(ABC):
     """Formats the output of one request, as a whole response or as a stream of frames.
 
-    usage: see count_usage(). timings: see measure_timings().
+    usage: see count_usage(). timings: see measure_timings(). stream_type: the content type of a stream.
     """
+
+    stream_type = "text/event-stream"
 
     @abstractmethod
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:

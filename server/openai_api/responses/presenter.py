@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from reprise.engine.interface.events import TokenLogprob
 from reprise.server.errors import ApiError, ContextLengthError
 from reprise.server.http.error_responses import server_sent_event
-from reprise.server.openai_api.responses.items import encode_reasoning
+from reprise.server.openai_api.responses.items import CALLS, PREFIXES, encode_reasoning
 from reprise.server.openai_api.responses.schemas import INCLUDE_REASONING, JsonSchemaFormat, ResponsesRequest
 from reprise.server.output.parts import (
     CallArgumentsPart,
@@ -38,13 +38,12 @@ def response_id(head: ResponseHead) -> str:
     return f"{PREFIX}{head.id}"
 
 
-def item_id(head: ResponseHead, prefix: str, index: int) -> str:
+def item_id(head: ResponseHead, kind: str, index: int) -> str:
     """Return the id of an item.
 
-    prefix: msg, rs, fc or fco, by the item's type.
-    index: position among the request's own input items and the output items, counted together.
+    kind: its type. index: position among the request's own input items and the output items together.
     """
-    return f"{prefix}_{head.id}{index:04x}"
+    return f"{PREFIXES.get(kind, 'item')}_{head.id}{index:04x}"
 
 
 class OutputItems:
@@ -64,7 +63,7 @@ class OutputItems:
         self._includes_reasoning = includes_reasoning
         self._tools = {tool.name: tool for tool in tools}
         self._decoder: InputDecoder | None = None
-        self._open: Literal["message", "reasoning", "call"] | None = None
+        self._open: str | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -108,11 +107,8 @@ class OutputItems:
         if self._open == kind:
             return
         yield from self._close("completed")
-        self._open, self._texts, self._logprobs = kind, [], []
-        new_id = self._new_id("msg" if kind == "message" else "rs")
-        item: Json = {"id": new_id, "type": kind, "status": "in_progress"}
-        item |= {"role": "assistant", "content": []} if kind == "message" else {"summary": [], "content": []}
-        yield self._added(item)
+        head = {"role": "assistant"} if kind == "message" else {"summary": []}
+        yield self._added(kind, status="in_progress", **head, content=[])
         yield self._event("content_part.added", content_index=0, part=self._content(kind))
 
     def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[Json]:
@@ -120,11 +116,11 @@ class OutputItems:
             return
         item = self.items[-1]
         kind, self._open = self._open, None
-        if kind == "call":
-            name, key = self._call_names
-            item |= {"status": status, key: "".join(self._texts)}
-            yield self._event(f"{name}.done", **{key: item[key]})
-            yield self._output_item("done", item)
+        if kind in CALLS:
+            field = CALLS[kind]
+            item |= {"status": status, field: "".join(self._texts)}
+            yield self._event(f"{kind}_{field}.done", **{field: item[field]})
+            yield self._output_item("done")
             return
         content = self._content(kind)
         if kind == "message":
@@ -136,56 +132,44 @@ class OutputItems:
                 item["encrypted_content"] = encode_reasoning(content["text"])
         yield self._event("content_part.done", content_index=0, part=content)
         item |= {"status": status, "content": [content]}
-        yield self._output_item("done", item)
+        yield self._output_item("done")
 
     def _start_call(self, call: ToolCallPart) -> Iterator[Json]:
         yield from self._close("completed")
-        self._open, self._texts = "call", []
         shown = self._tools.get(call.name)
         is_custom = shown is not None and shown.is_custom
+        kind = "custom_tool_call" if is_custom else "function_call"
         self._decoder = InputDecoder() if is_custom else None
-        item = {
-            "id": self._new_id("ctc" if is_custom else "fc"),
-            "type": "custom_tool_call" if is_custom else "function_call",
-            "call_id": call.id,
-            "name": call.name if shown is None else shown.own_name,
-            "input" if is_custom else "arguments": "",
-            "status": "in_progress",
-        }
+        name = call.name if shown is None else shown.own_name
+        fields = {"call_id": call.id, "name": name, CALLS[kind]: "", "status": "in_progress"}
         if shown is not None and shown.namespace is not None:
-            item["namespace"] = shown.namespace
-        yield self._added(item)
+            fields["namespace"] = shown.namespace
+        yield self._added(kind, **fields)
 
     def _continue_call(self, arguments: str) -> Iterator[Json]:
         text = arguments if self._decoder is None else self._decoder.feed(arguments)
         if text:
             self._texts.append(text)
-            yield self._event(f"{self._call_names[0]}.delta", delta=text)
+            kind = self.items[-1]["type"]
+            yield self._event(f"{kind}_{CALLS[kind]}.delta", delta=text)
 
-    @property
-    def _call_names(self) -> tuple[str, str]:
-        """The name of the open call's events, and its item's field for what they bring."""
-        if self._decoder is None:
-            return "function_call_arguments", "arguments"
-        return "custom_tool_call_input", "input"
-
-    def _new_id(self, prefix: str) -> str:
-        return item_id(self._head, prefix, self._num_input + len(self.items))
-
-    def _content(self, kind: Literal["message", "reasoning"]) -> Json:
+    def _content(self, kind: str) -> Json:
         text = "".join(self._texts)
         if kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         logprobs = _logprobs_json(self._logprobs, with_bytes=True)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
-    def _added(self, item: Json) -> Json:
-        self.items.append(item)
-        return self._output_item("added", item)
+    def _added(self, kind: str, **fields: object) -> Json:
+        """Begin an item; return the event that says so."""
+        self._open, self._texts, self._logprobs = kind, [], []
+        new_id = item_id(self._head, kind, self._num_input + len(self.items))
+        self.items.append({"id": new_id, "type": kind, **fields})
+        return self._output_item("added")
 
-    def _output_item(self, event: Literal["added", "done"], item: Json) -> Json:
-        at = len(self.items) - 1
-        return {"type": f"response.output_item.{event}", "output_index": at, "item": dict(item)}
+    def _output_item(self, event: Literal["added", "done"]) -> Json:
+        at, item = len(self.items) - 1, dict(self.items[-1])
+        return {"type": f"response.output_item.{event}", "output_index": at, "item": item}
 
     def _event(self, name: str, **fields: object) -> Json:
         where = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
@@ -200,15 +184,13 @@ def _logprobs_json(entries: Sequence[TokenLogprob], with_bytes: bool) -> list[Js
     return logprobs
 
 
-_NOT_REPEATED: Json = {
-    "instructions": None,
-    "tools": [],
-    "tool_choice": "auto",
-    "metadata": {},
-    "user": None,
-    "safety_identifier": None,
-    "prompt_cache_key": None,
-}
+_REPEATED = """
+    instructions previous_response_id max_output_tokens max_tool_calls temperature top_p top_logprobs tools
+    tool_choice parallel_tool_calls text reasoning truncation background service_tier metadata user
+    safety_identifier prompt_cache_key prompt_cache_retention
+"""
+"""The request's fields that a response repeats, in this order."""
+_MAY_BE_LONG = "instructions tools tool_choice metadata user safety_identifier prompt_cache_key"
 StoreResponse = Callable[[Json], None]
 """Called with a response that finished normally, before its last event is sent."""
 
@@ -231,7 +213,10 @@ class ResponsePresenter(OneChoicePresenter):
         repeats: bool = True,
     ) -> None:
         self._head = head
-        self._echo = _echo(body) | ({} if repeats else _NOT_REPEATED)
+        if not repeats:
+            fields = ResponsesRequest.model_fields
+            body = body.model_copy(update={name: fields[name].get_default() for name in _MAY_BE_LONG.split()})
+        self._echo = _echo(body)
         self._store_response = store_response
         self._num_events = 0
         self._output = OutputItems(head, num_input, INCLUDE_REASONING in body.include, tools)
@@ -329,31 +314,17 @@ def frame(event: Json, number: int) -> bytes:
 
 def _echo(body: ResponsesRequest) -> Json:
     """Return the request fields that a response repeats."""
-    text_format = body.text.format.model_dump()
+    text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
     if isinstance(body.text.format, JsonSchemaFormat):
-        text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
         text_format = {"strict": False, "name": "", **text_format}
-    return {
-        "instructions": body.instructions,
-        "previous_response_id": body.previous_response_id,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
+    return {name: getattr(body, name) for name in _REPEATED.split()} | {
         "top_logprobs": body.top_logprobs or 0,
         "tools": _tools(body.tools),
-        "tool_choice": body.tool_choice,
-        "parallel_tool_calls": body.parallel_tool_calls,
         "text": {"format": text_format},
         "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
         "truncation": body.truncation or "disabled",
         "background": False,
         "service_tier": "default",
-        "metadata": body.metadata,
-        "user": body.user,
-        "safety_identifier": body.safety_identifier,
-        "prompt_cache_key": body.prompt_cache_key,
-        "prompt_cache_retention": body.prompt_cache_retention,
     }
 
 

@@ -1,6 +1,7 @@
 """POST /v1/responses, and the responses that are kept."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,10 +24,10 @@ from reprise.server.http.openapi import body_schema, query_schema
 from reprise.server.http.request_log import note_ignored
 from reprise.server.openai_api.responses.items import (
     PREVIOUS,
-    ChatConversion,
     as_listed,
     encode_reasoning,
     kind_of,
+    to_chat,
 )
 from reprise.server.openai_api.responses.presenter import (
     PREFIX,
@@ -115,9 +116,9 @@ class CompactionPresenter(ResponsePresenter):
             raise RequestFailedError(message, code="no_summary")
         head = self._head
         users = [item for item in self._items if _is_users(item)]
-        kept = [as_listed(item, item_id(head, "msg", index)) for index, item in enumerate(users)]
+        kept = [as_listed(item, item_id(head, "message", index)) for index, item in enumerate(users)]
         compaction = {
-            "id": item_id(head, "cmp", len(kept)),
+            "id": f"cmp_{head.id}{len(kept):04x}",
             "type": "compaction",
             "encrypted_content": encode_reasoning(summary),
         }
@@ -143,17 +144,21 @@ ITEM_BYTES = 400
 """The work of translating an item, in bytes of text."""
 MAX_NAMED = 16_384
 """Maximum stored items that one request continues or refers to."""
-_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "reasoning": "rs",
-}
 
-StoredInput = list[tuple[str, bytes]]
-"""Items as they are stored: id and JSON."""
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A request as a chat.
+
+    items: the input items, with references resolved. previous: the last turn of the conversation that the
+    request continues; earlier: all of its items. stored: id and JSON of each input item that will be stored.
+    """
+
+    chat: ChatRequest
+    items: list[Any]
+    previous: Turn | None
+    earlier: list[Json]
+    stored: list[tuple[str, bytes]]
 
 
 def find_named(
@@ -199,24 +204,22 @@ def convert(
     previous: Turn | None,
     notes: Notes,
     head: ResponseHead | None,
-) -> tuple[ChatConversion, ChatRequest, StoredInput]:
-    """Convert a request, with the stored items that it names, to a chat request.
+) -> Converted:
+    """Convert a request, with the stored items that it names, to a chat request. Raises BadRequestError.
 
-    referred, previous: see find_named(). head: the response's head; None if there will be no response to
-        store. Raises BadRequestError.
-    Returns the conversion, the chat request, and the input items to store, if any.
+    referred, previous: see find_named(). head: the response's head; None if there will be no response.
     """
     read = {item: from_json(item) for item in set(referred.values())}
     given = [*body.conversation, *body.input]
     items = [read[referred[at]] if at in referred else item for at, item in enumerate(given)]
-    conversion = ChatConversion(body, previous, items, notes)
-    stored: StoredInput = []
+    earlier = previous.conversation() if previous else []
+    chat = to_chat(body, earlier, items, notes)
+    stored = []
     if head is not None and body.store:
         for at, item in enumerate(items):
-            kind = kind_of(item) if isinstance(item, dict) else "message"
-            one = item_id(head, _PREFIXES.get(kind, "item"), at)
+            one = item_id(head, kind_of(item) if isinstance(item, dict) else "message", at)
             stored.append((one, to_json(as_listed(item, one))))
-    return conversion, conversion.chat(), stored
+    return Converted(chat, items, previous, earlier, stored)
 
 
 def replay(stored: StoredResponse, after: int | None) -> bytes:
@@ -291,6 +294,10 @@ def _store_of(request: Request) -> ResponseStore:
     return store
 
 
+def _stored(request: Request, response_id: str) -> StoredResponse:
+    return _store_of(request).find(key_digest(request), response_id)
+
+
 MAX_REPEATED_BYTES = 2**20
 """Of a longer body the response repeats neither instructions nor tools, as every event of a stream would."""
 
@@ -301,17 +308,17 @@ async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     leased = await lease_for(request, body)
     head = response_head(request, leased, body.model)
-    conversion, chat, stored_input = await _convert(request, leased, body, head)
+    converted = await _convert(request, leased, body, head)
+    chat = converted.chat
 
-    def store(response: dict[str, Any]) -> None:
+    def store(response: Json) -> None:
         if body.store:
-            stored = stored_response(response, conversion.previous, stored_input)
+            stored = stored_response(response, converted.previous, converted.stored)
             add, owner = _store_of(request).add, key_digest(request)
             leased.app.call_on_loop(lambda: add(owner, str(response["id"]), stored))
 
     repeats = len(await request.body()) <= MAX_REPEATED_BYTES
-    num_items, tools = len(conversion.items), conversion.shown_tools
-    presenter = ResponsePresenter(head, body, num_items, store, tools, repeats=repeats)
+    presenter = ResponsePresenter(head, body, len(converted.items), store, chat.tools, repeats=repeats)
     try:
         return await answer(request, leased, partial(prepare_chat, request, leased, chat), presenter)
     except ContextLengthError as fault:
@@ -327,8 +334,9 @@ async def count_input_tokens(request: Request) -> Response:
     """Count the prompt tokens that this request would have at /v1/responses."""
     body = await read_body(request, ResponsesRequest)
     leased = await lease_model(request, body.model)
-    _, chat, _ = await _convert(request, leased, body)
-    num_tokens = await leased.run_in_turn(request, partial(count_prompt_tokens, request, leased, chat))
+    converted = await _convert(request, leased, body)
+    count = partial(count_prompt_tokens, request, leased, converted.chat)
+    num_tokens = await leased.run_in_turn(request, count)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
@@ -340,17 +348,18 @@ async def compact_conversation(request: Request) -> Response:
     head = response_head(request, leased, body.model)
     context_tokens = leased.engine.info.context_tokens
     asked = await leased.run_in_turn(request, partial(body.asked, context_tokens))
-    conversion, chat, _ = await _convert(request, leased, asked)
-    items = [*conversion.earlier, *conversion.items[:-1]]
+    converted = await _convert(request, leased, asked)
+    items = [*converted.earlier, *converted.items[:-1]]
     presenter = CompactionPresenter(head, asked, items, context_tokens)
-    return await answer(request, leased, partial(prepare_chat, request, leased, chat), presenter)
+    prepare = partial(prepare_chat, request, leased, converted.chat)
+    return await answer(request, leased, prepare, presenter)
 
 
 @router.get("/v1/responses/{response_id}", openapi_extra=query_schema(GetQuery))
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a stored response, or stream it again."""
     query = read_query(request, GetQuery)
-    stored = _store_of(request).find(key_digest(request), response_id)
+    stored = _stored(request, response_id)
     if query.stream == "true":
         # Off the event loop: a long text with log probabilities takes a while.
         return known_stream(await FORMAT.run(replay, stored, query.starting_after))
@@ -360,8 +369,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Return a stored response as it is. It was stored when it was complete, so nothing is left to cancel."""
-    stored = _store_of(request).find(key_digest(request), response_id)
-    return Response(stored.body, media_type="application/json")
+    return Response(_stored(request, response_id).body, media_type="application/json")
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -375,7 +383,7 @@ async def delete_response(request: Request, response_id: str) -> JSONResponse:
 async def list_input_items(request: Request, response_id: str) -> Response:
     """List the input items of a stored response, without those of the responses that it continues."""
     query = read_query(request, ListQuery)
-    stored = _store_of(request).find(key_digest(request), response_id)
+    stored = _stored(request, response_id)
     num_input, items = stored.turn.num_input, stored.turn.items_json
     listed = page(stored.item_ids[:num_input], items[:num_input], query)
     return Response(listed, media_type="application/json")
@@ -383,15 +391,15 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 async def _convert(
     request: Request, leased: LeasedModel, body: ResponsesRequest, head: ResponseHead | None = None
-) -> tuple[ChatConversion, ChatRequest, StoredInput]:
+) -> Converted:
     """Return a request as a chat, with the stored responses and items that it names.
 
     head: of the response, for which the input is then stored.
     Raises NotFoundError, and BadRequestError if too much is named.
     """
     notes = Notes(leased.settings.unknown_fields == "refuse")
-    owner, max_body_bytes = key_digest(request), leased.settings.max_body_bytes
-    referred, previous, work_bytes = find_named(body, _store_of(request), owner, notes, max_body_bytes)
+    store, max_bytes = _store_of(request), leased.settings.max_body_bytes
+    referred, previous, work_bytes = find_named(body, store, key_digest(request), notes, max_bytes)
     try:
         job = partial(convert, body, referred, previous, notes, head)
         return await leased.run_in_turn(request, job, work_bytes)
