@@ -11,7 +11,6 @@ from reprise.server.anthropic_api.schemas import (
     ConversationFields,
     CountTokensRequest,
     MessagesRequest,
-    kept_system,
     to_chat_request,
 )
 from reprise.server.generation.lease import lease_for
@@ -211,11 +210,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 def _converted(request: Request, leased: LeasedModel, body: ConversationFields) -> ChatRequest:
-    """Return a request as a chat. Notes a billing line that is left out of its system prompt."""
-    drops = not leased.settings.keep_billing_line
     notes = Notes(leased.settings.unknown_fields == "refuse")
-    chat = to_chat_request(body, notes, drops_billing=drops)
+    chat = to_chat_request(body, notes, drops_billing=not leased.settings.keep_billing_line)
     note_ignored(request, notes.entries())
-    if drops and kept_system(body.system) != body.system:
-        note_ignored(request, ["system.x-anthropic-billing-header"])
     return chat

@@ -1,6 +1,7 @@
 """The bodies of /v1/messages and its count_tokens, their conversation, and what they are as chats."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, model_validator
@@ -144,13 +145,8 @@ def _as_error(parts: list[Part]) -> list[Part]:
 
 def merged(messages: Iterable[Message]) -> list[Message]:
     """Merge neighbouring messages of the same role, except results of tool calls."""
-    groups: list[list[Message]] = []
-    for message in messages:
-        if groups and groups[-1][0].role == message.role != "tool":
-            groups[-1].append(message)
-        else:
-            groups.append([message])
-    return [joined(group) for group in groups]
+    runs = groupby(messages, key=lambda message: message.role)
+    return [one for role, run in runs for one in (run if role == "tool" else [joined(list(run))])]
 
 
 SILENT = frozenset(("cache_control", "signature", "allowed_callers", "eager_input_streaming"))
@@ -407,4 +403,7 @@ def to_chat_request(body: ConversationFields, notes: Notes, *, drops_billing: bo
         if isinstance(own := more["chat_template_kwargs"], dict):
             more["chat_template_kwargs"] = chat["chat_template_kwargs"] | own
         chat |= {name: value for name, value in more.items() if value is not None}
-    return validate(chat, ChatRequest, notes)
+    request = validate(chat, ChatRequest, notes)
+    if system != body.system:
+        notes.left_out(f"system.{BILLING_LINE.removesuffix(':')}", is_peers=True)
+    return request

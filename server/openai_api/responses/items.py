@@ -91,7 +91,8 @@ def from_items(items: Sequence[Any], path: str, notes: Notes) -> tuple[list[Mess
 def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) -> list[Message]:
     """Return the message that an item is, or part of; none if it is left out."""
     call_id = call_id_of(item, kind)
-    _note_forms(item, kind, at, notes)
+    if kind in (*CALLS, *_OUTPUTS):
+        _note_forms(item, kind, at, notes)
     if kind == "message":
         return [chat_message({k: v for k, v in item.items() if k not in ("type", *SILENT)}, at, notes)]
     if kind == "reasoning":
@@ -120,12 +121,7 @@ def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) 
         return [Message("assistant", calls=(call,), at=at)]
     if kind == "additional_tools":
         return []
-    content = item.get("encrypted_content")
-    if (
-        kind == "compaction"
-        and isinstance(content, str)
-        and (summary := decode_reasoning(content)) is not None
-    ):
+    if kind == "compaction" and (summary := decode_reasoning(item.get("encrypted_content"))) is not None:
         return [Message("user", (f"{SUMMARY_HEAD}\n{summary}",), at=at)]
     parts = part_of({**item, "type": kind}, at, notes)
     return [Message("assistant", tuple(parts), at=at)] if parts else []
@@ -133,11 +129,9 @@ def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) 
 
 def _note_forms(item: Json, kind: str, at: str, notes: Notes) -> None:
     """Note the fields of a call or of its result that have another form than the API's."""
-    if kind not in (*CALLS, *_OUTPUTS):
-        return
-    name = CALLS.get(kind, "output")
-    if not isinstance(item.get(name), str if kind in CALLS else str | list):
-        notes.understood(f"{at}.{name}")
+    field = CALLS.get(kind, "output")
+    if not isinstance(item.get(field), str if kind in CALLS else str | list):
+        notes.understood(f"{at}.{field}")
     if not isinstance(item.get("call_id"), str):
         notes.understood(f"{at}.call_id", "is missing")
 
@@ -148,8 +142,7 @@ def _reasoning(item: Json, at: str, notes: Notes) -> str:
     content = item.get("encrypted_content")
     if text or not isinstance(content, str):
         return text
-    decoded = decode_reasoning(content)
-    if decoded is None:
+    if (decoded := decode_reasoning(content)) is None:
         notes.left_out(f"{at}.encrypted_content", is_peers=not content.startswith(REASONING_PREFIX))
     return decoded or ""
 
@@ -185,10 +178,9 @@ def as_listed(item: Any, item_id: str) -> Json:
     kind, notes = kind_of(item), Notes()
     status = item.get("status") if item.get("status") in _STATUSES else "completed"
     listed = {"id": item_id, "type": kind, "status": status}
-    if call_id := call_id_of(item, kind) if kind.endswith(("_call", "_output")) else "":
+    call_id = call_id_of(item, kind) if kind.endswith(("_call", "_output")) else ""
+    if call_id or "call_id" in item or kind in CALLS:
         listed["call_id"] = call_id
-    elif "call_id" in item or kind in CALLS:
-        listed["call_id"] = ""
     if kind == "message":
         return {**listed, **_listed_message(item, notes)}
     if kind in CALLS:
@@ -243,9 +235,9 @@ def encode_reasoning(reasoning: str) -> str:
     return REASONING_PREFIX + base64.b64encode(reasoning.encode()).decode()
 
 
-def decode_reasoning(content: str) -> str | None:
+def decode_reasoning(content: object) -> str | None:
     """Decode encrypted_content that encode_reasoning() made. Return None for any other content."""
-    if not content.startswith(REASONING_PREFIX):
+    if not isinstance(content, str) or not content.startswith(REASONING_PREFIX):
         return None
     try:
         return base64.b64decode(content.removeprefix(REASONING_PREFIX), validate=True).decode()

@@ -191,14 +191,13 @@ _REPEATED = """
 """
 """The request's fields that a response repeats, in this order."""
 _MAY_BE_LONG = "instructions tools tool_choice metadata user safety_identifier prompt_cache_key"
-StoreResponse = Callable[[Json], None]
-"""Called with a response that finished normally, before its last event is sent."""
 
 
 class ResponsePresenter(OneChoicePresenter):
     """Presenter for /v1/responses.
 
     num_input: number of items in the request's input. tools: the tools that the model is shown.
+    store_response: called with a response that finished normally, before its last event is sent.
     repeats: whether responses repeat those of the request's fields that may be long.
     """
 
@@ -207,7 +206,7 @@ class ResponsePresenter(OneChoicePresenter):
         head: ResponseHead,
         body: ResponsesRequest,
         num_input: int,
-        store_response: StoreResponse,
+        store_response: Callable[[Json], None],
         tools: Sequence[Tool],
         *,
         repeats: bool = True,

@@ -12,7 +12,7 @@ from reprise.server.output.parts import CallArgumentsPart, ToolCallPart
 from reprise.server.tools.formats import find_format
 from reprise.server.tools.readers import bare_calls, make_reader
 from tests.server.fake_engine import CALLING, THINKING, says
-from tests.server.output.test_parser import parsed, read
+from tests.server.output.test_chat_parser import parsed, read
 
 QWEN = replace(THINKING, call_format="qwen3_coder")
 SCHEMAS = {"f": {"properties": {"a": {"type": "string"}}}, "g": {}}

@@ -22,7 +22,7 @@ from reprise.server.tools.values import MAX_SIGNS
 from tests.counted_calls import count_calls
 from tests.server.counted_text import CountedText
 from tests.server.fake_engine import marker
-from tests.server.output.test_parser import parsed
+from tests.server.output.test_chat_parser import parsed
 from tests.server.tools.mlx_lm_parsers import parsed_by_mlx_lm
 
 MARKERS = {
