@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -48,7 +48,6 @@ from reprise.server.output.parts import (
     ChoiceOutput,
     EndPart,
     Part,
-    PromptPart,
     ReasoningPart,
     TextPart,
     ToolCallPart,
@@ -101,8 +100,6 @@ class LinePresenter(OneChoicePresenter):
 
     def _part(self, part: Part) -> bytes:
         match part:
-            case PromptPart():
-                return b""
             case TextPart() if part.text or part.logprobs:
                 line = self._line(part.text, **_logprobs(part.logprobs))
             case ReasoningPart() if part.text:
@@ -160,7 +157,7 @@ OLLAMA_VERSION = "0.32.15"
 FOREVER = "9999-12-31T23:59:59Z"
 
 
-def _named(name: str, entry: ModelEntry) -> dict[str, Any]:
+def _named(name: str, entry: ModelEntry) -> Json:
     # Ollama's own client shows a part of it; nothing here is looked up by it.
     digest = hashlib.sha256(f"{entry.name} {entry.size_bytes}".encode()).hexdigest()
     # Some clients look for the name with its tag.
@@ -169,7 +166,7 @@ def _named(name: str, entry: ModelEntry) -> dict[str, Any]:
     return {**known, "details": _details(entry)}
 
 
-def _details(entry: ModelEntry) -> dict[str, Any]:
+def _details(entry: ModelEntry) -> Json:
     """Return a model's details, such as family and size: fewer before it is loaded."""
     info = entry.info
     return {
@@ -182,9 +179,9 @@ def _details(entry: ModelEntry) -> dict[str, Any]:
     }
 
 
-def _facts(entry: ModelEntry) -> dict[str, Any]:
+def _facts(entry: ModelEntry) -> Json:
     info, kind = entry.info, entry.info.architecture if entry.info else "unknown"
-    facts: dict[str, Any] = {"general.architecture": kind}
+    facts: Json = {"general.architecture": kind}
     if entry.context_tokens:
         facts[f"{kind}.context_length"] = entry.context_tokens
     if entry.embedding:
@@ -410,7 +407,7 @@ async def embed_texts(request: Request) -> Response:
         }
         return b'{"embeddings":[' + b",".join(map(write_numbers, vectors)) + b"]," + to_json(told)[1:]
 
-    return await _embed(request, body.model, body.keep_alive, fields, write)
+    return await _embed(request, body, fields, write)
 
 
 @router.post("/api/embeddings", openapi_extra=body_schema(OllamaEmbeddingsRequest))
@@ -422,14 +419,13 @@ async def embed_text(request: Request) -> Response:
     def write(vectors: Sequence[bytes], _num_tokens: int, **_: int) -> bytes:
         return b'{"embedding":' + (write_numbers(vectors[0]) if vectors else b"[]") + b"}"
 
-    return await _embed(request, body.model, body.keep_alive, fields, write)
+    return await _embed(request, body, fields, write)
 
 
 async def _embed(
     request: Request,
-    model: str | None,
-    keep_alive: KeepAlive,
-    fields: dict[str, Any],
+    body: OllamaEmbedRequest | OllamaEmbeddingsRequest,
+    fields: Json,
     write: Callable[..., bytes],
 ) -> Response:
     """Answer a request for embeddings. fields: of the same request to /v1/embeddings.
@@ -437,8 +433,8 @@ async def _embed(
     write: is called as in answer_embeddings(), and with loaded_ns, when the model was loaded.
     """
     asked = EmbeddingsRequest.model_construct(**fields)
-    name = _own_name(_ready(request), model)
-    leased = await lease_model(request, name, keep_alive=keep_alive, purpose="embed")
+    name = _own_name(_ready(request), body.model)
+    leased = await lease_model(request, name, keep_alive=body.keep_alive, purpose="embed")
     told = partial(write, loaded_ns=time.perf_counter_ns())
     if not asked.input:
         return Response(told((), 0), media_type="application/json")

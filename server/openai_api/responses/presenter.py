@@ -107,7 +107,7 @@ class OutputItems:
         if self._open == kind:
             return
         yield from self._close("completed")
-        head = {"role": "assistant"} if kind == "message" else {"summary": []}
+        head: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
         yield self._added(kind, status="in_progress", **head, content=[])
         yield self._event("content_part.added", content_index=0, part=self._content(kind))
 

@@ -198,30 +198,6 @@ def find_named(
     return found, previous, num_bytes + ITEM_BYTES * (len(given) + len(named))
 
 
-def convert(
-    body: ResponsesRequest,
-    referred: dict[int, bytes],
-    previous: Turn | None,
-    notes: Notes,
-    head: ResponseHead | None,
-) -> Converted:
-    """Convert a request, with the stored items that it names, to a chat request. Raises BadRequestError.
-
-    referred, previous: see find_named(). head: the response's head; None if there will be no response.
-    """
-    read = {item: from_json(item) for item in set(referred.values())}
-    given = [*body.conversation, *body.input]
-    items = [read[referred[at]] if at in referred else item for at, item in enumerate(given)]
-    earlier = previous.conversation() if previous else []
-    chat = to_chat(body, earlier, items, notes)
-    stored = []
-    if head is not None and body.store:
-        for at, item in enumerate(items):
-            one = item_id(head, kind_of(item) if isinstance(item, dict) else "message", at)
-            stored.append((one, to_json(as_listed(item, one))))
-    return Converted(chat, items, previous, earlier, stored)
-
-
 def replay(stored: StoredResponse, after: int | None) -> bytes:
     """Return the events of a stored response whose sequence numbers are higher than after; None for all.
 
@@ -400,8 +376,21 @@ async def _convert(
     notes = Notes(leased.settings.unknown_fields == "refuse")
     store, max_bytes = _store_of(request), leased.settings.max_body_bytes
     referred, previous, work_bytes = find_named(body, store, key_digest(request), notes, max_bytes)
+
+    def convert() -> Converted:
+        read = {item: from_json(item) for item in set(referred.values())}
+        given = [*body.conversation, *body.input]
+        items = [read[referred[at]] if at in referred else item for at, item in enumerate(given)]
+        earlier = previous.conversation() if previous else []
+        chat = to_chat(body, earlier, items, notes)
+        stored = []
+        if head is not None and body.store:
+            for at, item in enumerate(items):
+                one = item_id(head, kind_of(item) if isinstance(item, dict) else "message", at)
+                stored.append((one, to_json(as_listed(item, one))))
+        return Converted(chat, items, previous, earlier, stored)
+
     try:
-        job = partial(convert, body, referred, previous, notes, head)
-        return await leased.run_in_turn(request, job, work_bytes)
+        return await leased.run_in_turn(request, convert, work_bytes)
     finally:
         note_ignored(request, notes.entries())
