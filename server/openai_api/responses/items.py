@@ -57,8 +57,10 @@ _STATUSES = ("completed", "in_progress", "incomplete")
 _OF_CALL = ("type", "call_id", "name", "namespace", *CALLS.values())
 
 
-def kind_of(item: Json) -> str:
+def kind_of(item: Any) -> str:
     """Return an item's type. Without a type it is a message, or a reference if it has only an id."""
+    if not isinstance(item, dict):
+        return "message"
     kind = item.get("type")
     if isinstance(kind, str):
         return kind

@@ -57,11 +57,6 @@ ASKED = (
 )
 
 
-def summary_tokens(context_tokens: int) -> int:
-    """Return the maximum number of tokens of a summary."""
-    return max(1, context_tokens // SHARE_OF_CONTEXT)
-
-
 class CompactRequest(AcceptsPeerFields):
     """The body of POST /v1/responses/compact."""
 
@@ -82,7 +77,7 @@ class CompactRequest(AcceptsPeerFields):
         given = {
             **self.model_dump(include={"model", "instructions", "previous_response_id"}),
             "input": [{"role": "user", "content": ASKED}],
-            "max_output_tokens": summary_tokens(context_tokens),
+            "max_output_tokens": max(1, context_tokens // SHARE_OF_CONTEXT),
             # A thought would take the room of the summary.
             "reasoning": {"effort": "none"},
             "store": False,
@@ -103,12 +98,13 @@ class CompactionPresenter(ResponsePresenter):
     ) -> None:
         super().__init__(head, body, len(items), lambda _: None, ())
         self._items, self._context_tokens = items, context_tokens
+        self._most = body.max_output_tokens or 0
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
         """See Presenter. Raises ApiError if the summary is cut off: the client must keep its conversation."""
         (output,) = outputs
         summary, num_tokens = output.text.strip(), usage["completion_tokens"]
-        if output.end.finish_reason == "length" and num_tokens < summary_tokens(self._context_tokens):
+        if output.end.finish_reason == "length" and num_tokens < self._most:
             way_out = f"It left only {num_tokens} tokens for a summary."
             raise ContextLengthError(usage["prompt_tokens"], self._context_tokens, "input", way_out)
         if not summary:
@@ -135,9 +131,8 @@ class CompactionPresenter(ResponsePresenter):
 
 
 def _is_users(item: Any) -> bool:
-    if not isinstance(item, dict):
-        return True
-    return kind_of(item) == "message" and (item.get("role") or "user") == "user"
+    role = item.get("role") if isinstance(item, dict) else None
+    return kind_of(item) == "message" and (role or "user") == "user"
 
 
 ITEM_BYTES = 400
@@ -178,8 +173,7 @@ def find_named(
     given = [*body.conversation, *body.input]
     found: dict[int, bytes] = {}
     for at, item in enumerate(given):
-        is_reference = isinstance(item, dict) and kind_of(item) == "item_reference"
-        if is_reference and isinstance(item.get("id"), str):
+        if kind_of(item) == "item_reference" and isinstance(item.get("id"), str):
             try:
                 found[at] = store.find_item(owner, item["id"], f"input[{at}].id")
             except NotFoundError:
@@ -386,7 +380,7 @@ async def _convert(
         stored = []
         if head is not None and body.store:
             for at, item in enumerate(items):
-                one = item_id(head, kind_of(item) if isinstance(item, dict) else "message", at)
+                one = item_id(head, kind_of(item), at)
                 stored.append((one, to_json(as_listed(item, one))))
         return Converted(chat, items, previous, earlier, stored)
 
