@@ -185,30 +185,24 @@ class EchoParser(PlainParser):
     """
 
     def __init__(self, prompt: str, is_alone: bool = False) -> None:
-        self._prompt = prompt
+        self._waiting = [PromptPart(prompt)]
         self._is_alone = is_alone
-        self._has_started = False
 
     def read(self, delta: Delta) -> list[Part]:
         """See OutputParser."""
         if delta.is_prompt:
-            text = "" if self._has_started else self._prompt
-            self._has_started = True
+            text = "".join(part.text for part in self._start())
             return [PromptPart(text, delta.logprobs)]
-        return self._start() + ([] if self._is_alone else super().read(delta))
+        return [*self._start(), *([] if self._is_alone else super().read(delta))]
 
     def end(self, finished: Finished) -> list[Part]:
         """See OutputParser."""
-        if self._is_alone:
-            return [*self._start(), EndPart("length")]
-        return self._start() + super().end(finished)
+        return [*self._start(), *([EndPart("length")] if self._is_alone else super().end(finished))]
 
-    def _start(self) -> list[Part]:
+    def _start(self) -> list[PromptPart]:
         """Return the prompt, unless it was returned before."""
-        if self._has_started:
-            return []
-        self._has_started = True
-        return [PromptPart(self._prompt)]
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
 
 def echo_parsers(prompts: Sequence[str], n: int, is_alone: bool = False) -> MakeParser:

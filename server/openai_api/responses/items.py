@@ -54,7 +54,6 @@ PREFIXES = {
 }
 """How the ids of items begin, by their type. Those of others begin with item."""
 _STATUSES = ("completed", "in_progress", "incomplete")
-_OF_CALL = ("type", "call_id", "name", "namespace", *CALLS.values())
 
 
 def kind_of(item: Any) -> str:
@@ -75,32 +74,30 @@ def from_items(items: Sequence[Any], path: str, notes: Notes) -> tuple[list[Mess
     """
     made: list[Message] = []
     tools: list[tuple[str, Any]] = []
-    dicts = [item for item in items if isinstance(item, dict)]
-    answered = {as_string(item.get("call_id")) for item in dicts if kind_of(item).endswith("_output")}
+    answered = {as_string(item.get("call_id")) for item in items if kind_of(item).endswith("_output")}
     for index, item in enumerate(items):
-        at = f"{path}[{index}]"
-        if not isinstance(item, dict):
-            made.append(chat_message(item, at, notes))
-            continue
-        kind = kind_of(item)
+        at, kind = f"{path}[{index}]", kind_of(item)
         if kind in ("additional_tools", "tool_search_output") and isinstance(item.get("tools"), list):
             notes.understood(at)
             tools.append((f"{at}.tools", item["tools"]))
-        made += _messages(item, kind, at, answered, notes)
+        if kind != "additional_tools":
+            made += _messages(item, kind, at, answered, notes)
     return _turns(made), tools
 
 
-def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) -> list[Message]:
+def _messages(item: Any, kind: str, at: str, answered: set[str], notes: Notes) -> list[Message]:
     """Return the message that an item is, or part of; none if it is left out."""
+    if kind == "message":
+        if isinstance(item, dict):
+            item = {key: value for key, value in item.items() if key not in ("type", *SILENT)}
+        return [chat_message(item, at, notes)]
     call_id = call_id_of(item, kind)
     if kind in (*CALLS, *_OUTPUTS):
         _note_forms(item, kind, at, notes)
-    if kind == "message":
-        return [chat_message({k: v for k, v in item.items() if k not in ("type", *SILENT)}, at, notes)]
     if kind == "reasoning":
         return [Message("assistant", reasoning=_reasoning(item, at, notes), at=at)]
     if kind in CALLS:
-        note_unknown(item, _OF_CALL, at, notes)
+        note_unknown(item, ("type", "call_id", "name", "namespace", *CALLS.values()), at, notes)
         if kind == "custom_tool_call":
             arguments: Json = {"input": as_string(item.get("input"))}
         else:
@@ -121,8 +118,6 @@ def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) 
         notes.as_text(at)
         call = Call(call_id, kind.removesuffix("_call"), cleaned(item))
         return [Message("assistant", calls=(call,), at=at)]
-    if kind == "additional_tools":
-        return []
     if kind == "compaction" and (summary := decode_reasoning(item.get("encrypted_content"))) is not None:
         return [Message("user", (f"{SUMMARY_HEAD}\n{summary}",), at=at)]
     parts = part_of({**item, "type": kind}, at, notes)
