@@ -27,7 +27,6 @@ from reprise.server.output.parts import (
     EndPart,
     Part,
     ReasoningPart,
-    ReportPart,
     TextPart,
     ToolCallPart,
 )
@@ -80,36 +79,35 @@ class MessagePresenter(OneChoicePresenter):
 
     def _part(self, part: Part) -> bytes:
         match part:
-            case TextPart(text=text):
-                if not text:
-                    return b""
-                return self._open_block("text", text="") + self._delta("text_delta", "text", text)
-            case ReasoningPart(text=text):
-                opening = self._open_block("thinking", thinking="", signature="")
-                shown = self._delta("thinking_delta", "thinking", text) if self._shows_thinking else b""
+            case TextPart() if part.text:
+                opening = self._open_block({"type": "text", "text": ""})
+                return opening + self._delta("text_delta", "text", part.text)
+            case ReasoningPart():
+                opening = self._open_block({"type": "thinking", "thinking": "", "signature": ""})
+                shown = self._delta("thinking_delta", "thinking", part.text) if self._shows_thinking else b""
                 return opening + shown
             case ToolCallPart():
-                opening = self._close_block()
-                self._open = "tool_use"
-                opening += self._start(_tool_use(part, {}))
+                opening = self._open_block(_tool_use(part, {}))
                 return opening + (self._continue_call(part.arguments) if part.arguments else b"")
             case CallArgumentsPart():
                 return self._continue_call(part.text)
             case EndPart():
                 return self._close_block()
-            case ReportPart():
+            case _:
                 return b""
 
     def _continue_call(self, arguments: str) -> bytes:
         return self._delta("input_json_delta", "partial_json", arguments)
 
-    def _open_block(self, kind: Literal["text", "thinking"], **empty: str) -> bytes:
-        """Start a block of this kind, unless one is open."""
-        if self._open == kind:
+    def _open_block(self, block: Json) -> bytes:
+        """Start a block, unless one of its kind is open that it continues: each call has its own."""
+        kind = block["type"]
+        if self._open == kind != "tool_use":
             return b""
         closing = self._close_block()
         self._open = kind
-        return closing + self._start({"type": kind, **empty})
+        self._block_idx += 1
+        return closing + _event("content_block_start", index=self._block_idx, content_block=block)
 
     def _close_block(self) -> bytes:
         """End the open block, if there is one."""
@@ -118,10 +116,6 @@ class MessagePresenter(OneChoicePresenter):
         signing = self._delta("signature_delta", "signature", UNSIGNED) if self._open == "thinking" else b""
         self._open = None
         return signing + _event("content_block_stop", index=self._block_idx)
-
-    def _start(self, block: Json) -> bytes:
-        self._block_idx += 1
-        return _event("content_block_start", index=self._block_idx, content_block=block)
 
     def _delta(self, kind: str, field: str, text: str) -> bytes:
         # Called for every token, so only the text is serialized.

@@ -114,24 +114,22 @@ class OutputItems:
     def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[Json]:
         if self._open is None:
             return
-        item = self.items[-1]
+        item, text = self.items[-1], "".join(self._texts)
         kind, self._open = self._open, None
         if kind in CALLS:
-            field = CALLS[kind]
-            item |= {"status": status, field: "".join(self._texts)}
-            yield self._event(f"{kind}_{field}.done", **{field: item[field]})
-            yield self._output_item("done")
-            return
-        content = self._content(kind)
-        if kind == "message":
-            logprobs = _logprobs_json(self._logprobs, with_bytes=False)
-            yield self._event("output_text.done", content_index=0, text=content["text"], logprobs=logprobs)
+            item |= {"status": status, CALLS[kind]: text}
+            yield self._event(f"{kind}_{CALLS[kind]}.done", **{CALLS[kind]: text})
         else:
-            yield self._event("reasoning_text.done", content_index=0, text=content["text"])
-            if self._includes_reasoning:
-                item["encrypted_content"] = encode_reasoning(content["text"])
-        yield self._event("content_part.done", content_index=0, part=content)
-        item |= {"status": status, "content": [content]}
+            content = self._content(kind)
+            if kind == "message":
+                logprobs = _logprobs_json(self._logprobs, with_bytes=False)
+                yield self._event("output_text.done", content_index=0, text=text, logprobs=logprobs)
+            else:
+                yield self._event("reasoning_text.done", content_index=0, text=text)
+                if self._includes_reasoning:
+                    item["encrypted_content"] = encode_reasoning(text)
+            yield self._event("content_part.done", content_index=0, part=content)
+            item |= {"status": status, "content": [content]}
         yield self._output_item("done")
 
     def _start_call(self, call: ToolCallPart) -> Iterator[Json]:
