@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any, Literal
 
 from pydantic_core import to_json
@@ -215,7 +216,7 @@ class ResponsePresenter(OneChoicePresenter):
             body = body.model_copy(update={name: fields[name].get_default() for name in _MAY_BE_LONG.split()})
         self._echo = _echo(body)
         self._store_response = store_response
-        self._num_events = 0
+        self._numbers = count()
         self._output = OutputItems(head, num_input, INCLUDE_REASONING in body.include, tools)
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
@@ -283,8 +284,7 @@ class ResponsePresenter(OneChoicePresenter):
         }
 
     def _frame(self, event: Json) -> bytes:
-        self._num_events += 1
-        return frame(event, self._num_events - 1)
+        return frame(event, next(self._numbers))
 
 
 def timings_json(timings: Json) -> Json:
