@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, Literal
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from reprise.engine.interface.events import TokenLogprob
-from reprise.server.errors import ApiError, ContextLengthError
+from reprise.server.errors import ApiError, ContextLengthError, RequestFailedError
 from reprise.server.http.error_responses import server_sent_event
-from reprise.server.openai_api.responses.items import CALLS, PREFIXES, encode_reasoning
+from reprise.server.openai_api.responses.items import CALLS, PREFIXES, as_listed, encode_reasoning, kind_of
 from reprise.server.openai_api.responses.schemas import INCLUDE_REASONING, JsonSchemaFormat, ResponsesRequest
+from reprise.server.openai_api.responses.store import StoredResponse
 from reprise.server.output.parts import (
     CallArgumentsPart,
     ChoiceOutput,
@@ -75,7 +76,7 @@ class OutputItems:
                 yield from self._ensure("message")
                 self._texts.append(part.text)
                 self._logprobs += part.logprobs
-                logprobs = _logprobs_json(part.logprobs, with_bytes=False)
+                logprobs = _without_bytes(part.logprobs)
                 yield self._event("output_text.delta", content_index=0, delta=part.text, logprobs=logprobs)
             case ReasoningPart() if part.text:
                 yield from self._ensure("reasoning")
@@ -123,7 +124,7 @@ class OutputItems:
         else:
             content = self._content(kind)
             if kind == "message":
-                logprobs = _logprobs_json(self._logprobs, with_bytes=False)
+                logprobs = _without_bytes(self._logprobs)
                 yield self._event("output_text.done", content_index=0, text=text, logprobs=logprobs)
             else:
                 yield self._event("reasoning_text.done", content_index=0, text=text)
@@ -156,7 +157,7 @@ class OutputItems:
         text = "".join(self._texts)
         if kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        logprobs = _logprobs_json(self._logprobs, with_bytes=True)
+        logprobs = chat_logprobs(self._logprobs)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _added(self, kind: str, **fields: object) -> Json:
@@ -175,10 +176,10 @@ class OutputItems:
         return {"type": f"response.{name}", **where, **fields}
 
 
-def _logprobs_json(entries: Sequence[TokenLogprob], with_bytes: bool) -> list[Json]:
-    """Format log probabilities: with bytes for items, without bytes for events, as OpenAI does."""
+def _without_bytes(entries: Sequence[TokenLogprob]) -> list[Json]:
+    """Format log probabilities as OpenAI's events have them; items have bytes too."""
     logprobs = chat_logprobs(entries)
-    for one in () if with_bytes else [held for entry in logprobs for held in (entry, *entry["top_logprobs"])]:
+    for one in [held for entry in logprobs for held in (entry, *entry["top_logprobs"])]:
         del one["bytes"]
     return logprobs
 
@@ -262,8 +263,8 @@ class ResponsePresenter(OneChoicePresenter):
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         response["completed_at"] = None if is_cut else int(time.time())
-        response["usage"] = usage_json(usage)
-        response["timings"] = timings_json(timings)
+        response["usage"] = _usage(usage)
+        response["timings"] = _timings(timings)
         response |= end.checked
         self._store_response(response)
         return response
@@ -284,15 +285,63 @@ class ResponsePresenter(OneChoicePresenter):
         }
 
     def _frame(self, event: Json) -> bytes:
-        return frame(event, next(self._numbers))
+        return _event_frame(event, next(self._numbers))
 
 
-def timings_json(timings: Json) -> Json:
+class CompactionPresenter(ResponsePresenter):
+    """Presenter for /v1/responses/compact, which does not stream.
+
+    items: the conversation's items. context_tokens: the size of the model's context.
+    """
+
+    def __init__(
+        self, head: ResponseHead, body: ResponsesRequest, items: Sequence[Any], context_tokens: int
+    ) -> None:
+        super().__init__(head, body, len(items), lambda _: None, ())
+        self._items, self._context_tokens = items, context_tokens
+        self._most = body.max_output_tokens or 0
+
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
+        """See Presenter. Raises ApiError if the summary is cut off: the client must keep its conversation."""
+        (output,) = outputs
+        summary, num_tokens = output.text.strip(), usage["completion_tokens"]
+        if output.end.finish_reason == "length" and num_tokens < self._most:
+            way_out = f"It left only {num_tokens} tokens for a summary."
+            raise ContextLengthError(usage["prompt_tokens"], self._context_tokens, "input", way_out)
+        if not summary:
+            message = "The model wrote no summary. Go on with the conversation as it is."
+            raise RequestFailedError(message, code="no_summary")
+        head = self._head
+        users = [item for item in self._items if _is_users(item)]
+        kept = [as_listed(item, item_id(head, "message", index)) for index, item in enumerate(users)]
+        compaction = {
+            "id": f"cmp_{head.id}{len(kept):04x}",
+            "type": "compaction",
+            "encrypted_content": encode_reasoning(summary),
+        }
+        return to_json(
+            {
+                "id": response_id(head),
+                "object": "response.compaction",
+                "created_at": head.created,
+                "output": [*kept, compaction],
+                "usage": _usage(usage),
+                "timings": _timings(timings),
+            }
+        )
+
+
+def _is_users(item: Any) -> bool:
+    role = item.get("role") if isinstance(item, dict) else None
+    return kind_of(item) == "message" and (role or "user") == "user"
+
+
+def _timings(timings: Json) -> Json:
     """Return the timings with null for what is absent."""
     return timings | {name: timings.get(name) for name in ("translation", "streaming", "stopped")}
 
 
-def usage_json(usage: Json) -> Json:
+def _usage(usage: Json) -> Json:
     """Return the usage as the API writes it. Cache writes are not counted: they are not billed."""
     return {
         "input_tokens": usage["prompt_tokens"],
@@ -303,7 +352,7 @@ def usage_json(usage: Json) -> Json:
     }
 
 
-def frame(event: Json, number: int) -> bytes:
+def _event_frame(event: Json, number: int) -> bytes:
     """Return an event as one of a server-sent stream. number: the event's position in the stream."""
     kind = event["type"]
     return server_sent_event(to_json({"type": kind, "sequence_number": number, **event}), kind)
@@ -342,3 +391,66 @@ def _tool(given: Json) -> Json:
     if kind == "custom":
         return shown | {"format": inner.get("format") or {"type": "text"}}
     return shown | {"parameters": inner.get("parameters"), "strict": inner.get("strict") is True}
+
+
+def replay(stored: StoredResponse, after: int | None) -> bytes:
+    """Return the events of a stored response whose sequence numbers are higher than after; None for all.
+
+    Texts come whole, so there are fewer events than in the first stream. If after is beyond all of them,
+    the last event still comes: a client that lost the end of the first stream must see it.
+    """
+    response = from_json(stored.body)
+    events = list(enumerate(_events(response, stored.turn.num_input)))
+    kept = events if after is None else [(number, event) for number, event in events if number > after]
+    if not kept and after is not None:
+        kept = [(after + 1, events[-1][1])]
+    return b"".join(_event_frame(event, number) for number, event in kept)
+
+
+def _events(response: Json, num_input: int) -> Iterator[Json]:
+    started = {key: value for key, value in response.items() if key not in ("timings", "schema_valid")}
+    started |= dict.fromkeys(("completed_at", "incomplete_details", "usage"))
+    started |= {"status": "in_progress", "output": []}
+    for kind in ("created", "in_progress"):
+        yield {"type": f"response.{kind}", "response": started}
+    head = ResponseHead(response["id"].removeprefix(PREFIX), response["created_at"], response["model"], "")
+    given: list[Json] = response["output"]
+    # The tool of a call is named by the item's position.
+    tools = [
+        Tool(
+            str(index),
+            None,
+            {},
+            is_custom=item["type"] == "custom_tool_call",
+            own_name=item["name"],
+            namespace=item.get("namespace"),
+        )
+        for index, item in enumerate(given)
+        if "call_id" in item
+    ]
+    output = OutputItems(head, num_input, any("encrypted_content" in item for item in given), tools)
+    for part in _parts(given):
+        yield from output.add(part)
+    yield from output.add(EndPart("length" if response["status"] == "incomplete" else "stop"))
+    yield {"type": f"response.{response['status']}", "response": response}
+
+
+def _parts(items: list[Json]) -> Iterator[Part]:
+    """Yield the parts that the items were built from."""
+    for index, item in enumerate(items):
+        match item["type"]:
+            case "message":
+                (content,) = item["content"]
+                yield TextPart(content["text"], tuple(map(_logprob, content["logprobs"])))
+            case "reasoning":
+                yield ReasoningPart(item["content"][0]["text"])
+            case "custom_tool_call":
+                yield ToolCallPart(item["call_id"], str(index), to_json({"input": item["input"]}).decode())
+            case _:
+                yield ToolCallPart(item["call_id"], str(index), item["arguments"])
+
+
+def _logprob(entry: dict[str, Any]) -> TokenLogprob:
+    """Return an entry as it came from the engine. The id, which nothing shows, is not stored."""
+    top = tuple((0, bytes(one["bytes"]), one["logprob"]) for one in entry["top_logprobs"])
+    return TokenLogprob(0, bytes(entry["bytes"]), entry["logprob"], top)

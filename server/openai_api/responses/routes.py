@@ -1,17 +1,14 @@
 """POST /v1/responses, and the responses that are kept."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field
 from pydantic_core import from_json, to_json
 
-from reprise.engine.interface.events import TokenLogprob
-from reprise.server.errors import BadRequestError, ContextLengthError, NotFoundError, RequestFailedError
+from reprise.server.errors import BadRequestError, ContextLengthError, NotFoundError
 from reprise.server.generation.lease import lease_for, lease_model
 from reprise.server.generation.prepare import count_prompt_tokens, prepare_chat
 from reprise.server.generation.service import LeasedModel
@@ -22,118 +19,24 @@ from reprise.server.http.error_responses import note_error
 from reprise.server.http.executor import FORMAT
 from reprise.server.http.openapi import body_schema, query_schema
 from reprise.server.http.request_log import note_ignored
-from reprise.server.openai_api.responses.items import (
-    PREVIOUS,
-    as_listed,
-    encode_reasoning,
-    kind_of,
-    to_chat,
-)
+from reprise.server.openai_api.responses.items import PREVIOUS, as_listed, kind_of, to_chat
 from reprise.server.openai_api.responses.presenter import (
-    PREFIX,
-    OutputItems,
+    CompactionPresenter,
     ResponsePresenter,
-    frame,
     item_id,
-    response_id,
-    timings_json,
-    usage_json,
+    replay,
 )
-from reprise.server.openai_api.responses.schemas import GetQuery, Input, ListQuery, ResponsesRequest, page
+from reprise.server.openai_api.responses.schemas import (
+    CompactRequest,
+    GetQuery,
+    ListQuery,
+    ResponsesRequest,
+    page,
+)
 from reprise.server.openai_api.responses.store import ResponseStore, StoredResponse, Turn, stored_response
-from reprise.server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPart, TextPart, ToolCallPart
 from reprise.server.output.presenter import Json, ResponseHead
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.requests.fields import AcceptsPeerFields, Notes, no_effect, unsupported, validate
-from reprise.server.requests.messages import Tool
-
-SHARE_OF_CONTEXT = 8
-"""A summary takes at most one part in so many of the context."""
-ASKED = (
-    "Summarise this conversation for an assistant that will continue it and sees nothing of it but the "
-    "user's messages and your summary. Say what the user wants, what was done and found out, which names, "
-    "files and values matter, what was decided and why, and what is still to be done. Do not continue the "
-    "conversation: write the summary alone."
-)
-
-
-class CompactRequest(AcceptsPeerFields):
-    """The body of POST /v1/responses/compact."""
-
-    names = ResponsesRequest.names
-
-    model: str | None = Field(None, description="As in POST /v1/responses.")
-    input: Input = Field([], description="A string, or items. Optional with previous_response_id.")
-    instructions: str | None = Field(None, description="A system message at the start, as in the session.")
-    previous_response_id: str | None = Field(None, description="The id of a stored response to begin with.")
-    prompt_cache_key: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
-    prompt_cache_retention: no_effect("has no effect.") = None  # type: ignore[valid-type]
-    prompt_cache_options: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
-    service_tier: no_effect("there is one tier, default.") = None  # type: ignore[valid-type]
-    image: unsupported() = None  # type: ignore[valid-type]
-
-    def asked(self, context_tokens: int) -> ResponsesRequest:
-        """Return the request whose answer is the summary: the conversation, then the demand to summarise."""
-        given = {
-            **self.model_dump(include={"model", "instructions", "previous_response_id"}),
-            "input": [{"role": "user", "content": ASKED}],
-            "max_output_tokens": max(1, context_tokens // SHARE_OF_CONTEXT),
-            # A thought would take the room of the summary.
-            "reasoning": {"effort": "none"},
-            "store": False,
-        }
-        asked = validate(given, ResponsesRequest)
-        # Not validated with these: the demand makes one item more than a client may send.
-        return asked.model_copy(update={"input": [*self.input, *asked.input]})
-
-
-class CompactionPresenter(ResponsePresenter):
-    """Presenter for /v1/responses/compact, which does not stream.
-
-    items: the conversation's items. context_tokens: the size of the model's context.
-    """
-
-    def __init__(
-        self, head: ResponseHead, body: ResponsesRequest, items: Sequence[Any], context_tokens: int
-    ) -> None:
-        super().__init__(head, body, len(items), lambda _: None, ())
-        self._items, self._context_tokens = items, context_tokens
-        self._most = body.max_output_tokens or 0
-
-    def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
-        """See Presenter. Raises ApiError if the summary is cut off: the client must keep its conversation."""
-        (output,) = outputs
-        summary, num_tokens = output.text.strip(), usage["completion_tokens"]
-        if output.end.finish_reason == "length" and num_tokens < self._most:
-            way_out = f"It left only {num_tokens} tokens for a summary."
-            raise ContextLengthError(usage["prompt_tokens"], self._context_tokens, "input", way_out)
-        if not summary:
-            message = "The model wrote no summary. Go on with the conversation as it is."
-            raise RequestFailedError(message, code="no_summary")
-        head = self._head
-        users = [item for item in self._items if _is_users(item)]
-        kept = [as_listed(item, item_id(head, "message", index)) for index, item in enumerate(users)]
-        compaction = {
-            "id": f"cmp_{head.id}{len(kept):04x}",
-            "type": "compaction",
-            "encrypted_content": encode_reasoning(summary),
-        }
-        return to_json(
-            {
-                "id": response_id(head),
-                "object": "response.compaction",
-                "created_at": head.created,
-                "output": [*kept, compaction],
-                "usage": usage_json(usage),
-                "timings": timings_json(timings),
-            }
-        )
-
-
-def _is_users(item: Any) -> bool:
-    role = item.get("role") if isinstance(item, dict) else None
-    return kind_of(item) == "message" and (role or "user") == "user"
-
+from reprise.server.requests.fields import Notes
 
 ITEM_BYTES = 400
 """The work of translating an item, in bytes of text."""
@@ -190,69 +93,6 @@ def find_named(
         )
         raise BadRequestError(message, param=PREVIOUS if previous else "input", code="invalid_value")
     return found, previous, num_bytes + ITEM_BYTES * (len(given) + len(named))
-
-
-def replay(stored: StoredResponse, after: int | None) -> bytes:
-    """Return the events of a stored response whose sequence numbers are higher than after; None for all.
-
-    Texts come whole, so there are fewer events than in the first stream. If after is beyond all of them,
-    the last event still comes: a client that lost the end of the first stream must see it.
-    """
-    response = from_json(stored.body)
-    events = list(enumerate(_events(response, stored.turn.num_input)))
-    kept = events if after is None else [(number, event) for number, event in events if number > after]
-    if not kept and after is not None:
-        kept = [(after + 1, events[-1][1])]
-    return b"".join(frame(event, number) for number, event in kept)
-
-
-def _events(response: Json, num_input: int) -> Iterator[Json]:
-    started = {key: value for key, value in response.items() if key not in ("timings", "schema_valid")}
-    started |= dict.fromkeys(("completed_at", "incomplete_details", "usage"))
-    started |= {"status": "in_progress", "output": []}
-    for kind in ("created", "in_progress"):
-        yield {"type": f"response.{kind}", "response": started}
-    head = ResponseHead(response["id"].removeprefix(PREFIX), response["created_at"], response["model"], "")
-    given: list[Json] = response["output"]
-    # The tool of a call is named by the item's position.
-    tools = [
-        Tool(
-            str(index),
-            None,
-            {},
-            is_custom=item["type"] == "custom_tool_call",
-            own_name=item["name"],
-            namespace=item.get("namespace"),
-        )
-        for index, item in enumerate(given)
-        if "call_id" in item
-    ]
-    output = OutputItems(head, num_input, any("encrypted_content" in item for item in given), tools)
-    for part in _parts(given):
-        yield from output.add(part)
-    yield from output.add(EndPart("length" if response["status"] == "incomplete" else "stop"))
-    yield {"type": f"response.{response['status']}", "response": response}
-
-
-def _parts(items: list[Json]) -> Iterator[Part]:
-    """Yield the parts that the items were built from."""
-    for index, item in enumerate(items):
-        match item["type"]:
-            case "message":
-                (content,) = item["content"]
-                yield TextPart(content["text"], tuple(map(_logprob, content["logprobs"])))
-            case "reasoning":
-                yield ReasoningPart(item["content"][0]["text"])
-            case "custom_tool_call":
-                yield ToolCallPart(item["call_id"], str(index), to_json({"input": item["input"]}).decode())
-            case _:
-                yield ToolCallPart(item["call_id"], str(index), item["arguments"])
-
-
-def _logprob(entry: dict[str, Any]) -> TokenLogprob:
-    """Return an entry as it came from the engine. The id, which nothing shows, is not stored."""
-    top = tuple((0, bytes(one["bytes"]), one["logprob"]) for one in entry["top_logprobs"])
-    return TokenLogprob(0, bytes(entry["bytes"]), entry["logprob"], top)
 
 
 router = APIRouter()
