@@ -61,11 +61,11 @@ class Converted:
 
 def find_named(
     body: ResponsesRequest, store: ResponseStore, owner: str, notes: Notes, max_body_bytes: int
-) -> tuple[dict[int, bytes], Turn | None, int]:
+) -> tuple[list[Any], Turn | None, int]:
     """Find the stored response and items that a request names.
 
-    Returns the JSON of the stored item for each item_reference, by its index among the request's items; the
-    last turn of the conversation that the request continues; and the work of translating all items, those of
+    Returns the request's items, with the JSON of the stored item, as bytes, for each item_reference; the last
+    turn of the conversation that the request continues; and the work of translating all items, those of
     earlier turns included, in bytes of text.
     Raises NotFoundError, and BadRequestError if too many items or bytes are named.
     """
@@ -73,17 +73,17 @@ def find_named(
     if body.previous_response_id is not None:
         code = "previous_response_not_found"
         previous = store.find(owner, body.previous_response_id, PREVIOUS, code).turn
-    given = [*body.conversation, *body.input]
-    found: dict[int, bytes] = {}
-    for at, item in enumerate(given):
+    items = [*body.conversation, *body.input]
+    for at, item in enumerate(items):
         if kind_of(item) == "item_reference" and isinstance(item.get("id"), str):
             try:
-                found[at] = store.find_item(owner, item["id"], f"input[{at}].id")
+                items[at] = store.find_item(owner, item["id"], f"input[{at}].id")
             except NotFoundError:
                 # One that is not stored any more is left out.
                 if notes.refuses:
                     raise
-    named = [*found.values(), *(previous.history() if previous else ())]
+    found = [item for item in items if isinstance(item, bytes)]
+    named = [*found, *(previous.history() if previous else ())]
     num_bytes = sum(map(len, named))
     if len(named) > MAX_NAMED or num_bytes > max(max_body_bytes, store.max_bytes):
         message = (
@@ -92,7 +92,7 @@ def find_named(
             "Compact the conversation (POST /v1/responses/compact), or begin a new one."
         )
         raise BadRequestError(message, param=PREVIOUS if previous else "input", code="invalid_value")
-    return found, previous, num_bytes + ITEM_BYTES * (len(given) + len(named))
+    return items, previous, num_bytes + ITEM_BYTES * (len(items) + len(named))
 
 
 router = APIRouter()
@@ -209,12 +209,11 @@ async def _convert(
     """
     notes = Notes(leased.settings.unknown_fields == "refuse")
     store, max_bytes = _store_of(request), leased.settings.max_body_bytes
-    referred, previous, work_bytes = find_named(body, store, key_digest(request), notes, max_bytes)
+    given, previous, work_bytes = find_named(body, store, key_digest(request), notes, max_bytes)
 
     def convert() -> Converted:
-        read = {item: from_json(item) for item in set(referred.values())}
-        given = [*body.conversation, *body.input]
-        items = [read[referred[at]] if at in referred else item for at, item in enumerate(given)]
+        read = {item: from_json(item) for item in {one for one in given if isinstance(one, bytes)}}
+        items = [read[one] if isinstance(one, bytes) else one for one in given]
         earlier = previous.conversation() if previous else []
         chat = to_chat(body, earlier, items, notes)
         stored = []
