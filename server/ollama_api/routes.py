@@ -391,11 +391,8 @@ async def _is_here(service: Service, model: str) -> bool:
 async def embed_texts(request: Request) -> Response:
     """Make a vector of each text, in Ollama's format."""
     body = await read_body(request, OllamaEmbedRequest)
-    fields = {
-        "input": body.input,
-        "dimensions": body.dimensions,
-        "truncate": "end" if body.truncate else "none",
-    }
+    cut = "end" if body.truncate else "none"
+    asked = EmbeddingsRequest.model_construct(input=body.input, dimensions=body.dimensions, truncate=cut)
     begun_ns = time.perf_counter_ns()
 
     def write(vectors: Sequence[bytes], num_tokens: int, loaded_ns: int) -> bytes:
@@ -407,32 +404,32 @@ async def embed_texts(request: Request) -> Response:
         }
         return b'{"embeddings":[' + b",".join(map(write_numbers, vectors)) + b"]," + to_json(told)[1:]
 
-    return await _embed(request, body, fields, write)
+    return await _embed(request, body, asked, write)
 
 
 @router.post("/api/embeddings", openapi_extra=body_schema(OllamaEmbeddingsRequest))
 async def embed_text(request: Request) -> Response:
     """Make the vector of a text, as older clients of Ollama ask for it."""
     body = await read_body(request, OllamaEmbeddingsRequest)
-    fields = {"input": (body.prompt,) if body.prompt else (), "truncate": "end"}
+    texts = (body.prompt,) if body.prompt else ()
+    asked = EmbeddingsRequest.model_construct(input=texts, truncate="end")
 
     def write(vectors: Sequence[bytes], _num_tokens: int, **_: int) -> bytes:
         return b'{"embedding":' + (write_numbers(vectors[0]) if vectors else b"[]") + b"}"
 
-    return await _embed(request, body, fields, write)
+    return await _embed(request, body, asked, write)
 
 
 async def _embed(
     request: Request,
     body: OllamaEmbedRequest | OllamaEmbeddingsRequest,
-    fields: Json,
+    asked: EmbeddingsRequest,
     write: Callable[..., bytes],
 ) -> Response:
-    """Answer a request for embeddings. fields: of the same request to /v1/embeddings.
+    """Answer a request for embeddings. asked: the same as a request to /v1/embeddings.
 
     write: is called as in answer_embeddings(), and with loaded_ns, when the model was loaded.
     """
-    asked = EmbeddingsRequest.model_construct(**fields)
     name = _own_name(_ready(request), body.model)
     leased = await lease_model(request, name, keep_alive=body.keep_alive, purpose="embed")
     told = partial(write, loaded_ns=time.perf_counter_ns())
