@@ -22,6 +22,7 @@ from reprise.server.generation.served_models import (
 from reprise.server.generation.service import Service, service_of
 from reprise.server.generation.stream import TokenStream
 from reprise.server.http.body import read_body
+from reprise.server.http.error_responses import server_sent_event
 from reprise.server.http.openapi import body_schema
 from reprise.server.requests.generation_fields import LoadRequest, ModelRequest, PullRequest
 
@@ -224,9 +225,9 @@ async def pull_model(request: Request) -> Response:
                     "completed_bytes": state.completed,
                     "total_bytes": state.total,
                 }
-            yield b"data: " + to_json(told) + b"\n\n"
+            yield server_sent_event(to_json(told))
 
-    return TokenStream(events(), at_end=pull.stop)
+    return TokenStream(events(), "text/event-stream", at_end=pull.stop)
 
 
 async def _card_response(service: Service, name: str) -> Response:

@@ -11,26 +11,22 @@ from reprise.server.anthropic_api.schemas import (
     ConversationFields,
     CountTokensRequest,
     MessagesRequest,
-    kept_system,
     to_chat_request,
 )
-from reprise.server.errors import ApiError
 from reprise.server.generation.lease import lease_for
 from reprise.server.generation.prepare import Prepared, count_prompt_tokens, prepare_chat
 from reprise.server.generation.service import LeasedModel
 from reprise.server.generation.stream import answer, response_head
 from reprise.server.http.body import read_body
-from reprise.server.http.error_responses import anthropic_error
+from reprise.server.http.error_responses import server_sent_event
 from reprise.server.http.openapi import body_schema
-from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.http.request_log import note_ignored
 from reprise.server.output.parts import (
     CallArgumentsPart,
-    CallStartPart,
     ChoiceOutput,
     EndPart,
     Part,
     ReasoningPart,
-    ReportPart,
     TextPart,
     ToolCallPart,
 )
@@ -45,9 +41,8 @@ UNSIGNED = "unsigned"
 class MessagePresenter(OneChoicePresenter):
     """Presenter for /v1/messages."""
 
-    def __init__(self, head: ResponseHead, request_id: str, body: MessagesRequest) -> None:
+    def __init__(self, head: ResponseHead, body: MessagesRequest) -> None:
         self._head = head
-        self._request_id = request_id
         self._max_tokens = body.max_tokens
         self._shows_thinking = body.thinking is None or body.thinking.display != "omitted"
         self._diagnoses = body.diagnostics is not None and body.diagnostics.previous_message_id is not None
@@ -82,47 +77,37 @@ class MessagePresenter(OneChoicePresenter):
         delta = _event("message_delta", delta=self._end(end, usage, timings), usage=counts)
         return delta + _event("message_stop")
 
-    def format_error(self, fault: ApiError) -> bytes:
-        """See Presenter."""
-        told = fault.renamed(ConversationFields.names)
-        return _frame("error", to_json(anthropic_error(told, self._request_id)))
-
     def _part(self, part: Part) -> bytes:
         match part:
-            case TextPart(text=text):
-                if not text:
-                    return b""
-                return self._open_block("text", text="") + self._delta("text_delta", "text", text)
-            case ReasoningPart(text=text):
-                opening = self._open_block("thinking", thinking="", signature="")
-                shown = self._delta("thinking_delta", "thinking", text) if self._shows_thinking else b""
+            case TextPart() if part.text:
+                opening = self._open_block({"type": "text", "text": ""})
+                return opening + self._delta("text_delta", "text", part.text)
+            case ReasoningPart():
+                opening = self._open_block({"type": "thinking", "thinking": "", "signature": ""})
+                shown = self._delta("thinking_delta", "thinking", part.text) if self._shows_thinking else b""
                 return opening + shown
             case ToolCallPart():
-                return self._start_call(part) + self._continue_call(part.arguments)
-            case CallStartPart():
-                return self._start_call(part)
+                opening = self._open_block(_tool_use(part, {}))
+                return opening + (self._continue_call(part.arguments) if part.arguments else b"")
             case CallArgumentsPart():
                 return self._continue_call(part.text)
             case EndPart():
                 return self._close_block()
-            case ReportPart():
+            case _:
                 return b""
-
-    def _start_call(self, call: ToolCallPart | CallStartPart) -> bytes:
-        closing = self._close_block()
-        self._open = "tool_use"
-        return closing + self._start(_tool_use(call, {}))
 
     def _continue_call(self, arguments: str) -> bytes:
         return self._delta("input_json_delta", "partial_json", arguments)
 
-    def _open_block(self, kind: Literal["text", "thinking"], **empty: str) -> bytes:
-        """Start a block of this kind, unless one is open."""
-        if self._open == kind:
+    def _open_block(self, block: Json) -> bytes:
+        """Start a block, unless one of its kind is open that it continues: each call has its own."""
+        kind = block["type"]
+        if self._open == kind != "tool_use":
             return b""
         closing = self._close_block()
         self._open = kind
-        return closing + self._start({"type": kind, **empty})
+        self._block_idx += 1
+        return closing + _event("content_block_start", index=self._block_idx, content_block=block)
 
     def _close_block(self) -> bytes:
         """End the open block, if there is one."""
@@ -131,10 +116,6 @@ class MessagePresenter(OneChoicePresenter):
         signing = self._delta("signature_delta", "signature", UNSIGNED) if self._open == "thinking" else b""
         self._open = None
         return signing + _event("content_block_stop", index=self._block_idx)
-
-    def _start(self, block: Json) -> bytes:
-        self._block_idx += 1
-        return _event("content_block_start", index=self._block_idx, content_block=block)
 
     def _delta(self, kind: str, field: str, text: str) -> bytes:
         # Called for every token, so only the text is serialized.
@@ -169,8 +150,7 @@ class MessagePresenter(OneChoicePresenter):
                 reason = "max_tokens" if is_at_limit else "model_context_window_exceeded"
             case "stop":
                 reason = "end_turn" if end.stop is None else "stop_sequence"
-        checked = {} if end.schema_valid is None else {"schema_valid": end.schema_valid}
-        return {"stop_reason": reason, "stop_sequence": end.stop, **checked}
+        return {"stop_reason": reason, "stop_sequence": end.stop, **end.checked}
 
 
 def _usage(usage: Json) -> Json:
@@ -186,16 +166,12 @@ def _usage(usage: Json) -> Json:
     }
 
 
-def _tool_use(call: ToolCallPart | CallStartPart, arguments: object) -> Json:
+def _tool_use(call: ToolCallPart, arguments: object) -> Json:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return _frame(kind, to_json({"type": kind, **fields}))
-
-
-def _frame(kind: str, json: bytes) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + json + b"\n\n"
+    return server_sent_event(to_json({"type": kind, **fields}), kind)
 
 
 router = APIRouter()
@@ -207,7 +183,7 @@ async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation, in Anthropic's format."""
     body = await read_body(request, MessagesRequest)
     leased = await lease_for(request, body)
-    presenter = MessagePresenter(response_head(request, leased, body.model), record_of(request).id, body)
+    presenter = MessagePresenter(response_head(request, leased, body.model), body)
 
     def prepare() -> Prepared:
         return prepare_chat(request, leased, _converted(request, leased, body))
@@ -228,11 +204,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 def _converted(request: Request, leased: LeasedModel, body: ConversationFields) -> ChatRequest:
-    """Return a request as a chat. Notes a billing line that is left out of its system prompt."""
-    drops = not leased.settings.keep_billing_line
     notes = Notes(leased.settings.unknown_fields == "refuse")
-    chat = to_chat_request(body, notes, drops_billing=drops)
+    chat = to_chat_request(body, notes, drops_billing=not leased.settings.keep_billing_line)
     note_ignored(request, notes.entries())
-    if drops and kept_system(body.system) != body.system:
-        note_ignored(request, ["system.x-anthropic-billing-header"])
     return chat

@@ -1,6 +1,7 @@
 """The bodies of /v1/messages and its count_tokens, their conversation, and what they are as chats."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, model_validator
@@ -144,43 +145,14 @@ def _as_error(parts: list[Part]) -> list[Part]:
 
 def merged(messages: Iterable[Message]) -> list[Message]:
     """Merge neighbouring messages of the same role, except results of tool calls."""
-    groups: list[list[Message]] = []
-    for message in messages:
-        if groups and groups[-1][0].role == message.role != "tool":
-            groups[-1].append(message)
-        else:
-            groups.append([message])
-    return [joined(group) for group in groups]
+    runs = groupby(messages, key=lambda message: message.role)
+    return [one for role, run in runs for one in (run if role == "tool" else [joined(list(run))])]
 
 
 SILENT = frozenset(("cache_control", "signature", "allowed_callers", "eager_input_streaming"))
 """Keys inside blocks and tools that Anthropic's API has and that need no mention."""
 BILLING_LINE = "x-anthropic-billing-header:"
 """The beginning of a line that Claude Code puts at the head of the system prompt."""
-
-
-def read_conversation(given: Json, notes: Notes) -> Json:
-    """Return a request's fields, with messages, system prompt, tools and tool_choice in the normal form.
-
-    Raises BadRequestError if no prompt can be made of the conversation, or the model could not call a tool.
-    """
-    notes.silent, notes.api = SILENT, "messages"
-    read = dict(given)
-    tools = ToolReader(notes)
-    if given.get("tools") is not None:
-        tools.read(given["tools"], "tools")
-    read["tools"] = tuple(tools.tools)
-    read["tool_choice"] = read_choice(
-        given.get("tool_choice"), "tool_choice", tools.tools, tools.left_out, notes
-    )
-    if isinstance(given.get("system"), list):
-        check_size([{"content": given["system"]}], "system")
-    read["system"] = tuple(parts_of(given.get("system"), "system", notes))
-    if given.get("messages") is not None:
-        messages = from_messages(check_size(given["messages"], "messages"), "messages", notes)
-        read["messages"] = settle(messages, notes)
-        check_answerable(read["messages"])
-    return read
 
 
 def kept_system(parts: Sequence[Part]) -> tuple[Part, ...]:
@@ -315,8 +287,30 @@ class ConversationFields(AcceptsPeerFields):
     @model_validator(mode="before")
     @classmethod
     def read_conversation(cls, given: Any, info: ValidationInfo) -> Any:
-        """Bring the conversation into the normal form."""
-        return read_conversation(given, notes_in(info.context)) if isinstance(given, dict) else given
+        """Bring messages, system prompt, tools and tool_choice into the normal form.
+
+        Raises BadRequestError if no prompt can be made of the conversation, or the model could not call a
+        tool.
+        """
+        if not isinstance(given, dict):
+            return given
+        notes = notes_in(info.context)
+        notes.silent, notes.api = SILENT, "messages"
+        read = dict(given)
+        tools = ToolReader(notes)
+        if given.get("tools") is not None:
+            tools.read(given["tools"], "tools")
+        read["tools"] = tuple(tools.tools)
+        choice = given.get("tool_choice")
+        read["tool_choice"] = read_choice(choice, "tool_choice", tools.tools, tools.left_out, notes)
+        if isinstance(given.get("system"), list):
+            check_size([{"content": given["system"]}], "system")
+        read["system"] = tuple(parts_of(given.get("system"), "system", notes))
+        if given.get("messages") is not None:
+            messages = from_messages(check_size(given["messages"], "messages"), "messages", notes)
+            read["messages"] = settle(messages, notes)
+            check_answerable(read["messages"])
+        return read
 
     @model_validator(mode="after")
     def check_format(self) -> "ConversationFields":
@@ -409,4 +403,7 @@ def to_chat_request(body: ConversationFields, notes: Notes, *, drops_billing: bo
         if isinstance(own := more["chat_template_kwargs"], dict):
             more["chat_template_kwargs"] = chat["chat_template_kwargs"] | own
         chat |= {name: value for name, value in more.items() if value is not None}
-    return validate(chat, ChatRequest, notes)
+    request = validate(chat, ChatRequest, notes)
+    if system != body.system:
+        notes.left_out(f"system.{BILLING_LINE.removesuffix(':')}", is_peers=True)
+    return request

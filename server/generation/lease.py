@@ -22,10 +22,10 @@ from reprise.server.errors import (
     from_load,
 )
 from reprise.server.generation.service import ANY_MODEL, LeasedModel, Service, service_of, wait_unless_gone
-from reprise.server.generation.stream import LINES_TYPE
 from reprise.server.http.executor import MODEL_FILES
 from reprise.server.http.request_log import note_ignored, record_of
 from reprise.server.http.while_loading import end_later, write_early
+from reprise.server.output.presenter import LINES
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ async def _load(request: Request, service: Service, name: str, silence: bytes | 
             await wait_unless_gone(loading, request.receive, limit_s)
         else:
             await wait_unless_gone(loading, request.receive, min(QUIET_S, limit_s))
-            kind = LINES_TYPE if silence else "text/event-stream; charset=utf-8"
+            kind = LINES if silence else "text/event-stream; charset=utf-8"
             while not loading.done() and (left_s := until - loop.time()) > 0:
                 await write_early(request, silence or _comment(service, name), kind)
                 await wait_unless_gone(loading, request.receive, min(COMMENT_S, left_s))

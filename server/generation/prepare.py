@@ -33,9 +33,15 @@ from reprise.server.generation.service import LeasedModel
 from reprise.server.http.access import key_digest
 from reprise.server.http.executor import SCHEMA_CHECKS
 from reprise.server.http.request_log import note_ignored, record_of
-from reprise.server.output.parser import parser_factory
-from reprise.server.output.parts import ChoiceOutput, EndPart, MakeParser, OutputParser, Part, ToolCallRules
-from reprise.server.output.text_parser import PlainParser, echo_parsers
+from reprise.server.output.chat_parser import parser_factory
+from reprise.server.output.parser_base import (
+    MakeParser,
+    OutputParser,
+    PlainParser,
+    ToolCallRules,
+    echo_parsers,
+)
+from reprise.server.output.parts import ChoiceOutput, EndPart, Part
 from reprise.server.prompt.encoder import (
     ChatPrompt,
     Hole,

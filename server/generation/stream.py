@@ -13,32 +13,28 @@ from starlette.types import Receive, Scope, Send
 
 from reprise.engine.interface.events import Delta, Finished
 from reprise.engine.interface.spans import span
-from reprise.server.errors import (
-    CLIENT_CLOSED_REQUEST,
-    ApiError,
-    ClientGoneError,
-    RequestFailedError,
-)
+from reprise.server.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGoneError
 from reprise.server.generation.prepare import Prepared
 from reprise.server.generation.recorder import record_lines
 from reprise.server.generation.service import LeasedModel
 from reprise.server.generation.submit import Submission
+from reprise.server.http.error_responses import error_frame, internal_error, note_error
 from reprise.server.http.executor import FORMAT, PROMPT_LOG, SMALL_BYTES, client_of
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
+from reprise.server.output.parser_base import MakeParser
 from reprise.server.output.parts import (
     ChoiceOutput,
     ChoiceTokens,
     EndPart,
-    MakeParser,
+    Events,
     Part,
     ReasoningPart,
     ReportPart,
     TextPart,
-    merge_adjacent,
+    merge_events,
 )
 from reprise.server.output.presenter import (
-    Events,
     Json,
     Presenter,
     ResponseHead,
@@ -143,7 +139,7 @@ class RequestOutput:
                     self._events.append((index, self.submission.finished[index]))
                 while not self._is_everything_read:
                     # Merged here and not only at the end: that would be much work at once.
-                    parts += merge_adjacent(part for _, part in await self._read_events())
+                    parts += (part for _, part in merge_events(await self._read_events()))
                     # Let other requests come next.
                     await asyncio.sleep(0)
             outputs.append(ChoiceOutput.of(parts))
@@ -231,17 +227,6 @@ class RequestOutput:
         ended = self.submission.ended
         return measure_timings([ended[index] for index in range(len(self.submission.engine_requests))])
 
-    def record_error(self, fault: ApiError) -> None:
-        """Note the error that ends a running stream in the log record."""
-        self._record.note(fault.code or fault.type)
-
-    def record_internal_error(self) -> ApiError:
-        """Log the server error that is being handled and return the error to send to the client."""
-        LOGGER.exception("%s %s failed in its stream", self._record.id, self._record.endpoint)
-        fault = RequestFailedError.internal(self._record.id)
-        self.record_error(fault)
-        return fault
-
     async def close(self) -> None:
         """Cancel the sequences that still run, and complete the log record."""
         submission, record = self.submission, self._record
@@ -277,25 +262,19 @@ def _reports(delta: Delta) -> list[ReportPart]:
     return [ReportPart(fields, delta.origins)] if fields or delta.origins else []
 
 
-LINES_TYPE = "application/x-ndjson"
-"""The content type of a stream of JSON lines."""
-
-
 class TokenStream(EventSourceResponse):
-    """A stream of server-sent events that cleans up however it ends.
+    """A stream of server-sent events, or of JSON lines, that cleans up however it ends.
 
     at_end: awaited once, however the stream ends. The clean-up cannot be done by the generator of the frames:
         if the client disconnects early enough, the generator never starts.
     """
 
-    def __init__(self, frames: AsyncIterator[bytes], at_end: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, frames: AsyncIterator[bytes], content_type: str, at_end: Callable[[], Awaitable[None]]
+    ) -> None:
         # No pings: the library sends them at fixed intervals, write_frames() only after a silence.
-        super().__init__(frames, headers={"Cache-Control": "no-cache"}, ping=0)
+        super().__init__(frames, headers={"Cache-Control": "no-cache"}, media_type=content_type, ping=0)
         self._at_end = at_end
-
-    def send_lines(self) -> None:
-        """Declare the content type of JSON lines instead of that of server-sent events."""
-        self.headers["content-type"] = LINES_TYPE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See starlette.responses.Response."""
@@ -310,9 +289,12 @@ def known_stream(frames: bytes) -> Response:
     return Response(frames, headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
 
 
-async def write_frames(output: RequestOutput, presenter: Presenter, first: Events) -> AsyncIterator[bytes]:
+async def write_frames(
+    output: RequestOutput, presenter: Presenter, scope: Scope, first: Events
+) -> AsyncIterator[bytes]:
     """Yield the frames of a stream, from the first parts to the end or to an error.
 
+    scope: the request's.
     first: the parts received before the headers were sent; empty if none arrived within keep_alive_s.
     """
     events = first
@@ -324,12 +306,10 @@ async def write_frames(output: RequestOutput, presenter: Presenter, first: Event
             frame = b""
             events = await output.receive()
         frame += await output.format(partial(presenter.format_end, events, output.usage(), output.timings()))
-    except ApiError as fault:
-        output.record_error(fault)
-        frame = presenter.format_error(fault)
-    # A bug in the server. The status has been sent already, so the error is sent as the last event.
-    except Exception:  # noqa: BLE001 - logged by record_internal_error
-        frame = presenter.format_error(output.record_internal_error())
+    except Exception as fault:  # noqa: BLE001 - logged by internal_error
+        # The status has been sent already, so the error, or that of a bug in the server, is the last event.
+        told = note_error(fault, scope) if isinstance(fault, ApiError) else internal_error(scope)
+        frame = presenter.format_error(told) or error_frame(told, scope)
     yield frame
 
 
@@ -374,9 +354,9 @@ async def answer(
                 whole = await output.format(write, is_long=is_long)
                 return Response(whole, media_type="application/json")
             first = await output.receive()
-        frames = write_frames(output, presenter, first)
+        frames = write_frames(output, presenter, request.scope, first)
         is_handed_over = True
-        return TokenStream(frames, at_end=end)
+        return TokenStream(frames, presenter.stream_type, at_end=end)
     except ClientGoneError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
@@ -389,14 +369,11 @@ def _grammar_param(body: GenerationFields) -> str:
     return body.requested_grammar[1] if body.requested_grammar else "tools"
 
 
-def response_head(
-    request: Request, leased: LeasedModel, model: str | None, service_tier: str | None = None
-) -> ResponseHead:
+def response_head(request: Request, leased: LeasedModel, model: str | None) -> ResponseHead:
     """Return the head of the response to a request. model: the name that it gives, if it gives one."""
     return ResponseHead(
         id=record_of(request).unique,
         created=int(time.time()),
         model=model or leased.name,
         system_fingerprint=leased.fingerprint,
-        service_tier=service_tier,
     )

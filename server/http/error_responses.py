@@ -94,33 +94,49 @@ def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": error, "request_id": request_id}
 
 
-def _told(fault: ApiError, scope: Scope) -> tuple[ApiError, dict[str, Any]]:
-    """Note an error in the request's log record; return it in the request's words, and its object."""
-    record, path = record_in(scope), scope["path"]
+def note_error(fault: ApiError, scope: Scope) -> ApiError:
+    """Note an error in the request's log record; return it in the words of the request and of its API."""
+    record = record_in(scope)
     renamed = fault.renamed(record.field_names)
     record.note(fault.code or fault.type, renamed.param)
-    told = renamed.worded(path)
-    if speaks_anthropic(path):
-        return told, anthropic_error(told, record.id)
-    return told, ollama_error(told) if speaks_ollama(path) else told.body()
+    return renamed.worded(scope["path"])
 
 
-def error_frame(fault: ApiError, scope: Scope) -> bytes:
-    """Return an error in its API's format, as the last event of a stream that has sent only comments."""
-    _, body = _told(fault, scope)
+def internal_error(scope: Scope) -> ApiError:
+    """Log the bug that is being handled, in a stream that has begun; return the error, noted."""
+    record = record_in(scope)
+    LOGGER.exception("%s %s failed in its stream", record.id, record.endpoint)
+    return note_error(RequestFailedError.internal(record.id), scope)
+
+
+def _body_of(told: ApiError, scope: Scope) -> dict[str, Any]:
+    if speaks_anthropic(scope["path"]):
+        return anthropic_error(told, record_in(scope).id)
+    return ollama_error(told) if speaks_ollama(scope["path"]) else told.body()
+
+
+def server_sent_event(data: bytes, kind: str = "") -> bytes:
+    """Return an event of a stream. data: JSON. kind: the event's name, if the API has names."""
+    return (f"event: {kind}\n".encode() if kind else b"") + b"data: " + data + b"\n\n"
+
+
+def error_frame(told: ApiError, scope: Scope) -> bytes:
+    """Return an error, as note_error() returned it, in its API's format, as the last event of a stream."""
+    body = _body_of(told, scope)
     if speaks_ollama(scope["path"]):
         return to_json(body) + b"\n"
     if scope["path"] == "/v1/responses":
+        # The model still loads; later ResponsePresenter has more to say.
         body = {"sequence_number": 0, **body["error"], "type": "error"}
-    return (b"event: error\n" if "type" in body else b"") + b"data: " + to_json(body) + b"\n\n"
+    return server_sent_event(to_json(body), body.get("type", ""))
 
 
 def error_response(fault: ApiError, scope: Scope) -> Response:
     """Make the response for an error, or the last event of a stream that has begun; note it for the log."""
+    told = note_error(fault, scope)
     if scope.get(HAS_BEGUN):
-        return Response(error_frame(fault, scope))
-    told, body = _told(fault, scope)
-    return JSONResponse(body, told.status, told.headers)
+        return Response(error_frame(told, scope))
+    return JSONResponse(_body_of(told, scope), told.status, told.headers)
 
 
 LINGER_S = 5.0

@@ -19,12 +19,12 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from reprise.config.settings import Settings
-from reprise.server.errors import RequestFailedError, UnavailableError, retry_after
+from reprise.server.errors import UnavailableError, retry_after
 from reprise.server.http.access import Access, load_keys
 from reprise.server.http.connection_limits import uvicorn_config
-from reprise.server.http.error_responses import HAS_BEGUN, error_frame, refuse
+from reprise.server.http.error_responses import HAS_BEGUN, error_frame, internal_error, refuse
 from reprise.server.http.request_log import REQUEST_ID, with_prefix
-from reprise.server.logs import LOGGER, RequestRecord, attach_record, record_in
+from reprise.server.logs import RequestRecord, attach_record
 
 RETRY_AFTER_S = 5.0
 LAST_BYTES_S = 1
@@ -127,10 +127,7 @@ class EarlyStreams:
                 if not scope.get(HAS_BEGUN):
                     raise
                 # A bug in the server. The status has been sent already.
-                record = record_in(scope)
-                LOGGER.exception("%s %s failed in its stream", record.id, record.endpoint)
-                frame = error_frame(RequestFailedError.internal(record.id), scope)
-                await write(frame, "", is_last=True)
+                await write(error_frame(internal_error(scope), scope), "", is_last=True)
 
 
 async def write_early(request: HTTPConnection, frame: bytes, content_type: str) -> None:

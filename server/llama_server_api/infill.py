@@ -8,14 +8,14 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field
 from pydantic_core import to_json
 
-from reprise.server.errors import ApiError
 from reprise.server.generation.lease import lease_for
 from reprise.server.generation.prepare import prepare_infill
-from reprise.server.generation.stream import answer, response_head
+from reprise.server.generation.stream import answer
 from reprise.server.http.body import read_body
+from reprise.server.http.error_responses import server_sent_event
 from reprise.server.http.openapi import body_schema
-from reprise.server.output.parts import ChoiceOutput, EndPart, Part, TextPart
-from reprise.server.output.presenter import Events, Json, OneChoicePresenter
+from reprise.server.output.parts import ChoiceOutput, EndPart, Events, Part, TextPart
+from reprise.server.output.presenter import Json, OneChoicePresenter
 from reprise.server.prompt.encoder import Hole
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.fields import RequestModel, field_error, unsupported
@@ -74,14 +74,10 @@ class InfillPresenter(OneChoicePresenter):
     def _part(self, part: Part) -> bytes:
         if not isinstance(part, TextPart) or not part.text or self._is_silent:
             return b""
-        return _frame({"index": 0, "content": part.text, "stop": False})
+        return server_sent_event(to_json({"index": 0, "content": part.text, "stop": False}))
 
     def _ending(self, end: EndPart, usage: Json, timings: Json) -> bytes:
-        return _frame(self._end("", end, usage, timings))
-
-    def format_error(self, fault: ApiError) -> bytes:
-        """See Presenter."""
-        return _frame(fault.body())
+        return server_sent_event(to_json(self._end("", end, usage, timings)))
 
     def _end(self, text: str, end: EndPart, usage: Json, timings: Json) -> Json:
         is_cut = end.finish_reason == "length"
@@ -100,10 +96,6 @@ class InfillPresenter(OneChoicePresenter):
         }
 
 
-def _frame(event: Json) -> bytes:
-    return b"data: " + to_json(event) + b"\n\n"
-
-
 router = APIRouter()
 BODIES = (InfillRequest,)
 
@@ -113,7 +105,7 @@ async def infill(request: Request) -> Response:
     """Fill in the text between two texts, for models with fill-in-the-middle tokens."""
     body = await read_body(request, InfillRequest)
     leased = await lease_for(request, body)
-    model = response_head(request, leased, body.model).model
+    model = body.model or leased.name
     others = [(file.filename, file.text) for file in body.input_extra]
     hole = Hole(f"{body.input_prefix}{body.prompt[0]}", body.input_suffix, others)
     prepare = partial(prepare_infill, request, leased, body, [hole], model, "input_suffix")

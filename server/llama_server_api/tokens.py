@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -29,7 +29,6 @@ from reprise.server.requests.fields import (
 )
 
 _TEXT_FIELDS = ("content", "prompt", "messages")
-_FIXED = {"phrase": "is not supported; leave it out", "description": "Left out: only the default."}
 
 
 class TokenizeRequest(RequestModel):
@@ -71,7 +70,9 @@ class TokenizeRequest(RequestModel):
     with_pieces: bool = False
     """Whether to return each token as an object with id and piece."""
     return_token_strs: bool = Field(False, description="Whether to return each token's text in token_strs.")
-    parse_special: unsupported(True, **_FIXED) = None  # type: ignore[valid-type]
+    parse_special: unsupported(  # type: ignore[valid-type]
+        True, phrase="is not supported; leave it out", description="Left out: only the default."
+    ) = None
     continue_final_message: bool = False
     """As in a chat: whether the prompt ends within the last message."""
     add_generation_prompt: bool | None = None
@@ -108,24 +109,14 @@ class TokenizeRequest(RequestModel):
         if {self.add_special, self.add_special_tokens} == {True, False}:
             phrase = "and add_special_tokens differ; send one of them"
             raise field_error("invalid_value", phrase, "add_special")
-        if self.messages is not None and self._special_requested:
+        if self.messages is not None and self.special_requested:
             name = "add_special" if self.add_special else "add_special_tokens"
             raise field_error("unsupported_value", "is decided by the chat template; leave it out", name)
         return self
 
     @property
-    def text_field(self) -> Literal["content", "prompt"]:
-        """The field that holds the text."""
-        return "prompt" if self.content is None else "content"
-
-    @property
-    def wants_special(self) -> bool:
-        """Whether to add the special tokens that a prompt begins or ends with."""
-        requested = self._special_requested
-        return self.content is None if requested is None else requested
-
-    @property
-    def _special_requested(self) -> bool | None:
+    def special_requested(self) -> bool | None:
+        """Whether to add the special tokens that a prompt begins or ends with; None if it does not say."""
         return self.add_special_tokens if self.add_special is None else self.add_special
 
 
@@ -209,9 +200,10 @@ async def tokenizer_info(request: Request) -> Response:
 
 
 def _tokens(request: Request, leased: LeasedModel, body: TokenizeRequest) -> TokenIds:
-    text = getattr(body, body.text_field)
+    field, text = ("prompt", body.prompt) if body.content is None else ("content", body.content)
     if text is not None:
-        return encode_text(leased.engine, text, body.text_field, is_prompt=body.wants_special)
+        is_prompt = field == "prompt" if body.special_requested is None else body.special_requested
+        return encode_text(leased.engine, text, field, is_prompt=is_prompt)
     names = ("messages", "tools", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
     chat = validate({name: getattr(body, name) for name in names}, ChatRequest)
     return encode_prompt(request, leased, chat).tokens

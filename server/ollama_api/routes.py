@@ -3,9 +3,10 @@
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -25,7 +26,7 @@ from reprise.server.generation.lease import find_entry, find_loadable, lease_mod
 from reprise.server.generation.prepare import Prepared, prepare_chat, prepare_completion
 from reprise.server.generation.served_models import begin_pull, known_sampling, named_entries, unload
 from reprise.server.generation.service import LeasedModel, Service, service_of
-from reprise.server.generation.stream import LINES_TYPE, TokenStream, answer
+from reprise.server.generation.stream import TokenStream, answer
 from reprise.server.http.body import read_body
 from reprise.server.http.error_responses import ollama_error
 from reprise.server.http.openapi import body_schema
@@ -43,17 +44,14 @@ from reprise.server.ollama_api.schemas import (
     to_completion,
 )
 from reprise.server.output.parts import (
-    CallArgumentsPart,
-    CallStartPart,
     ChoiceOutput,
     EndPart,
     Part,
-    PromptPart,
     ReasoningPart,
     TextPart,
     ToolCallPart,
 )
-from reprise.server.output.presenter import Json, OneChoicePresenter, chat_logprobs
+from reprise.server.output.presenter import LINES, Json, OneChoicePresenter, chat_logprobs
 from reprise.server.requests.embeddings import EmbeddingsRequest
 from reprise.server.requests.fields import Notes
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
@@ -68,10 +66,11 @@ class LinePresenter(OneChoicePresenter):
     The durations in its responses count from the presenter's creation.
     """
 
+    stream_type = LINES
+
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self.model = model
         self._is_chat = is_chat
-        self._begun: CallStartPart | None = None
         self._begun_ns = self._loaded_ns = time.perf_counter_ns()
 
     def note_loaded(self) -> None:
@@ -95,30 +94,17 @@ class LinePresenter(OneChoicePresenter):
         """See Presenter. Clients expect a part of the response in every line, so send one without text."""
         return to_json(self._line("")) + b"\n"
 
-    def format_error(self, fault: ApiError) -> bytes:
-        """See Presenter."""
-        return to_json(ollama_error(fault.renamed(GeneratingFields.names))) + b"\n"
-
     def _ending(self, end: EndPart, usage: Json, timings: Json) -> bytes:
         return to_json(self._line("", **self._end(end, usage, timings))) + b"\n"
 
     def _part(self, part: Part) -> bytes:
         match part:
-            case PromptPart():
-                return b""
             case TextPart() if part.text or part.logprobs:
                 line = self._line(part.text, **_logprobs(part.logprobs))
             case ReasoningPart() if part.text:
                 line = self._line("", {"thinking": part.text})
             case ToolCallPart():
                 line = self._line("", {"tool_calls": [_call(part)]})
-            case CallStartPart():
-                self._begun = part
-                return b""
-            case CallArgumentsPart() if begun := self._begun:
-                # Calls are not streamed, so these are all of its arguments.
-                whole = ToolCallPart(begun.id, begun.name, part.text, begun.index)
-                line = self._line("", {"tool_calls": [_call(whole)]})
             case _:
                 return b""
         return to_json(line) + b"\n"
@@ -134,7 +120,6 @@ class LinePresenter(OneChoicePresenter):
 
     def _end(self, end: EndPart, usage: Json, timings: Json) -> Json:
         """Return the counts of the last line. Durations are in nanoseconds; counts include cached tokens."""
-        checked = {} if end.schema_valid is None else {"schema_valid": end.schema_valid}
         return {
             "done": True,
             "done_reason": "length" if end.finish_reason == "length" else "stop",
@@ -144,7 +129,7 @@ class LinePresenter(OneChoicePresenter):
             "prompt_eval_duration": round(timings["prompt_ms"] * NS_PER_MS),
             "eval_count": usage["completion_tokens"],
             "eval_duration": round(timings["predicted_ms"] * NS_PER_MS),
-            **checked,
+            **end.checked,
         }
 
 
@@ -171,7 +156,7 @@ OLLAMA_VERSION = "0.32.15"
 FOREVER = "9999-12-31T23:59:59Z"
 
 
-def _named(name: str, entry: ModelEntry) -> dict[str, Any]:
+def _named(name: str, entry: ModelEntry) -> Json:
     # Ollama's own client shows a part of it; nothing here is looked up by it.
     digest = hashlib.sha256(f"{entry.name} {entry.size_bytes}".encode()).hexdigest()
     # Some clients look for the name with its tag.
@@ -180,7 +165,7 @@ def _named(name: str, entry: ModelEntry) -> dict[str, Any]:
     return {**known, "details": _details(entry)}
 
 
-def _details(entry: ModelEntry) -> dict[str, Any]:
+def _details(entry: ModelEntry) -> Json:
     """Return a model's details, such as family and size: fewer before it is loaded."""
     info = entry.info
     return {
@@ -193,9 +178,9 @@ def _details(entry: ModelEntry) -> dict[str, Any]:
     }
 
 
-def _facts(entry: ModelEntry) -> dict[str, Any]:
+def _facts(entry: ModelEntry) -> Json:
     info, kind = entry.info, entry.info.architecture if entry.info else "unknown"
-    facts: dict[str, Any] = {"general.architecture": kind}
+    facts: Json = {"general.architecture": kind}
     if entry.context_tokens:
         facts[f"{kind}.context_length"] = entry.context_tokens
     if entry.embedding:
@@ -233,52 +218,48 @@ BODIES = (
 async def chat(request: Request) -> Response:
     """Generate the next message of a conversation, in Ollama's format."""
     body = await read_body(request, OllamaChatRequest)
-    presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=True)
-    if not body.messages:
-        return await _load_or_unload(request, body, presenter)
-    leased = await _lease(request, body, presenter)
 
-    def prepare() -> Prepared:
-        return prepare_chat(
-            request, leased, to_chat(body, body.messages, tools=body.tools), streams_calls=False
-        )
+    def prepare(leased: LeasedModel, _model: str) -> Prepared:
+        chat = to_chat(body, body.messages, tools=body.tools)
+        return prepare_chat(request, leased, chat, streams_calls=False)
 
-    return _in_lines(await answer(request, leased, prepare, presenter))
+    return await _answer(request, body, prepare if body.messages else None)
 
 
 @router.post("/api/generate", openapi_extra=body_schema(OllamaGenerateRequest, in_lines=True))
 async def generate(request: Request) -> Response:
     """Answer a prompt, continue a text (raw) or fill in what is before a suffix, in Ollama's format."""
     body = await read_body(request, OllamaGenerateRequest)
-    presenter = LinePresenter(body.model or _ready(request).model_names[0], is_chat=False)
-    if not body.prompt and not body.suffix:
-        return await _load_or_unload(request, body, presenter)
-    leased = await _lease(request, body, presenter)
 
-    def prepare() -> Prepared:
+    def prepare(leased: LeasedModel, model: str) -> Prepared:
         if not body.is_plain:
             return prepare_chat(request, leased, prompt_to_chat(body))
         notes = Notes(leased.settings.unknown_fields == "refuse")
         asked = to_completion(body, notes)
         note_ignored(request, notes.entries())
-        return prepare_completion(request, leased, asked, presenter.model)
+        return prepare_completion(request, leased, asked, model)
 
-    return _in_lines(await answer(request, leased, prepare, presenter))
-
-
-async def _lease(request: Request, body: GeneratingFields, presenter: LinePresenter) -> LeasedModel:
-    """Lease the model of a request that generates."""
-    name = _own_name(_ready(request), body.model)
-    silence = presenter.format_silence() if body.stream else None
-    leased = await lease_model(request, name, silence=silence, keep_alive=body.keep_alive)
-    presenter.note_loaded()
-    return leased
+    return await _answer(request, body, prepare if body.prompt or body.suffix else None)
 
 
-async def _load_or_unload(request: Request, body: GeneratingFields, presenter: LinePresenter) -> Response:
-    """Answer a request without a prompt, which has the model loaded, or with keep_alive 0 unloaded."""
+async def _answer(
+    request: Request, body: GeneratingFields, prepare: Callable[[LeasedModel, str], Prepared] | None
+) -> Response:
+    """Answer a request that generates.
+
+    prepare: is given the model and its name in the request; None to have it loaded, or with keep_alive 0
+        unloaded.
+    """
     service = _ready(request)
+    presenter = LinePresenter(
+        body.model or service.model_names[0], is_chat=isinstance(body, OllamaChatRequest)
+    )
     name = _own_name(service, body.model)
+    if prepare is not None:
+        silence = presenter.format_silence() if body.stream else None
+        leased = await lease_model(request, name, silence=silence, keep_alive=body.keep_alive)
+        presenter.note_loaded()
+        return await answer(request, leased, partial(prepare, leased, presenter.model), presenter)
     unloads = _is_zero(body.keep_alive)
     if not unloads:
         await lease_model(request, name, keep_alive=body.keep_alive)
@@ -288,12 +269,6 @@ async def _load_or_unload(request: Request, body: GeneratingFields, presenter: L
         await find_loadable(service, resolve(service, name))
         note_ignored(request, ["keep_alive"])
     return Response(presenter.format_done("unload" if unloads else "load"), media_type="application/json")
-
-
-def _in_lines(response: Response) -> Response:
-    if isinstance(response, TokenStream):
-        response.send_lines()
-    return response
 
 
 def _is_zero(keep_alive: KeepAlive) -> bool:
@@ -381,23 +356,16 @@ async def pull(request: Request) -> Response:
     """
     body = await read_body(request, OllamaPullRequest)
     if await _is_here(_ready(request), body.model):
-        return Response(
-            b'{"status":"success"}\n', media_type=LINES_TYPE if body.stream else "application/json"
-        )
+        return Response(b'{"status":"success"}\n', media_type=LINES if body.stream else "application/json")
     download = begin_pull(service_of(request), body.model.removesuffix(TAG))
 
     async def lines() -> AsyncIterator[bytes]:
         async for state in download.states(request):
-            if isinstance(state, ApiError):
-                yield to_json(ollama_error(state)) + b"\n"
-            else:
-                told = {"status": state.status, "completed": state.completed, "total": state.total}
-                yield to_json(told) + b"\n"
+            told = ollama_error(state) if isinstance(state, ApiError) else asdict(state)
+            yield to_json(told) + b"\n"
 
     if body.stream:
-        stream = TokenStream(lines(), at_end=download.stop)
-        stream.send_lines()
-        return stream
+        return TokenStream(lines(), LINES, at_end=download.stop)
     try:
         async for state in download.states(request):
             if isinstance(state, ApiError):
@@ -422,11 +390,8 @@ async def _is_here(service: Service, model: str) -> bool:
 async def embed_texts(request: Request) -> Response:
     """Make a vector of each text, in Ollama's format."""
     body = await read_body(request, OllamaEmbedRequest)
-    fields = {
-        "input": body.input,
-        "dimensions": body.dimensions,
-        "truncate": "end" if body.truncate else "none",
-    }
+    cut = "end" if body.truncate else "none"
+    asked = EmbeddingsRequest.model_construct(input=body.input, dimensions=body.dimensions, truncate=cut)
     begun_ns = time.perf_counter_ns()
 
     def write(vectors: Sequence[bytes], num_tokens: int, loaded_ns: int) -> bytes:
@@ -438,35 +403,34 @@ async def embed_texts(request: Request) -> Response:
         }
         return b'{"embeddings":[' + b",".join(map(write_numbers, vectors)) + b"]," + to_json(told)[1:]
 
-    return await _embed(request, body.model, body.keep_alive, fields, write)
+    return await _embed(request, body, asked, write)
 
 
 @router.post("/api/embeddings", openapi_extra=body_schema(OllamaEmbeddingsRequest))
 async def embed_text(request: Request) -> Response:
     """Make the vector of a text, as older clients of Ollama ask for it."""
     body = await read_body(request, OllamaEmbeddingsRequest)
-    fields = {"input": (body.prompt,) if body.prompt else (), "truncate": "end"}
+    texts = (body.prompt,) if body.prompt else ()
+    asked = EmbeddingsRequest.model_construct(input=texts, truncate="end")
 
     def write(vectors: Sequence[bytes], _num_tokens: int, **_: int) -> bytes:
         return b'{"embedding":' + (write_numbers(vectors[0]) if vectors else b"[]") + b"}"
 
-    return await _embed(request, body.model, body.keep_alive, fields, write)
+    return await _embed(request, body, asked, write)
 
 
 async def _embed(
     request: Request,
-    model: str | None,
-    keep_alive: KeepAlive,
-    fields: dict[str, Any],
+    body: OllamaEmbedRequest | OllamaEmbeddingsRequest,
+    asked: EmbeddingsRequest,
     write: Callable[..., bytes],
 ) -> Response:
-    """Answer a request for embeddings. fields: of the same request to /v1/embeddings.
+    """Answer a request for embeddings. asked: the same as a request to /v1/embeddings.
 
     write: is called as in answer_embeddings(), and with loaded_ns, when the model was loaded.
     """
-    asked = EmbeddingsRequest.model_construct(**fields)
-    name = _own_name(_ready(request), model)
-    leased = await lease_model(request, name, keep_alive=keep_alive, purpose="embed")
+    name = _own_name(_ready(request), body.model)
+    leased = await lease_model(request, name, keep_alive=body.keep_alive, purpose="embed")
     told = partial(write, loaded_ns=time.perf_counter_ns())
     if not asked.input:
         return Response(told((), 0), media_type="application/json")

@@ -45,21 +45,7 @@ SILENT = frozenset(("index", "type"))
 _OWN = frozenset(("images", "thinking", "tool_name"))
 
 
-def read_conversation(given: Json, notes: Notes) -> Json:
-    """Return a request's fields, with messages, tools and tool_choice in the normal form.
-
-    Raises BadRequestError if no prompt can be made of the conversation, or the model could not call a tool.
-    """
-    read = dict(given)
-    if given.get("messages") is not None:
-        read["messages"] = read_ollama_messages(given["messages"], notes)
-    tools = ToolReader(notes)
-    if given.get("tools") is not None:
-        tools.read(given["tools"], "tools")
-    return read | {"tools": tuple(tools.tools)}
-
-
-def read_ollama_messages(given: Any, notes: Notes) -> tuple[Message, ...]:
+def read_messages(given: Any, notes: Notes) -> tuple[Message, ...]:
     """Convert the JSON messages of an Ollama chat to the normal form. Raises BadRequestError."""
     notes.silent, notes.api = SILENT, "ollama"
     calls = _Calls()
@@ -249,8 +235,20 @@ class OllamaChatRequest(GeneratingFields):
     @model_validator(mode="before")
     @classmethod
     def read_conversation(cls, given: Any, info: ValidationInfo) -> Any:
-        """Bring the conversation into the normal form."""
-        return read_conversation(given, notes_in(info.context)) if isinstance(given, dict) else given
+        """Bring the conversation into the normal form.
+
+        Raises BadRequestError if no prompt can be made of it, or the model could not call a tool.
+        """
+        if not isinstance(given, dict):
+            return given
+        notes = notes_in(info.context)
+        read = dict(given)
+        if given.get("messages") is not None:
+            read["messages"] = read_messages(given["messages"], notes)
+        tools = ToolReader(notes)
+        if given.get("tools") is not None:
+            tools.read(given["tools"], "tools")
+        return read | {"tools": tuple(tools.tools)}
 
 
 class OllamaGenerateRequest(GeneratingFields):

@@ -10,19 +10,19 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from reprise.engine.interface.events import TokenLogprob
-from reprise.server.errors import ApiError
 from reprise.server.generation.lease import lease_for
 from reprise.server.generation.prepare import prepare_chat, prepare_completion
 from reprise.server.generation.stream import answer, response_head
 from reprise.server.http.body import read_body
+from reprise.server.http.error_responses import server_sent_event
 from reprise.server.http.openapi import body_schema
+from reprise.server.output.parser_base import TokenPositions
 from reprise.server.output.parts import (
     CallArgumentsPart,
-    CallStartPart,
     ChoiceOutput,
     ChoiceTokens,
     EndPart,
-    Mergeable,
+    Events,
     Part,
     PromptPart,
     ReasoningPart,
@@ -30,14 +30,44 @@ from reprise.server.output.parts import (
     StreamedText,
     TextPart,
     ToolCallPart,
-    merge,
+    merge_events,
     merge_runs,
 )
-from reprise.server.output.presenter import Events, Json, Presenter, ResponseHead, chat_logprobs, finite
-from reprise.server.output.text_parser import InputDecoder, PromptPositions, TokenPositions
+from reprise.server.output.presenter import (
+    InputDecoder,
+    Json,
+    Presenter,
+    ResponseHead,
+    chat_logprobs,
+    finite,
+)
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.generation_fields import GenerationFields
+
+
+class PromptPositions:
+    """Finds the positions of a prompt's tokens in its text, which may lack some, such as special ones."""
+
+    def __init__(self, text: str) -> None:
+        self._encoded = text.encode()
+        self._at = 0
+        self._num_characters = 0
+
+    def add(self, token_bytes: bytes) -> int:
+        """Move past the next token. Returns the index of the character in which the token begins."""
+        is_within = self._at < len(self._encoded) and _is_continuation(self._encoded[self._at])
+        position = max(0, self._num_characters - is_within)
+        for found in (token_bytes, token_bytes.removeprefix(b" ")):
+            if self._encoded.startswith(found, self._at):
+                self._num_characters += sum(not _is_continuation(byte) for byte in found)
+                self._at += len(found)
+                break
+        return position
+
+
+def _is_continuation(byte: int) -> bool:
+    return byte & 0xC0 == 0x80
 
 
 class CompletionLogprobs:
@@ -100,6 +130,9 @@ def _token_string(token_bytes: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
+DONE = server_sent_event(b"[DONE]")
+
+
 class OpenAIPresenter(Presenter):
     """What the presenters of /v1/chat/completions and /v1/completions share.
 
@@ -114,8 +147,7 @@ class OpenAIPresenter(Presenter):
 
     def __init__(self, head: ResponseHead, body: GenerationFields, id_prefix: str) -> None:
         self._id, self._wants_usage = f"{id_prefix}-{head.id}", body.wants_usage_chunk
-        names = ("created", "model", "system_fingerprint", *(["service_tier"] if head.service_tier else ()))
-        self._head = {name: getattr(head, name) for name in names}
+        self._head = {name: getattr(head, name) for name in ("created", "model", "system_fingerprint")}
         self._no_usage = {"usage": None} if body.wants_usage_chunk else {}
         self._around_text: dict[tuple[int, type[StreamedText]], tuple[bytes, bytes]] = {}
 
@@ -146,9 +178,7 @@ class OpenAIPresenter(Presenter):
         """See Presenter."""
         choices, beside = [], []
         for index, output in enumerate(outputs):
-            choice = self._choice(index, output)
-            if output.end.schema_valid is not None:
-                choice["schema_valid"] = output.end.schema_valid
+            choice = self._choice(index, output) | output.end.checked
             beside.append(self._report(choice, output.trace, output.tokens))
             choices.append(choice)
         return self._envelope(self.response_object, choices, usage=usage, timings=timings, **beside[0])
@@ -160,11 +190,7 @@ class OpenAIPresenter(Presenter):
         if not self._wants_usage:
             return frames + self._chunk_of(index, end, ReportPart({"timings": timings})) + DONE
         closing = self._envelope(self.chunk_object, [], usage=usage, timings=timings)
-        return frames + self._chunk_of(index, end) + _frame(closing) + DONE
-
-    def format_error(self, fault: ApiError) -> bytes:
-        """See Presenter."""
-        return _frame(to_json(fault.body()))
+        return frames + self._chunk_of(index, end) + server_sent_event(closing) + DONE
 
     def _frames(self, events: Events) -> bytes:
         """Return the chunks of parts. What was reported with a choice's parts is in each of its chunks."""
@@ -174,7 +200,7 @@ class OpenAIPresenter(Presenter):
                 before = reports.get(index, ReportPart())
                 fields, tokens = {**before.fields, **part.fields}, part.tokens or before.tokens
                 reports[index] = ReportPart(fields, before.trace + part.trace, tokens)
-        merged = _merge_by_choice([event for event in events if not isinstance(event[1], ReportPart)])
+        merged = merge_events([event for event in events if not isinstance(event[1], ReportPart)])
         silent = reports.keys() - {index for index, _ in merged}
         merged += [(index, reports[index]) for index in sorted(silent)]
         frames = []
@@ -213,7 +239,7 @@ class OpenAIPresenter(Presenter):
         return before + to_json(part.text) + after
 
     def _chunk(self, choice: Json, **more: object) -> bytes:
-        return _frame(self._envelope(self.chunk_object, [choice], **self._no_usage, **more))
+        return server_sent_event(self._envelope(self.chunk_object, [choice], **self._no_usage, **more))
 
     def _envelope(self, kind: str, choices: Sequence[Json], **more: object) -> bytes:
         """Return a response or a chunk as JSON. more: further fields."""
@@ -229,6 +255,9 @@ class ChatPresenter(OpenAIPresenter):
 
     def __init__(self, head: ResponseHead, body: ChatRequest) -> None:
         super().__init__(head, body, "chatcmpl")
+        if body.service_tier:
+            # There is only one tier, whichever was requested.
+            self._head["service_tier"] = "default"
         self._num_choices, self._wants_logprobs = body.n, body.logprobs
         # OpenAI's streams begin with null content if there are tools, else with an empty string.
         self._opens_with = None if body.shown_tools else ""
@@ -246,7 +275,7 @@ class ChatPresenter(OpenAIPresenter):
         if output.reasoning:
             message["reasoning_content"] = output.reasoning
         if output.tool_calls:
-            message["tool_calls"] = [self._start_call(index, call) for call in output.tool_calls]
+            message["tool_calls"] = [self._call(index, call) for call in output.tool_calls]
         return {
             "index": index,
             "message": message,
@@ -261,8 +290,8 @@ class ChatPresenter(OpenAIPresenter):
                 return _delta_choice(index, {"content": part.text}, logprobs=logprobs)
             case ReasoningPart():
                 return _delta_choice(index, {"reasoning_content": part.text})
-            case ToolCallPart() | CallStartPart():
-                call = {"index": part.index, **self._start_call(index, part)}
+            case ToolCallPart():
+                call = {"index": part.index, **self._call(index, part)}
                 return _delta_choice(index, {"tool_calls": [call]})
             case CallArgumentsPart():
                 decoder = self._decoders.get((index, part.index))
@@ -271,25 +300,17 @@ class ChatPresenter(OpenAIPresenter):
                     call = {"index": part.index, "custom": {"input": decoder.feed(part.text)}}
                 return _delta_choice(index, {"tool_calls": [call]})
             case EndPart():
-                valid = {} if part.schema_valid is None else {"schema_valid": part.schema_valid}
-                return _delta_choice(index, {}, finish_reason=part.finish_reason, **valid)
+                return _delta_choice(index, {}, finish_reason=part.finish_reason, **part.checked)
             case ReportPart():
                 return _delta_choice(index, {})
 
-    def _start_call(self, index: int, call: ToolCallPart | CallStartPart) -> Json:
-        arguments = call.arguments if isinstance(call, ToolCallPart) else ""
+    def _call(self, index: int, call: ToolCallPart) -> Json:
         if call.name not in self._custom_tools:
-            return {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": arguments},
-            }
+            function = {"name": call.name, "arguments": call.arguments}
+            return {"id": call.id, "type": "function", "function": function}
         decoder = self._decoders[index, call.index] = InputDecoder()
-        return {
-            "id": call.id,
-            "type": "custom",
-            "custom": {"name": call.name, "input": decoder.feed(arguments)},
-        }
+        custom = {"name": call.name, "input": decoder.feed(call.arguments)}
+        return {"id": call.id, "type": "custom", "custom": custom}
 
 
 def _delta_choice(index: int, delta: Json, **more: object) -> Json:
@@ -333,30 +354,6 @@ class CompletionPresenter(OpenAIPresenter):
         }
 
 
-DONE = b"data: [DONE]\n\n"
-
-
-def _merge_by_choice(events: Events) -> list[tuple[int, Part]]:
-    """Merge each choice's text into as few parts as possible, even if other choices' parts came in between.
-
-    The order of parts within a choice is kept.
-    """
-    merged: list[tuple[int, Part]] = []
-    texts: dict[int, list[Mergeable]] = {}
-    for index, part in events:
-        if index in texts and not isinstance(part, type(texts[index][0])):
-            merged.append((index, merge(texts.pop(index))))
-        if isinstance(part, Mergeable):
-            texts.setdefault(index, []).append(part)
-        else:
-            merged.append((index, part))
-    return merged + [(index, merge(parts)) for index, parts in texts.items()]
-
-
-def _frame(json: bytes) -> bytes:
-    return b"data: " + json + b"\n\n"
-
-
 router = APIRouter()
 BODIES = (ChatRequest, CompletionRequest)
 
@@ -366,8 +363,7 @@ async def create_chat_completion(request: Request) -> Response:
     """Generate the next message of a conversation."""
     body = await read_body(request, ChatRequest)
     leased = await lease_for(request, body)
-    # There is only one tier, whichever was requested.
-    head = response_head(request, leased, body.model, "default" if body.service_tier else None)
+    head = response_head(request, leased, body.model)
     prepare = partial(prepare_chat, request, leased, body)
     return await answer(request, leased, prepare, ChatPresenter(head, body))
 

@@ -3,7 +3,6 @@
 from base64 import b64encode
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
@@ -16,16 +15,14 @@ from reprise.server.http.request_log import record_of
 from reprise.server.requests.embeddings import EmbeddingsRequest, RerankRequest
 
 
-def write_embeddings(
-    vectors: Sequence[bytes], num_tokens: int, encoding_format: Literal["float", "base64"], model: str
-) -> bytes:
+def write_embeddings(body: EmbeddingsRequest, model: str, vectors: Sequence[bytes], num_tokens: int) -> bytes:
     """Write the JSON response of /v1/embeddings. May take long.
 
     vectors: (num_texts,) little-endian float32. num_tokens: the tokens of all texts together.
     """
     parts = []
     for index, vector in enumerate(vectors):
-        shown = b64encode(vector).decode() if encoding_format == "base64" else numbers_of(vector)
+        shown = b64encode(vector).decode() if body.encoding_format == "base64" else numbers_of(vector)
         parts.append(to_json({"object": "embedding", "index": index, "embedding": shown}))
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     rest = to_json({"model": model, "usage": usage})
@@ -33,25 +30,18 @@ def write_embeddings(
 
 
 def write_ranking(
-    rated: Sequence[bytes],
-    num_tokens: int,
-    *,
-    documents: Sequence[str] | None,
-    top_n: int | None,
-    request_id: str,
-    model: str,
+    body: RerankRequest, model: str, request_id: str, rated: Sequence[bytes], num_tokens: int
 ) -> bytes:
     """Write a JSON response that has both Jina's and Cohere's rerank fields, with the best documents first.
 
     Unless documents are returned it has Voyage's field (data) too, which Continue reads.
     rated: (num_documents,) scores, each as a vector of one number. num_tokens: the tokens of all pairs.
-    documents: the documents' texts, to be returned too; None to return only indices and scores.
     """
     scores = [number for one in rated for number in numbers_of(one)]
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     results = [
         {"index": index, "relevance_score": scores[index]}
-        | ({"document": {"text": documents[index]}} if documents is not None else {})
+        | ({"document": {"text": body.documents[index]}} if body.return_documents else {})
         for index in order
     ]
     return to_json(
@@ -60,7 +50,7 @@ def write_ranking(
             "object": "list",
             "model": model,
             "results": results,
-            **({"data": results} if documents is None else {}),
+            **({} if body.return_documents else {"data": results}),
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
         }
@@ -76,8 +66,7 @@ async def create_embeddings(request: Request) -> Response:
     """Make a vector of each text, with a model that embeds."""
     body = await read_body(request, EmbeddingsRequest)
     leased = await lease_for(request, body, "embed")
-    model = body.model or leased.name
-    write = partial(write_embeddings, encoding_format=body.encoding_format, model=model)
+    write = partial(write_embeddings, body, body.model or leased.name)
     encode = partial(encode_inputs, request, leased, body)
     return await answer_embeddings(request, leased, encode, write, body.dimensions)
 
@@ -92,8 +81,5 @@ async def rerank(request: Request) -> Response:
     """Sort documents by how well they answer a query, with a model that ranks. Jina's and Cohere's."""
     body = await read_body(request, RerankRequest)
     leased = await lease_for(request, body, "rerank")
-    model = body.model or leased.name
-    documents = body.documents if body.return_documents else None
-    request_id = record_of(request).id
-    write = partial(write_ranking, documents=documents, top_n=body.top_n, request_id=request_id, model=model)
+    write = partial(write_ranking, body, body.model or leased.name, record_of(request).id)
     return await answer_embeddings(request, leased, partial(encode_pairs, request, leased, body), write)

@@ -1,13 +1,11 @@
-"""The parts of an answer, and what formats them for an API."""
+"""The parts of an answer, the whole of it collected from them, and how parts are merged."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal, TypeVar
 
-from reprise.engine.interface.events import Delta, Finished, TokenLogprob
-from reprise.server.tools.readers import BareCalls, Reader
+from reprise.engine.interface.events import TokenLogprob
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -40,23 +38,14 @@ class ReasoningPart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPart:
-    """A complete tool call.
+    """A tool call, or its beginning if its arguments follow in parts of their own.
 
-    arguments: a JSON object as text. index: the number of tool calls before this one.
+    arguments: a JSON object as text; "" if it follows. index: the number of tool calls before this one.
     """
 
     id: str
     name: str
-    arguments: str
-    index: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CallStartPart:
-    """The beginning of a tool call whose arguments follow in parts. index: see ToolCallPart."""
-
-    id: str
-    name: str
+    arguments: str = ""
     index: int = 0
 
 
@@ -79,6 +68,11 @@ class EndPart:
     finish_reason: FinishReason
     stop: str | None = None
     schema_valid: bool | Literal["unknown"] | None = None
+
+    @property
+    def checked(self) -> dict[str, Any]:
+        """The field that tells whether schemas are satisfied; no field if it was not checked."""
+        return {} if self.schema_valid is None else {"schema_valid": self.schema_valid}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,48 +100,9 @@ class ChoiceTokens:
 StreamedText = TextPart | ReasoningPart
 Mergeable = StreamedText | CallArgumentsPart
 MergeableT = TypeVar("MergeableT", bound=Mergeable)
-Part = Mergeable | ToolCallPart | CallStartPart | ReportPart | EndPart
-
-
-class OutputParser(ABC):
-    """Splits the text of one choice into parts.
-
-    num_reasoning_tokens: how many of the choice's tokens are reasoning; set with the EndPart.
-    make_end: set by end() if making the EndPart takes long (a schema to check); the caller awaits it.
-    """
-
-    num_reasoning_tokens = 0
-    make_end: Callable[[], Awaitable[EndPart]] | None = None
-
-    @abstractmethod
-    def read(self, delta: Delta) -> list[Part]:
-        """Return the parts that are certain after this delta; possibly none."""
-
-    @abstractmethod
-    def end(self, finished: Finished) -> list[Part]:
-        """Return the remaining parts; the last is an EndPart, unless make_end is set."""
-
-
-MakeParser = Callable[[], OutputParser]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallRules:
-    """How to parse tool calls.
-
-    is_parallel: whether a choice may have several tool calls; if not, it ends with the first.
-    make_reader: returns a reader for the calls of one section; None if the format is not known, or harmony.
-    is_streamed: whether arguments are emitted while the reader reads them. Otherwise a section's text is
-        emitted once it is complete: as calls, or as text if it has none.
-    note: called with the outcome of each complete section.
-    bare_calls: the form of calls without the marker before them; None if it cannot be told from text.
-    """
-
-    is_parallel: bool = True
-    make_reader: Callable[[], Reader] | None = None
-    is_streamed: bool = False
-    note: Callable[[Literal["parsed", "malformed"]], None] = lambda _: None
-    bare_calls: BareCalls | None = None
+Part = Mergeable | ToolCallPart | ReportPart | EndPart
+Events = Sequence[tuple[int, Part]]
+"""(index of the choice, part), in order of arrival."""
 
 
 @dataclass
@@ -173,7 +128,7 @@ class ChoiceOutput:
         prompt: list[PromptPart] = []
         texts: list[str] = []
         reasoning: list[str] = []
-        begun: list[tuple[CallStartPart, list[str]]] = []
+        calls: list[tuple[ToolCallPart, list[str]]] = []
         for part in parts:
             match part:
                 case PromptPart():
@@ -184,20 +139,15 @@ class ChoiceOutput:
                 case ReasoningPart():
                     reasoning.append(part.text)
                 case ToolCallPart():
-                    output.tool_calls.append(part)
-                case CallStartPart():
-                    begun.append((part, []))
+                    calls.append((part, [part.arguments]))
                 case CallArgumentsPart():
-                    begun[-1][1].append(part.text)
+                    calls[-1][1].append(part.text)
                 case ReportPart():
                     output.trace += part.trace
                     output.tokens = part.tokens or output.tokens
                 case EndPart():
                     output.end = part
-        output.tool_calls += [
-            ToolCallPart(start.id, start.name, "".join(arguments), start.index) for start, arguments in begun
-        ]
-        output.tool_calls.sort(key=lambda call: call.index)
+        output.tool_calls = [replace(call, arguments="".join(arguments)) for call, arguments in calls]
         output.prompt = merge(prompt) if prompt else None
         output.trace = merge_runs(output.trace)
         output.text, output.reasoning = "".join(texts), "".join(reasoning)
@@ -210,19 +160,21 @@ def merge_runs(runs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [("".join(text for text, _ in same), source) for source, same in grouped]
 
 
-def merge_adjacent(parts: Iterable[Part]) -> Iterator[Part]:
-    """Yield the parts, with each run of text, of reasoning, or of a call's arguments merged into one."""
-    run: list[Mergeable] = []
-    for part in parts:
-        if run and type(part) is not type(run[0]):
-            yield merge(run)
-            run = []
+def merge_events(events: Events) -> list[tuple[int, Part]]:
+    """Merge each choice's text into as few parts as possible, even if other choices' parts came in between.
+
+    The same is done with reasoning and with a call's arguments. The order of parts within a choice is kept.
+    """
+    merged: list[tuple[int, Part]] = []
+    runs: dict[int, list[Mergeable]] = {}
+    for index, part in events:
+        if index in runs and type(part) is not type(runs[index][0]):
+            merged.append((index, merge(runs.pop(index))))
         if isinstance(part, Mergeable):
-            run.append(part)
+            runs.setdefault(index, []).append(part)
         else:
-            yield part
-    if run:
-        yield merge(run)
+            merged.append((index, part))
+    return merged + [(index, merge(parts)) for index, parts in runs.items()]
 
 
 def merge(parts: Sequence[MergeableT]) -> MergeableT:

@@ -1,6 +1,7 @@
 """What formats answers for an API, and the counts and times that it reports."""
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -11,36 +12,37 @@ from reprise.engine.interface.events import TokenLogprob, Usage
 from reprise.engine.interface.request import GenerationRequest
 from reprise.server.errors import ApiError
 from reprise.server.logs import RequestRecord
-from reprise.server.output.parts import ChoiceOutput, EndPart, Part, merge_adjacent
+from reprise.server.output.parts import ChoiceOutput, EndPart, Events, Part, merge_events
+from reprise.server.tools.values import unescape
 
 Json = dict[str, Any]
-Events = Sequence[tuple[int, Part]]
-"""(index of the choice, part), in order of arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """The fields that the response to a request, or each of its chunks, starts with.
-
-    service_tier: None if the request named no tier; the field is then not sent.
-    """
+    """The fields that the response to a request, or each of its chunks, starts with."""
 
     id: str
     created: int
     model: str
     system_fingerprint: str
-    service_tier: str | None = None
 
 
 KEEP_ALIVE = b": keep-alive\n"
 """A comment, which no client shows. After an empty line, several decoders would see an empty event."""
 
 
+LINES = "application/x-ndjson"
+"""The content type of a stream of JSON lines."""
+
+
 class Presenter(ABC):
     """Formats the output of one request, as a whole response or as a stream of frames.
 
-    usage: see count_usage(). timings: see measure_timings().
+    usage: see count_usage(). timings: see measure_timings(). stream_type: the content type of a stream.
     """
+
+    stream_type = "text/event-stream"
 
     @abstractmethod
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
@@ -62,9 +64,9 @@ class Presenter(ABC):
     def format_end(self, events: Events, usage: Json, timings: Json) -> bytes:
         """Return the frames for the last parts, followed by those that end the stream."""
 
-    @abstractmethod
-    def format_error(self, fault: ApiError) -> bytes:
-        """Return the frames that report an error in a running stream and end it."""
+    def format_error(self, _told: ApiError) -> bytes:
+        """Return the frames that end a running stream with an error; b"" if error_frame() makes them."""
+        return b""
 
     @abstractmethod
     def _frames(self, events: Events) -> bytes: ...
@@ -79,7 +81,7 @@ class OneChoicePresenter(Presenter):
         return self._frames(events) + self._ending(end, usage, timings)
 
     def _frames(self, events: Events) -> bytes:
-        return b"".join(map(self._part, merge_adjacent(part for _, part in events)))
+        return b"".join(self._part(part) for _, part in merge_events(events))
 
     @abstractmethod
     def _part(self, part: Part) -> bytes:
@@ -88,6 +90,37 @@ class OneChoicePresenter(Presenter):
     @abstractmethod
     def _ending(self, end: EndPart, usage: Json, timings: Json) -> bytes:
         """Return the frames that end the stream after all parts."""
+
+
+_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_PLAIN = re.compile(r'[^"\\]+')
+
+
+class InputDecoder:
+    """Decodes a free-form tool's input from the JSON of a call's arguments, which arrives bit by bit."""
+
+    def __init__(self) -> None:
+        self._pending = ""
+        self._is_inside = False
+
+    def feed(self, arguments: str) -> str:
+        """Add text of the arguments' JSON; return the part of the decoded input that is certain now."""
+        self._pending += arguments
+        if not self._is_inside:
+            head = _HEAD.match(self._pending)
+            if head is None:
+                return ""
+            self._is_inside = True
+            self._pending = self._pending[head.end() :]
+        decoded = []
+        while self._pending:
+            plain = _PLAIN.match(self._pending)
+            text, length = (plain[0], plain.end()) if plain else unescape(self._pending)
+            if not length:
+                break
+            decoded.append(text)
+            self._pending = self._pending[length:]
+        return "".join(decoded)
 
 
 FLOOR = -9999.0

@@ -17,8 +17,7 @@ from reprise.config.settings import Settings
 from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesRequest
 from reprise.server.app import BODIES, ROUTES
 from reprise.server.http.request_log import ENDPOINTS
-from reprise.server.openai_api.responses.routes import CompactRequest
-from reprise.server.openai_api.responses.schemas import ResponsesRequest
+from reprise.server.openai_api.responses.schemas import CompactRequest, ResponsesRequest
 from reprise.server.reference import API_PAGE, SINCE, UndocumentedError, read_rows, write_api_page
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest

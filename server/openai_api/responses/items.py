@@ -7,7 +7,6 @@ from typing import Any
 
 from reprise.server.errors import BadRequestError, requested_name
 from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
-from reprise.server.openai_api.responses.store import Turn
 from reprise.server.requests.chat import ChatRequest, extended
 from reprise.server.requests.fields import Notes, validate
 from reprise.server.requests.messages import (
@@ -42,19 +41,25 @@ SILENT = frozenset(
     ("id", "status", "phase", "annotations", "logprobs", "prompt_cache_breakpoint", "summary")
 ) | {"output_schema", "defer_loading"}
 """Keys inside items and tools that the API has and that need no mention."""
-_CALLS = ("function_call", "custom_tool_call")
+CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+"""The types of calls, and the field that holds what they call a tool with."""
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
-_FORMS: dict[str, tuple[str, Any]] = {
-    "function_call": ("arguments", str),
-    "custom_tool_call": ("input", str),
-    **dict.fromkeys(_OUTPUTS, ("output", str | list)),
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
 }
+"""How the ids of items begin, by their type. Those of others begin with item."""
 _STATUSES = ("completed", "in_progress", "incomplete")
-_OF_CALL = ("type", "call_id", "name", "namespace", "arguments", "input")
 
 
-def kind_of(item: Json) -> str:
+def kind_of(item: Any) -> str:
     """Return an item's type. Without a type it is a message, or a reference if it has only an id."""
+    if not isinstance(item, dict):
+        return "message"
     kind = item.get("type")
     if isinstance(kind, str):
         return kind
@@ -69,31 +74,30 @@ def from_items(items: Sequence[Any], path: str, notes: Notes) -> tuple[list[Mess
     """
     made: list[Message] = []
     tools: list[tuple[str, Any]] = []
-    dicts = [item for item in items if isinstance(item, dict)]
-    answered = {as_string(item.get("call_id")) for item in dicts if kind_of(item).endswith("_output")}
+    answered = {as_string(item.get("call_id")) for item in items if kind_of(item).endswith("_output")}
     for index, item in enumerate(items):
-        at = f"{path}[{index}]"
-        if not isinstance(item, dict):
-            made.append(chat_message(item, at, notes))
-            continue
-        kind = kind_of(item)
+        at, kind = f"{path}[{index}]", kind_of(item)
         if kind in ("additional_tools", "tool_search_output") and isinstance(item.get("tools"), list):
             notes.understood(at)
             tools.append((f"{at}.tools", item["tools"]))
-        made += _messages(item, kind, at, answered, notes)
+        if kind != "additional_tools":
+            made += _messages(item, kind, at, answered, notes)
     return _turns(made), tools
 
 
-def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) -> list[Message]:
+def _messages(item: Any, kind: str, at: str, answered: set[str], notes: Notes) -> list[Message]:
     """Return the message that an item is, or part of; none if it is left out."""
-    call_id = call_id_of(item, kind)
-    _note_forms(item, kind, at, notes)
     if kind == "message":
-        return [chat_message({k: v for k, v in item.items() if k not in ("type", *SILENT)}, at, notes)]
+        if isinstance(item, dict):
+            item = {key: value for key, value in item.items() if key not in ("type", *SILENT)}
+        return [chat_message(item, at, notes)]
+    call_id = call_id_of(item, kind)
+    if kind in (*CALLS, *_OUTPUTS):
+        _note_forms(item, kind, at, notes)
     if kind == "reasoning":
         return [Message("assistant", reasoning=_reasoning(item, at, notes), at=at)]
-    if kind in _CALLS:
-        note_unknown(item, _OF_CALL, at, notes)
+    if kind in CALLS:
+        note_unknown(item, ("type", "call_id", "name", "namespace", *CALLS.values()), at, notes)
         if kind == "custom_tool_call":
             arguments: Json = {"input": as_string(item.get("input"))}
         else:
@@ -114,14 +118,7 @@ def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) 
         notes.as_text(at)
         call = Call(call_id, kind.removesuffix("_call"), cleaned(item))
         return [Message("assistant", calls=(call,), at=at)]
-    if kind == "additional_tools":
-        return []
-    content = item.get("encrypted_content")
-    if (
-        kind == "compaction"
-        and isinstance(content, str)
-        and (summary := decode_reasoning(content)) is not None
-    ):
+    if kind == "compaction" and (summary := decode_reasoning(item.get("encrypted_content"))) is not None:
         return [Message("user", (f"{SUMMARY_HEAD}\n{summary}",), at=at)]
     parts = part_of({**item, "type": kind}, at, notes)
     return [Message("assistant", tuple(parts), at=at)] if parts else []
@@ -129,11 +126,9 @@ def _messages(item: Json, kind: str, at: str, answered: set[str], notes: Notes) 
 
 def _note_forms(item: Json, kind: str, at: str, notes: Notes) -> None:
     """Note the fields of a call or of its result that have another form than the API's."""
-    if kind not in _FORMS:
-        return
-    name, form = _FORMS[kind]
-    if not isinstance(item.get(name), form):
-        notes.understood(f"{at}.{name}")
+    field = CALLS.get(kind, "output")
+    if not isinstance(item.get(field), str if kind in CALLS else str | list):
+        notes.understood(f"{at}.{field}")
     if not isinstance(item.get("call_id"), str):
         notes.understood(f"{at}.call_id", "is missing")
 
@@ -144,8 +139,7 @@ def _reasoning(item: Json, at: str, notes: Notes) -> str:
     content = item.get("encrypted_content")
     if text or not isinstance(content, str):
         return text
-    decoded = decode_reasoning(content)
-    if decoded is None:
+    if (decoded := decode_reasoning(content)) is None:
         notes.left_out(f"{at}.encrypted_content", is_peers=not content.startswith(REASONING_PREFIX))
     return decoded or ""
 
@@ -181,16 +175,14 @@ def as_listed(item: Any, item_id: str) -> Json:
     kind, notes = kind_of(item), Notes()
     status = item.get("status") if item.get("status") in _STATUSES else "completed"
     listed = {"id": item_id, "type": kind, "status": status}
-    if call_id := call_id_of(item, kind) if kind.endswith(("_call", "_output")) else "":
+    call_id = call_id_of(item, kind) if kind.endswith(("_call", "_output")) else ""
+    if call_id or "call_id" in item or kind in CALLS:
         listed["call_id"] = call_id
-    elif "call_id" in item or kind in _CALLS:
-        listed["call_id"] = ""
     if kind == "message":
         return {**listed, **_listed_message(item, notes)}
-    if kind in _CALLS:
-        key = "input" if kind == "custom_tool_call" else "arguments"
-        listed |= {"name": named(item, "", notes), key: as_string(item.get(key))}
-        return listed | {key: item[key] for key in ("namespace",) if isinstance(item.get(key), str)}
+    if kind in CALLS:
+        listed |= {"name": named(item, "", notes), CALLS[kind]: as_string(item.get(CALLS[kind]))}
+        return listed | ({"namespace": item["namespace"]} if isinstance(item.get("namespace"), str) else {})
     if kind in _OUTPUTS:
         shown = parts_of(item.get("output"), "", notes)
         has_images = any(isinstance(part, Media) and part.data for part in shown)
@@ -240,9 +232,9 @@ def encode_reasoning(reasoning: str) -> str:
     return REASONING_PREFIX + base64.b64encode(reasoning.encode()).decode()
 
 
-def decode_reasoning(content: str) -> str | None:
+def decode_reasoning(content: object) -> str | None:
     """Decode encrypted_content that encode_reasoning() made. Return None for any other content."""
-    if not content.startswith(REASONING_PREFIX):
+    if not isinstance(content, str) or not content.startswith(REASONING_PREFIX):
         return None
     try:
         return base64.b64decode(content.removeprefix(REASONING_PREFIX), validate=True).decode()
@@ -253,75 +245,65 @@ def decode_reasoning(content: str) -> str | None:
 PREVIOUS = "previous_response_id"
 
 
-class ChatConversion:
-    """The conversion of one Responses request to a chat request.
+def to_chat(
+    body: ResponsesRequest, earlier: Sequence[Json], items: Sequence[Any], notes: Notes
+) -> ChatRequest:
+    """Return the chat request. Raises BadRequestError, which has the chat request's field names.
 
-    previous: the last turn of the conversation that the request continues.
+    earlier: the items of the conversation that the request continues.
     items: the input items, with references resolved.
     notes: records parts of the request that are left out, shown as text, or understood in another form.
     """
+    notes.silent, notes.api = SILENT, "responses"
+    messages, brought = from_items(items, "input", notes)
+    before, brought_before = from_items(earlier, PREVIOUS, Notes())
+    reader = ToolReader(notes)
+    reader.read(body.tools, "tools")
+    for path, tools in (*brought_before, *brought):
+        try:
+            reader.read(tools, path)
+        except BadRequestError:
+            # They are a part of the history.
+            notes.left_out(path)
+    choice = read_choice(body.tool_choice, "tool_choice", reader.tools, reader.left_out, notes)
+    first = [Message("system", (body.instructions,), at="instructions")] if body.instructions else []
+    settled = settle([*first, *before, *messages], notes)
+    if not settled:
+        # Items of which nothing can be shown meant something; an answer to nothing would hide that.
+        if notes.refuses or items:
+            message = "'input' is missing, empty or not known; send input, or previous_response_id."
+            raise BadRequestError(message, param="input", code="missing_required_parameter")
+        notes.understood("input")
+        settled = (Message("user", ("",), at="input"),)
+    check_answerable(settled)
+    # None means the default.
+    given = {
+        "model": body.model,
+        "stream": body.stream,
+        "max_completion_tokens": body.max_output_tokens,
+        **{name: getattr(body, name) for name in body.model_fields_set & {"temperature", "top_p"}},
+        "tools": tuple(reader.tools),
+        "parallel_tool_calls": body.parallel_tool_calls if reader.tools else None,
+        "response_format": _format_of(body),
+        "reasoning_effort": body.reasoning.effort,
+        "truncation": body.truncation,
+        "logprobs": body.wants_logprobs or None,
+        "top_logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
+        **extended(body),
+        "messages": settled,
+        "tool_choice": choice,
+    }
+    of_chat = Notes(notes.refuses)
+    chat = validate(given, ChatRequest, of_chat)
+    for path, became in of_chat.paths.items():
+        notes.paths.setdefault(requested_name(path, ResponsesRequest.names), became)
+    return chat
 
-    def __init__(
-        self, body: ResponsesRequest, previous: Turn | None, items: Sequence[Any], notes: Notes
-    ) -> None:
-        notes.silent, notes.api = SILENT, "responses"
-        self._notes = notes
-        self.body = body
-        self.previous = previous
-        self.earlier = previous.conversation() if previous else []
-        self.items = items
-        messages, brought = from_items(items, "input", notes)
-        earlier, brought_earlier = from_items(self.earlier, PREVIOUS, Notes())
-        reader = ToolReader(notes)
-        reader.read(body.tools, "tools")
-        for path, tools in (*brought_earlier, *brought):
-            try:
-                reader.read(tools, path)
-            except BadRequestError:
-                # They are a part of the history.
-                notes.left_out(path)
-        self.shown_tools = reader.tools
-        self._choice = read_choice(body.tool_choice, "tool_choice", reader.tools, reader.left_out, notes)
-        first = [Message("system", (body.instructions,), at="instructions")] if body.instructions else []
-        self._messages = settle([*first, *earlier, *messages], notes)
-        if not self._messages:
-            # Items of which nothing can be shown meant something; an answer to nothing would hide that.
-            if notes.refuses or items:
-                message = "'input' is missing, empty or not known; send input, or previous_response_id."
-                raise BadRequestError(message, param="input", code="missing_required_parameter")
-            notes.understood("input")
-            self._messages = (Message("user", ("",), at="input"),)
-        check_answerable(self._messages)
 
-    def chat(self) -> ChatRequest:
-        """Return the chat request. Raises BadRequestError, which has the chat request's field names."""
-        body, response_format = self.body, self.body.text.format
-        shape: Json | None = None
-        if isinstance(response_format, JsonSchemaFormat):
-            schema = response_format.model_dump(include={"name", "description", "strict"}, exclude_none=True)
-            schema["schema"] = response_format.json_schema
-            shape = {"type": "json_schema", "json_schema": schema}
-        elif response_format.type != "text":
-            shape = {"type": response_format.type}
-        # None means the default.
-        given = {
-            "model": body.model,
-            "stream": body.stream,
-            "max_completion_tokens": body.max_output_tokens,
-            **{name: getattr(body, name) for name in body.model_fields_set & {"temperature", "top_p"}},
-            "tools": tuple(self.shown_tools),
-            "parallel_tool_calls": body.parallel_tool_calls if self.shown_tools else None,
-            "response_format": shape,
-            "reasoning_effort": body.reasoning.effort,
-            "truncation": body.truncation,
-            "logprobs": body.wants_logprobs or None,
-            "top_logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
-            **extended(body),
-            "messages": self._messages,
-            "tool_choice": self._choice,
-        }
-        notes = Notes(self._notes.refuses)
-        chat = validate(given, ChatRequest, notes)
-        for path, became in notes.paths.items():
-            self._notes.paths.setdefault(requested_name(path, ResponsesRequest.names), became)
-        return chat
+def _format_of(body: ResponsesRequest) -> Json | None:
+    """Return the format of the answer as chats have it; None for text."""
+    given = body.text.format
+    if isinstance(given, JsonSchemaFormat):
+        schema = given.model_dump(include={"name", "description", "strict"}, exclude_none=True)
+        return {"type": "json_schema", "json_schema": {**schema, "schema": given.json_schema}}
+    return None if given.type == "text" else {"type": given.type}

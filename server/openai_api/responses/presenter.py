@@ -2,17 +2,19 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any, Literal
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from reprise.engine.interface.events import TokenLogprob
-from reprise.server.errors import ApiError, ContextLengthError
-from reprise.server.openai_api.responses.items import encode_reasoning
+from reprise.server.errors import ApiError, ContextLengthError, RequestFailedError
+from reprise.server.http.error_responses import server_sent_event
+from reprise.server.openai_api.responses.items import CALLS, PREFIXES, as_listed, encode_reasoning, kind_of
 from reprise.server.openai_api.responses.schemas import INCLUDE_REASONING, JsonSchemaFormat, ResponsesRequest
+from reprise.server.openai_api.responses.store import StoredResponse
 from reprise.server.output.parts import (
     CallArgumentsPart,
-    CallStartPart,
     ChoiceOutput,
     EndPart,
     Part,
@@ -20,8 +22,13 @@ from reprise.server.output.parts import (
     TextPart,
     ToolCallPart,
 )
-from reprise.server.output.presenter import Json, OneChoicePresenter, ResponseHead, chat_logprobs
-from reprise.server.output.text_parser import InputDecoder
+from reprise.server.output.presenter import (
+    InputDecoder,
+    Json,
+    OneChoicePresenter,
+    ResponseHead,
+    chat_logprobs,
+)
 from reprise.server.requests.messages import Tool
 
 PREFIX = "resp_"
@@ -33,13 +40,12 @@ def response_id(head: ResponseHead) -> str:
     return f"{PREFIX}{head.id}"
 
 
-def item_id(head: ResponseHead, prefix: str, index: int) -> str:
+def item_id(head: ResponseHead, kind: str, index: int) -> str:
     """Return the id of an item.
 
-    prefix: msg, rs, fc or fco, by the item's type.
-    index: position among the request's own input items and the output items, counted together.
+    kind: its type. index: position among the request's own input items and the output items together.
     """
-    return f"{prefix}_{head.id}{index:04x}"
+    return f"{PREFIXES.get(kind, 'item')}_{head.id}{index:04x}"
 
 
 class OutputItems:
@@ -59,7 +65,7 @@ class OutputItems:
         self._includes_reasoning = includes_reasoning
         self._tools = {tool.name: tool for tool in tools}
         self._decoder: InputDecoder | None = None
-        self._open: Literal["message", "reasoning", "call"] | None = None
+        self._open: str | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -70,7 +76,7 @@ class OutputItems:
                 yield from self._ensure("message")
                 self._texts.append(part.text)
                 self._logprobs += part.logprobs
-                logprobs = _logprobs_json(part.logprobs, with_bytes=False)
+                logprobs = _without_bytes(part.logprobs)
                 yield self._event("output_text.delta", content_index=0, delta=part.text, logprobs=logprobs)
             case ReasoningPart() if part.text:
                 yield from self._ensure("reasoning")
@@ -79,8 +85,6 @@ class OutputItems:
             case ToolCallPart():
                 yield from self._start_call(part)
                 yield from self._continue_call(part.arguments)
-            case CallStartPart():
-                yield from self._start_call(part)
             case CallArgumentsPart():
                 yield from self._continue_call(part.text)
             case EndPart():
@@ -105,115 +109,95 @@ class OutputItems:
         if self._open == kind:
             return
         yield from self._close("completed")
-        self._open, self._texts, self._logprobs = kind, [], []
-        new_id = self._new_id("msg" if kind == "message" else "rs")
-        item: Json = {"id": new_id, "type": kind, "status": "in_progress"}
-        item |= {"role": "assistant", "content": []} if kind == "message" else {"summary": [], "content": []}
-        yield self._added(item)
+        head: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
+        yield self._added(kind, status="in_progress", **head, content=[])
         yield self._event("content_part.added", content_index=0, part=self._content(kind))
 
     def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[Json]:
         if self._open is None:
             return
-        item = self.items[-1]
+        item, text = self.items[-1], "".join(self._texts)
         kind, self._open = self._open, None
-        if kind == "call":
-            name, key = self._call_names
-            item |= {"status": status, key: "".join(self._texts)}
-            yield self._event(f"{name}.done", **{key: item[key]})
-            yield self._output_item("done", item)
-            return
-        content = self._content(kind)
-        if kind == "message":
-            logprobs = _logprobs_json(self._logprobs, with_bytes=False)
-            yield self._event("output_text.done", content_index=0, text=content["text"], logprobs=logprobs)
+        if kind in CALLS:
+            item |= {"status": status, CALLS[kind]: text}
+            yield self._event(f"{kind}_{CALLS[kind]}.done", **{CALLS[kind]: text})
         else:
-            yield self._event("reasoning_text.done", content_index=0, text=content["text"])
-            if self._includes_reasoning:
-                item["encrypted_content"] = encode_reasoning(content["text"])
-        yield self._event("content_part.done", content_index=0, part=content)
-        item |= {"status": status, "content": [content]}
-        yield self._output_item("done", item)
+            content = self._content(kind)
+            if kind == "message":
+                logprobs = _without_bytes(self._logprobs)
+                yield self._event("output_text.done", content_index=0, text=text, logprobs=logprobs)
+            else:
+                yield self._event("reasoning_text.done", content_index=0, text=text)
+                if self._includes_reasoning:
+                    item["encrypted_content"] = encode_reasoning(text)
+            yield self._event("content_part.done", content_index=0, part=content)
+            item |= {"status": status, "content": [content]}
+        yield self._output_item("done")
 
-    def _start_call(self, call: ToolCallPart | CallStartPart) -> Iterator[Json]:
+    def _start_call(self, call: ToolCallPart) -> Iterator[Json]:
         yield from self._close("completed")
-        self._open, self._texts = "call", []
         shown = self._tools.get(call.name)
         is_custom = shown is not None and shown.is_custom
+        kind = "custom_tool_call" if is_custom else "function_call"
         self._decoder = InputDecoder() if is_custom else None
-        item = {
-            "id": self._new_id("ctc" if is_custom else "fc"),
-            "type": "custom_tool_call" if is_custom else "function_call",
-            "call_id": call.id,
-            "name": call.name if shown is None else shown.own_name,
-            "input" if is_custom else "arguments": "",
-            "status": "in_progress",
-        }
+        name = call.name if shown is None else shown.own_name
+        fields = {"call_id": call.id, "name": name, CALLS[kind]: "", "status": "in_progress"}
         if shown is not None and shown.namespace is not None:
-            item["namespace"] = shown.namespace
-        yield self._added(item)
+            fields["namespace"] = shown.namespace
+        yield self._added(kind, **fields)
 
     def _continue_call(self, arguments: str) -> Iterator[Json]:
         text = arguments if self._decoder is None else self._decoder.feed(arguments)
         if text:
             self._texts.append(text)
-            yield self._event(f"{self._call_names[0]}.delta", delta=text)
+            kind = self.items[-1]["type"]
+            yield self._event(f"{kind}_{CALLS[kind]}.delta", delta=text)
 
-    @property
-    def _call_names(self) -> tuple[str, str]:
-        """The name of the open call's events, and its item's field for what they bring."""
-        if self._decoder is None:
-            return "function_call_arguments", "arguments"
-        return "custom_tool_call_input", "input"
-
-    def _new_id(self, prefix: str) -> str:
-        return item_id(self._head, prefix, self._num_input + len(self.items))
-
-    def _content(self, kind: Literal["message", "reasoning"]) -> Json:
+    def _content(self, kind: str) -> Json:
         text = "".join(self._texts)
         if kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        logprobs = _logprobs_json(self._logprobs, with_bytes=True)
+        logprobs = chat_logprobs(self._logprobs)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
-    def _added(self, item: Json) -> Json:
-        self.items.append(item)
-        return self._output_item("added", item)
+    def _added(self, kind: str, **fields: object) -> Json:
+        """Begin an item; return the event that says so."""
+        self._open, self._texts, self._logprobs = kind, [], []
+        new_id = item_id(self._head, kind, self._num_input + len(self.items))
+        self.items.append({"id": new_id, "type": kind, **fields})
+        return self._output_item("added")
 
-    def _output_item(self, event: Literal["added", "done"], item: Json) -> Json:
-        at = len(self.items) - 1
-        return {"type": f"response.output_item.{event}", "output_index": at, "item": dict(item)}
+    def _output_item(self, event: Literal["added", "done"]) -> Json:
+        at, item = len(self.items) - 1, dict(self.items[-1])
+        return {"type": f"response.output_item.{event}", "output_index": at, "item": item}
 
     def _event(self, name: str, **fields: object) -> Json:
         where = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         return {"type": f"response.{name}", **where, **fields}
 
 
-def _logprobs_json(entries: Sequence[TokenLogprob], with_bytes: bool) -> list[Json]:
-    """Format log probabilities: with bytes for items, without bytes for events, as OpenAI does."""
+def _without_bytes(entries: Sequence[TokenLogprob]) -> list[Json]:
+    """Format log probabilities as OpenAI's events have them; items have bytes too."""
     logprobs = chat_logprobs(entries)
-    for one in () if with_bytes else [held for entry in logprobs for held in (entry, *entry["top_logprobs"])]:
+    for one in [held for entry in logprobs for held in (entry, *entry["top_logprobs"])]:
         del one["bytes"]
     return logprobs
 
 
-_NOT_REPEATED: Json = {
-    "instructions": None,
-    "tools": [],
-    "tool_choice": "auto",
-    "metadata": {},
-    "user": None,
-    "safety_identifier": None,
-    "prompt_cache_key": None,
-}
-StoreResponse = Callable[[Json], None]
-"""Called with a response that finished normally, before its last event is sent."""
+_REPEATED = """
+    instructions previous_response_id max_output_tokens max_tool_calls temperature top_p top_logprobs tools
+    tool_choice parallel_tool_calls text reasoning truncation background service_tier metadata user
+    safety_identifier prompt_cache_key prompt_cache_retention
+"""
+"""The request's fields that a response repeats, in this order."""
+_MAY_BE_LONG = "instructions tools tool_choice metadata user safety_identifier prompt_cache_key"
 
 
 class ResponsePresenter(OneChoicePresenter):
     """Presenter for /v1/responses.
 
     num_input: number of items in the request's input. tools: the tools that the model is shown.
+    store_response: called with a response that finished normally, before its last event is sent.
     repeats: whether responses repeat those of the request's fields that may be long.
     """
 
@@ -222,15 +206,18 @@ class ResponsePresenter(OneChoicePresenter):
         head: ResponseHead,
         body: ResponsesRequest,
         num_input: int,
-        store_response: StoreResponse,
+        store_response: Callable[[Json], None],
         tools: Sequence[Tool],
         *,
         repeats: bool = True,
     ) -> None:
         self._head = head
-        self._echo = _echo(body) | ({} if repeats else _NOT_REPEATED)
+        if not repeats:
+            fields = ResponsesRequest.model_fields
+            body = body.model_copy(update={name: fields[name].get_default() for name in _MAY_BE_LONG.split()})
+        self._echo = _echo(body)
         self._store_response = store_response
-        self._num_events = 0
+        self._numbers = count()
         self._output = OutputItems(head, num_input, INCLUDE_REASONING in body.include, tools)
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
@@ -259,15 +246,14 @@ class ResponsePresenter(OneChoicePresenter):
         response = self._finish(end, usage, timings)
         return self._frame({"type": f"response.{response['status']}", "response": response})
 
-    def format_error(self, fault: ApiError) -> bytes:
+    def format_error(self, told: ApiError) -> bytes:
         """See Presenter."""
-        fault = fault.renamed(ResponsesRequest.names)
-        error = {"type": "error", "code": fault.code, "message": fault.message, "param": fault.param}
+        error = {"type": "error", "code": told.code, "message": told.message, "param": told.param}
         response = self._response("failed", self._output.interrupt())
-        code = "invalid_prompt" if fault.status < 500 else "server_error"
+        code = "invalid_prompt" if told.status < 500 else "server_error"
         # Codex condenses the conversation after this code here, and after nothing else.
-        code = fault.CODE if isinstance(fault, ContextLengthError) else code
-        response["error"] = {"code": code, "message": fault.message}
+        code = told.CODE if isinstance(told, ContextLengthError) else code
+        response["error"] = {"code": code, "message": told.message}
         return self._frame(error) + self._frame({"type": "response.failed", "response": response})
 
     def _finish(self, end: EndPart, usage: Json, timings: Json) -> Json:
@@ -277,10 +263,9 @@ class ResponsePresenter(OneChoicePresenter):
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         response["completed_at"] = None if is_cut else int(time.time())
-        response["usage"] = usage_json(usage)
-        response["timings"] = timings_json(timings)
-        if end.schema_valid is not None:
-            response["schema_valid"] = end.schema_valid
+        response["usage"] = _usage(usage)
+        response["timings"] = _timings(timings)
+        response |= end.checked
         self._store_response(response)
         return response
 
@@ -300,16 +285,63 @@ class ResponsePresenter(OneChoicePresenter):
         }
 
     def _frame(self, event: Json) -> bytes:
-        self._num_events += 1
-        return frame(event, self._num_events - 1)
+        return _event_frame(event, next(self._numbers))
 
 
-def timings_json(timings: Json) -> Json:
+class CompactionPresenter(ResponsePresenter):
+    """Presenter for /v1/responses/compact, which does not stream.
+
+    items: the conversation's items. context_tokens: the size of the model's context.
+    """
+
+    def __init__(
+        self, head: ResponseHead, body: ResponsesRequest, items: Sequence[Any], context_tokens: int
+    ) -> None:
+        super().__init__(head, body, len(items), lambda _: None, ())
+        self._items, self._context_tokens = items, context_tokens
+        self._most = body.max_output_tokens or 0
+
+    def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
+        """See Presenter. Raises ApiError if the summary is cut off: the client must keep its conversation."""
+        (output,) = outputs
+        summary, num_tokens = output.text.strip(), usage["completion_tokens"]
+        if output.end.finish_reason == "length" and num_tokens < self._most:
+            way_out = f"It left only {num_tokens} tokens for a summary."
+            raise ContextLengthError(usage["prompt_tokens"], self._context_tokens, "input", way_out)
+        if not summary:
+            message = "The model wrote no summary. Go on with the conversation as it is."
+            raise RequestFailedError(message, code="no_summary")
+        head = self._head
+        users = [item for item in self._items if _is_users(item)]
+        kept = [as_listed(item, item_id(head, "message", index)) for index, item in enumerate(users)]
+        compaction = {
+            "id": f"cmp_{head.id}{len(kept):04x}",
+            "type": "compaction",
+            "encrypted_content": encode_reasoning(summary),
+        }
+        return to_json(
+            {
+                "id": response_id(head),
+                "object": "response.compaction",
+                "created_at": head.created,
+                "output": [*kept, compaction],
+                "usage": _usage(usage),
+                "timings": _timings(timings),
+            }
+        )
+
+
+def _is_users(item: Any) -> bool:
+    role = item.get("role") if isinstance(item, dict) else None
+    return kind_of(item) == "message" and (role or "user") == "user"
+
+
+def _timings(timings: Json) -> Json:
     """Return the timings with null for what is absent."""
     return timings | {name: timings.get(name) for name in ("translation", "streaming", "stopped")}
 
 
-def usage_json(usage: Json) -> Json:
+def _usage(usage: Json) -> Json:
     """Return the usage as the API writes it. Cache writes are not counted: they are not billed."""
     return {
         "input_tokens": usage["prompt_tokens"],
@@ -320,43 +352,25 @@ def usage_json(usage: Json) -> Json:
     }
 
 
-def frame(event: Json, number: int) -> bytes:
+def _event_frame(event: Json, number: int) -> bytes:
     """Return an event as one of a server-sent stream. number: the event's position in the stream."""
     kind = event["type"]
-    return (
-        f"event: {kind}\ndata: ".encode()
-        + to_json({"type": kind, "sequence_number": number, **event})
-        + b"\n\n"
-    )
+    return server_sent_event(to_json({"type": kind, "sequence_number": number, **event}), kind)
 
 
 def _echo(body: ResponsesRequest) -> Json:
     """Return the request fields that a response repeats."""
-    text_format = body.text.format.model_dump()
+    text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
     if isinstance(body.text.format, JsonSchemaFormat):
-        text_format = body.text.format.model_dump(by_alias=True, exclude_none=True)
         text_format = {"strict": False, "name": "", **text_format}
-    return {
-        "instructions": body.instructions,
-        "previous_response_id": body.previous_response_id,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
+    return {name: getattr(body, name) for name in _REPEATED.split()} | {
         "top_logprobs": body.top_logprobs or 0,
         "tools": _tools(body.tools),
-        "tool_choice": body.tool_choice,
-        "parallel_tool_calls": body.parallel_tool_calls,
         "text": {"format": text_format},
         "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
         "truncation": body.truncation or "disabled",
         "background": False,
         "service_tier": "default",
-        "metadata": body.metadata,
-        "user": body.user,
-        "safety_identifier": body.safety_identifier,
-        "prompt_cache_key": body.prompt_cache_key,
-        "prompt_cache_retention": body.prompt_cache_retention,
     }
 
 
@@ -377,3 +391,66 @@ def _tool(given: Json) -> Json:
     if kind == "custom":
         return shown | {"format": inner.get("format") or {"type": "text"}}
     return shown | {"parameters": inner.get("parameters"), "strict": inner.get("strict") is True}
+
+
+def replay(stored: StoredResponse, after: int | None) -> bytes:
+    """Return the events of a stored response whose sequence numbers are higher than after; None for all.
+
+    Texts come whole, so there are fewer events than in the first stream. If after is beyond all of them,
+    the last event still comes: a client that lost the end of the first stream must see it.
+    """
+    response = from_json(stored.body)
+    events = list(enumerate(_events(response, stored.turn.num_input)))
+    kept = events if after is None else [(number, event) for number, event in events if number > after]
+    if not kept and after is not None:
+        kept = [(after + 1, events[-1][1])]
+    return b"".join(_event_frame(event, number) for number, event in kept)
+
+
+def _events(response: Json, num_input: int) -> Iterator[Json]:
+    started = {key: value for key, value in response.items() if key not in ("timings", "schema_valid")}
+    started |= dict.fromkeys(("completed_at", "incomplete_details", "usage"))
+    started |= {"status": "in_progress", "output": []}
+    for kind in ("created", "in_progress"):
+        yield {"type": f"response.{kind}", "response": started}
+    head = ResponseHead(response["id"].removeprefix(PREFIX), response["created_at"], response["model"], "")
+    given: list[Json] = response["output"]
+    # The tool of a call is named by the item's position.
+    tools = [
+        Tool(
+            str(index),
+            None,
+            {},
+            is_custom=item["type"] == "custom_tool_call",
+            own_name=item["name"],
+            namespace=item.get("namespace"),
+        )
+        for index, item in enumerate(given)
+        if "call_id" in item
+    ]
+    output = OutputItems(head, num_input, any("encrypted_content" in item for item in given), tools)
+    for part in _parts(given):
+        yield from output.add(part)
+    yield from output.add(EndPart("length" if response["status"] == "incomplete" else "stop"))
+    yield {"type": f"response.{response['status']}", "response": response}
+
+
+def _parts(items: list[Json]) -> Iterator[Part]:
+    """Yield the parts that the items were built from."""
+    for index, item in enumerate(items):
+        match item["type"]:
+            case "message":
+                (content,) = item["content"]
+                yield TextPart(content["text"], tuple(map(_logprob, content["logprobs"])))
+            case "reasoning":
+                yield ReasoningPart(item["content"][0]["text"])
+            case "custom_tool_call":
+                yield ToolCallPart(item["call_id"], str(index), to_json({"input": item["input"]}).decode())
+            case _:
+                yield ToolCallPart(item["call_id"], str(index), item["arguments"])
+
+
+def _logprob(entry: dict[str, Any]) -> TokenLogprob:
+    """Return an entry as it came from the engine. The id, which nothing shows, is not stored."""
+    top = tuple((0, bytes(one["bytes"]), one["logprob"]) for one in entry["top_logprobs"])
+    return TokenLogprob(0, bytes(entry["bytes"]), entry["logprob"], top)

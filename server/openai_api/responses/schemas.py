@@ -35,6 +35,7 @@ from reprise.server.requests.fields import (
     notes_in,
     tagged_union,
     unsupported,
+    validate,
 )
 from reprise.server.requests.generation_fields import (
     ANY_TEXT,
@@ -335,3 +336,43 @@ class ResponsesFields(AcceptsPeerFields):
 
 class ResponsesRequest(ChatExtensions, ResponsesFields):
     """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""
+
+
+SHARE_OF_CONTEXT = 8
+"""A summary takes at most one part in so many of the context."""
+ASKED = (
+    "Summarise this conversation for an assistant that will continue it and sees nothing of it but the "
+    "user's messages and your summary. Say what the user wants, what was done and found out, which names, "
+    "files and values matter, what was decided and why, and what is still to be done. Do not continue the "
+    "conversation: write the summary alone."
+)
+
+
+class CompactRequest(AcceptsPeerFields):
+    """The body of POST /v1/responses/compact."""
+
+    names = ResponsesRequest.names
+
+    model: str | None = Field(None, description="As in POST /v1/responses.")
+    input: Input = Field([], description="A string, or items. Optional with previous_response_id.")
+    instructions: str | None = Field(None, description="A system message at the start, as in the session.")
+    previous_response_id: str | None = Field(None, description="The id of a stored response to begin with.")
+    prompt_cache_key: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
+    prompt_cache_retention: no_effect("has no effect.") = None  # type: ignore[valid-type]
+    prompt_cache_options: no_effect("prompts are cached by their content.") = None  # type: ignore[valid-type]
+    service_tier: no_effect("there is one tier, default.") = None  # type: ignore[valid-type]
+    image: unsupported() = None  # type: ignore[valid-type]
+
+    def asked(self, context_tokens: int) -> ResponsesRequest:
+        """Return the request whose answer is the summary: the conversation, then the demand to summarise."""
+        given = {
+            **self.model_dump(include={"model", "instructions", "previous_response_id"}),
+            "input": [{"role": "user", "content": ASKED}],
+            "max_output_tokens": max(1, context_tokens // SHARE_OF_CONTEXT),
+            # A thought would take the room of the summary.
+            "reasoning": {"effort": "none"},
+            "store": False,
+        }
+        asked = validate(given, ResponsesRequest)
+        # Not validated with these: the demand makes one item more than a client may send.
+        return asked.model_copy(update={"input": [*self.input, *asked.input]})

@@ -49,6 +49,7 @@ async def test_each_kind_of_failure_has_its_status(
         ("/v1/completions", {"guided_grammar": 'start: s\ns: s s | "a"'}, "guided_grammar"),
         ("/v1/completions", {"guided_regex": "a+"}, "guided_regex"),
         ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("/v1/chat/completions", {"grammar": 'root ::= "a"'}, "grammar"),
         ("/v1/chat/completions", {}, "tools"),
         ("/v1/responses", {"text": {"format": {"type": "json_object"}}}, "text.format"),
     ],

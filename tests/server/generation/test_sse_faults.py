@@ -7,7 +7,7 @@ import pytest
 from reprise.server.generation.stream import RequestOutput
 from reprise.server.generation.submit import Submission
 from reprise.server.openai_api.chat import OpenAIPresenter
-from reprise.server.output.text_parser import PlainParser
+from reprise.server.output.parser_base import PlainParser
 from tests.server import fake_engine
 from tests.server.openai_shapes import assert_error
 

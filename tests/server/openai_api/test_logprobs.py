@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from reprise.server.openai_api.chat import CompletionLogprobs, CompletionPresenter
+from reprise.server.output.parser_base import LogprobAlignment
 from reprise.server.output.parts import ChoiceOutput, PromptPart, TextPart
 from reprise.server.output.presenter import ResponseHead, chat_logprobs
-from reprise.server.output.text_parser import LogprobAlignment
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.fields import validate
 from tests.server.fake_engine import says

@@ -10,7 +10,7 @@ from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.fields import validate
 from tests.server.openai_shapes import stream_data
 
-HEAD = ResponseHead(id="1", created=5, model='a "model"', system_fingerprint="fp_1", service_tier="default")
+HEAD = ResponseHead(id="1", created=5, model='a "model"', system_fingerprint="fp_1")
 TEXTS = ["a", 'say "hi"\n', "\\", "\x00\x1f\x7f", "é ✓ 🙂", "\u2028\u2029\x85", "</script>", " " * 5000]
 
 

@@ -6,12 +6,13 @@ from functools import partial
 import pytest
 
 from reprise.engine.interface.events import Delta
-from reprise.server.output.parser import MarkerParser
-from reprise.server.output.parts import CallArgumentsPart, CallStartPart, ToolCallRules
+from reprise.server.output.chat_parser import MarkerParser
+from reprise.server.output.parser_base import ToolCallRules
+from reprise.server.output.parts import CallArgumentsPart, ToolCallPart
 from reprise.server.tools.formats import find_format
 from reprise.server.tools.readers import bare_calls, make_reader
 from tests.server.fake_engine import CALLING, THINKING, says
-from tests.server.output.test_parser import parsed, read
+from tests.server.output.test_chat_parser import parsed, read
 
 QWEN = replace(THINKING, call_format="qwen3_coder")
 SCHEMAS = {"f": {"properties": {"a": {"type": "string"}}}, "g": {}}
@@ -60,7 +61,7 @@ def test_a_call_without_its_marker_is_a_call_wherever_the_text_is_split(
 def test_its_arguments_are_streamed_as_they_are_written():
     parser = MarkerParser(QWEN, False, rules_of())
     (start, opening) = parser.read(Delta("Now.\n<function=f>\n<parameter=a>"))[1:3]
-    assert isinstance(start, CallStartPart)
+    assert isinstance(start, ToolCallPart)
     assert isinstance(opening, CallArgumentsPart)
     assert [part.text for part in parser.read(Delta("\nlo"))][-1] == "lo"
     assert [part.text for part in parser.read(Delta("ng"))] == ["ng"]

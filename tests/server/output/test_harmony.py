@@ -4,8 +4,9 @@ import pytest
 
 from reprise.engine.interface.events import Delta, Finished, Usage
 from reprise.engine.text.markers import HARMONY, Markers
-from reprise.server.output.parser import parser_factory
-from reprise.server.output.parts import CallArgumentsPart, CallStartPart, ChoiceOutput, ToolCallRules
+from reprise.server.output.chat_parser import parser_factory
+from reprise.server.output.parser_base import ToolCallRules
+from reprise.server.output.parts import CallArgumentsPart, ChoiceOutput, ToolCallPart
 from tests.server.counted_text import CountedText
 from tests.server.fake_engine import marker
 
@@ -74,7 +75,7 @@ def test_channels_are_told_apart_wherever_the_text_is_split(text, reasoning, con
 
 def test_a_streamed_call_s_arguments_come_as_they_are_written():
     _, parts = read(list(CALL), ToolCallRules(is_streamed=True))
-    assert isinstance(parts[0], CallStartPart)
+    assert isinstance(parts[0], ToolCallPart)
     assert sum(isinstance(part, CallArgumentsPart) for part in parts) == len(CITY)
 
 

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from reprise.engine.text.templates.fit import merge, split_calls
 from reprise.server.anthropic_api.schemas import MessagesRequest, to_chat_request
 from reprise.server.errors import BadRequestError
-from reprise.server.openai_api.responses.items import ChatConversion
+from reprise.server.openai_api.responses.items import to_chat
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.fields import Notes
@@ -69,7 +69,7 @@ def ask_messages(body: dict[str, Any]) -> None:
 
 def ask_responses(body: dict[str, Any]) -> None:
     read = parse_liberally(to_json(body), ResponsesRequest, {}, Notes())
-    ChatConversion(read, None, read.input, Notes()).chat()
+    to_chat(read, (), read.input, Notes())
 
 
 def calls(num: int) -> list[Any]:

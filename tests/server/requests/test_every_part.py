@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from reprise.server.anthropic_api.schemas import MessagesRequest, to_chat_request
 from reprise.server.errors import BadRequestError
-from reprise.server.openai_api.responses.items import ChatConversion
+from reprise.server.openai_api.responses.items import to_chat
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.fields import Notes
@@ -90,7 +90,7 @@ def ask_messages(messages: list[Any]) -> ChatRequest:
 
 def ask_responses(items: list[Any]) -> ChatRequest:
     body = parse_liberally(to_json({"input": items}), ResponsesRequest, {}, Notes())
-    return ChatConversion(body, None, body.input, Notes()).chat()
+    return to_chat(body, (), body.input, Notes())
 
 
 APIS = {"chats": ask_chat, "messages": ask_messages, "responses": ask_responses}

@@ -12,8 +12,9 @@ import pytest
 
 from reprise.engine.interface.events import Delta, Finished, Usage
 from reprise.engine.text.markers import Markers
-from reprise.server.output.parser import MarkerParser
-from reprise.server.output.parts import ChoiceOutput, ToolCallPart, ToolCallRules
+from reprise.server.output.chat_parser import MarkerParser
+from reprise.server.output.parser_base import ToolCallRules
+from reprise.server.output.parts import ChoiceOutput, ToolCallPart
 from reprise.server.tools import formats
 from reprise.server.tools.formats import find_format
 from reprise.server.tools.readers import make_reader
@@ -21,7 +22,7 @@ from reprise.server.tools.values import MAX_SIGNS
 from tests.counted_calls import count_calls
 from tests.server.counted_text import CountedText
 from tests.server.fake_engine import marker
-from tests.server.output.test_parser import parsed
+from tests.server.output.test_chat_parser import parsed
 from tests.server.tools.mlx_lm_parsers import parsed_by_mlx_lm
 
 MARKERS = {

@@ -4,7 +4,7 @@ import pytest
 from openai.types.responses import CompactedResponse
 
 from reprise.server.openai_api.responses.items import SUMMARY_HEAD
-from reprise.server.openai_api.responses.routes import ASKED
+from reprise.server.openai_api.responses.schemas import ASKED
 from tests.server.fake_engine import CONTEXT_TOKENS, THINKING, fail_midway, says
 from tests.server.openai_api.responses.test_responses import PATH, ask, seen
 from tests.server.openai_shapes import assert_error, valid_timings

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from reprise.engine.interface.request import Grammar
-from reprise.server.output.text_parser import InputDecoder
+from reprise.server.output.presenter import InputDecoder
 from reprise.server.requests.tools import function_name
 from tests.server.fake_engine import says
 from tests.server.openai_api.responses.responses_shapes import raw_events, valid_events, valid_response

@@ -1,53 +1,16 @@
-"""Parse output that is plain text, and assign log probabilities to parts of a text."""
+"""What all parsers of output share: log probabilities assigned to parts of a text; parsers of plain text."""
 
-import re
+from abc import ABC, abstractmethod
 from codecs import getincrementaldecoder
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob
 from reprise.engine.text.markers import Markers
-from reprise.server.output.parts import (
-    EndPart,
-    MakeParser,
-    OutputParser,
-    Part,
-    PromptPart,
-    TextPart,
-    ToolCallRules,
-)
-from reprise.server.tools.readers import count_partial_marker, find_first_marker
-from reprise.server.tools.values import unescape
-
-_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_PLAIN = re.compile(r'[^"\\]+')
-
-
-class InputDecoder:
-    """Decodes a free-form tool's input from the JSON of a call's arguments, which arrives bit by bit."""
-
-    def __init__(self) -> None:
-        self._pending = ""
-        self._is_inside = False
-
-    def feed(self, arguments: str) -> str:
-        """Add text of the arguments' JSON; return the part of the decoded input that is certain now."""
-        self._pending += arguments
-        if not self._is_inside:
-            head = _HEAD.match(self._pending)
-            if head is None:
-                return ""
-            self._is_inside = True
-            self._pending = self._pending[head.end() :]
-        decoded = []
-        while self._pending:
-            plain = _PLAIN.match(self._pending)
-            text, length = (plain[0], plain.end()) if plain else unescape(self._pending)
-            if not length:
-                break
-            decoded.append(text)
-            self._pending = self._pending[length:]
-        return "".join(decoded)
+from reprise.server.output.parts import EndPart, Part, PromptPart, TextPart
+from reprise.server.tools.readers import BareCalls, Reader, count_partial_marker, find_first_marker
 
 
 class TokenPositions:
@@ -68,30 +31,6 @@ class TokenPositions:
         position = self.num_characters + max(0, num_touched - 1)
         self.num_characters += len(self._decoder.decode(token_bytes))
         return position
-
-
-class PromptPositions:
-    """Finds the positions of a prompt's tokens in its text, which may lack some, such as special ones."""
-
-    def __init__(self, text: str) -> None:
-        self._encoded = text.encode()
-        self._at = 0
-        self._num_characters = 0
-
-    def add(self, token_bytes: bytes) -> int:
-        """Move past the next token. Returns the index of the character in which the token begins."""
-        is_within = self._at < len(self._encoded) and _is_continuation(self._encoded[self._at])
-        position = max(0, self._num_characters - is_within)
-        for found in (token_bytes, token_bytes.removeprefix(b" ")):
-            if self._encoded.startswith(found, self._at):
-                self._num_characters += sum(not _is_continuation(byte) for byte in found)
-                self._at += len(found)
-                break
-        return position
-
-
-def _is_continuation(byte: int) -> bool:
-    return byte & 0xC0 == 0x80
 
 
 class LogprobAlignment:
@@ -131,6 +70,47 @@ class LogprobAlignment:
         """Return the tokens that never produced text."""
         waiting, self._waiting = self._waiting, deque()
         return tuple(entry for _, entry in waiting)
+
+
+class OutputParser(ABC):
+    """Splits the text of one choice into parts.
+
+    num_reasoning_tokens: how many of the choice's tokens are reasoning; set with the EndPart.
+    make_end: set by end() if making the EndPart takes long (a schema to check); the caller awaits it.
+    """
+
+    num_reasoning_tokens = 0
+    make_end: Callable[[], Awaitable[EndPart]] | None = None
+
+    @abstractmethod
+    def read(self, delta: Delta) -> list[Part]:
+        """Return the parts that are certain after this delta; possibly none."""
+
+    @abstractmethod
+    def end(self, finished: Finished) -> list[Part]:
+        """Return the remaining parts; the last is an EndPart, unless make_end is set."""
+
+
+MakeParser = Callable[[], OutputParser]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallRules:
+    """How to parse tool calls.
+
+    is_parallel: whether a choice may have several tool calls; if not, it ends with the first.
+    make_reader: returns a reader for the calls of one section; None if the format is not known, or harmony.
+    is_streamed: whether arguments are emitted while the reader reads them. Otherwise a section's text is
+        emitted once it is complete: as calls, or as text if it has none.
+    note: called with the outcome of each complete section.
+    bare_calls: the form of calls without the marker before them; None if it cannot be told from text.
+    """
+
+    is_parallel: bool = True
+    make_reader: Callable[[], Reader] | None = None
+    is_streamed: bool = False
+    note: Callable[[Literal["parsed", "malformed"]], None] = lambda _: None
+    bare_calls: BareCalls | None = None
 
 
 class MarkedText(OutputParser):
@@ -205,30 +185,24 @@ class EchoParser(PlainParser):
     """
 
     def __init__(self, prompt: str, is_alone: bool = False) -> None:
-        self._prompt = prompt
+        self._waiting = [PromptPart(prompt)]
         self._is_alone = is_alone
-        self._has_started = False
 
     def read(self, delta: Delta) -> list[Part]:
         """See OutputParser."""
         if delta.is_prompt:
-            text = "" if self._has_started else self._prompt
-            self._has_started = True
+            text = "".join(part.text for part in self._start())
             return [PromptPart(text, delta.logprobs)]
-        return self._start() + ([] if self._is_alone else super().read(delta))
+        return [*self._start(), *([] if self._is_alone else super().read(delta))]
 
     def end(self, finished: Finished) -> list[Part]:
         """See OutputParser."""
-        if self._is_alone:
-            return [*self._start(), EndPart("length")]
-        return self._start() + super().end(finished)
+        return [*self._start(), *([EndPart("length")] if self._is_alone else super().end(finished))]
 
-    def _start(self) -> list[Part]:
+    def _start(self) -> list[PromptPart]:
         """Return the prompt, unless it was returned before."""
-        if self._has_started:
-            return []
-        self._has_started = True
-        return [PromptPart(self._prompt)]
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
 
 def echo_parsers(prompts: Sequence[str], n: int, is_alone: bool = False) -> MakeParser:

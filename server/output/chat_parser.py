@@ -7,17 +7,15 @@ from typing import Literal
 
 from reprise.engine.interface.events import Finished
 from reprise.engine.text.markers import Marker, Markers
+from reprise.server.output.parser_base import MakeParser, MarkedText, PlainParser, ToolCallRules
 from reprise.server.output.parts import (
     CallArgumentsPart,
-    CallStartPart,
-    MakeParser,
+    ChoiceOutput,
     Part,
     ReasoningPart,
     TextPart,
     ToolCallPart,
-    ToolCallRules,
 )
-from reprise.server.output.text_parser import MarkedText, PlainParser
 from reprise.server.tools.readers import CallFragment, JsonStringTracker, OpenedCall, Reader, is_object
 from reprise.server.tools.values import WrittenCall
 
@@ -97,7 +95,7 @@ class HarmonyParser(MarkedText):
         if recipient is not None and is_function and self._takes_calls:
             self._kind, self._name, self._arguments = "call", recipient[1], []
             if self._rules.is_streamed:
-                self._parts.append(CallStartPart(_new_id(), self._name, self._num_calls))
+                self._parts.append(ToolCallPart(_new_id(), self._name, index=self._num_calls))
         elif is_analysis or (recipient is not None and not is_function):
             # Calls of tools that are built into the model, such as python, are part of its reasoning.
             self._kind = "reasoning"
@@ -123,8 +121,7 @@ class HarmonyParser(MarkedText):
         if rules.is_streamed or (is_whole and is_object(text)):
             self._alignment.skip(text)
             if not rules.is_streamed:
-                self._parts.append(CallStartPart(_new_id(), self._name, self._num_calls))
-                self._parts.append(CallArgumentsPart(text, self._num_calls))
+                self._parts.append(ToolCallPart(_new_id(), self._name, text, self._num_calls))
             self._num_calls += 1
             self._kind = "header" if rules.is_parallel else "done"
             rules.note("parsed")
@@ -384,13 +381,9 @@ class MarkerParser(MarkedText):
         is_sent = self._rules.is_streamed and not self._read_parts and not isinstance(fragment, WrittenCall)
         self._num_sent += is_sent and is_opening
         parts = self._parts if is_sent else self._read_parts
-        match fragment:
-            case OpenedCall():
-                parts.append(CallStartPart(fragment.id or _new_id(), fragment.name, index))
-            case WrittenCall():
-                parts.append(_whole_part(fragment, index))
-            case _:
-                parts.append(CallArgumentsPart(fragment, index))
+        parts.append(
+            CallArgumentsPart(fragment, index) if isinstance(fragment, str) else _part_of(fragment, index)
+        )
 
     def _end_call(self, ending: str) -> None:
         """End a section, as a marker did: emit its calls, or its text if it cannot be read."""
@@ -403,7 +396,7 @@ class MarkerParser(MarkedText):
             return
         self._leave_call(ending)
         for call in calls if self._rules.is_parallel else calls[:1]:
-            self._parts.append(_whole_part(call, self._num_calls))
+            self._parts.append(_part_of(call, self._num_calls))
             self._num_calls += 1
 
     def _cut_call(self) -> None:
@@ -428,7 +421,9 @@ class MarkerParser(MarkedText):
         num_calls = self._num_sent
         if is_whole:
             rules.note("parsed")
-            self._parts += self._read_parts
+            self._parts += (
+                self._read_parts if rules.is_streamed else ChoiceOutput.of(self._read_parts).tool_calls
+            )
             num_calls = self._num_read
         self._num_calls += num_calls if rules.is_parallel else min(1, num_calls)
         self._leave_call(ending)
@@ -478,5 +473,6 @@ def _new_id() -> str:
     return f"call_{token_hex(12)}"
 
 
-def _whole_part(call: WrittenCall, index: int) -> ToolCallPart:
-    return ToolCallPart(call.id or _new_id(), call.name, call.arguments, index)
+def _part_of(call: OpenedCall | WrittenCall, index: int) -> ToolCallPart:
+    arguments = call.arguments if isinstance(call, WrittenCall) else ""
+    return ToolCallPart(call.id or _new_id(), call.name, arguments, index)

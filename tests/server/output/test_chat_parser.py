@@ -9,16 +9,14 @@ from hypothesis import strategies as st
 
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from reprise.engine.text.markers import Markers
-from reprise.server.output.parser import MarkerParser, parser_factory
+from reprise.server.output.chat_parser import MarkerParser, parser_factory
+from reprise.server.output.parser_base import PlainParser, ToolCallRules
 from reprise.server.output.parts import (
-    CallStartPart,
     ChoiceOutput,
     ReasoningPart,
     TextPart,
     ToolCallPart,
-    ToolCallRules,
 )
-from reprise.server.output.text_parser import PlainParser
 from reprise.server.tools.formats import find_format
 from reprise.server.tools.readers import JsonStringTracker, make_reader
 from tests.server.counted_text import CountedText
@@ -326,7 +324,7 @@ def test_arguments_are_streamed_as_they_are_written():
     (start,) = (
         parser.read(Delta('<tool_call>\n{"name": "f", "arguments": '))[:1] or parser.read(Delta("{"))[:1]
     )
-    assert isinstance(start, CallStartPart)
+    assert isinstance(start, ToolCallPart)
     assert [part.text for part in parser.read(Delta('"a": "lo'))] == ['"a": "lo']
     assert [part.text for part in parser.read(Delta('ng"}}'))] == ['ng"}']
 
