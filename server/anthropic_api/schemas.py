@@ -40,14 +40,13 @@ from reprise.server.requests.generation_fields import (
     WindowFields,
     at_most_one,
 )
+from reprise.server.requests.media import Media
 from reprise.server.requests.messages import (
     Call,
     Json,
-    Media,
     Message,
     Part,
     Role,
-    ToolChoice,
     arguments_of,
     as_string,
     chat_message,
@@ -61,7 +60,7 @@ from reprise.server.requests.messages import (
     parts_of,
     settle,
 )
-from reprise.server.requests.tools import ToolReader, read_choice
+from reprise.server.requests.tools import ToolChoice, ToolReader, read_choice
 
 _ROLES: tuple[Role, ...] = ("user", "assistant", "system")
 

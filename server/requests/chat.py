@@ -30,18 +30,9 @@ from reprise.server.requests.fields import (
     unsupported,
 )
 from reprise.server.requests.generation_fields import GenerationFields, Prediction
-from reprise.server.requests.messages import (
-    Json,
-    Message,
-    Tool,
-    ToolChoice,
-    check_answerable,
-    check_size,
-    from_chats,
-    settle,
-)
+from reprise.server.requests.messages import Json, Message, check_answerable, check_size, from_chats, settle
 from reprise.server.requests.peer_fields import as_switch
-from reprise.server.requests.tools import MAX_TOOLS, ToolReader, check_enforced, read_choice
+from reprise.server.requests.tools import MAX_TOOLS, Tool, ToolChoice, ToolReader, check_enforced, read_choice
 
 _RESERVED = """
     add_generation_prompt chat_template continue_final_message conversation max_length messages padding
@@ -61,36 +52,36 @@ def _template_keys(given: dict[str, Any]) -> dict[str, Any]:
     return {key: as_switch(value) if key in SWITCHES else value for key, value in given.items()}
 
 
+def _object(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
 def _choices(*modes: str) -> list[dict[str, Any]]:
-    named = {"type": "object", "required": ["type"], "properties": {"type": {"enum": list(modes)}}}
-    return [{"enum": list(modes)}, named]
+    return [{"enum": list(modes)}, _object("type", type={"enum": list(modes)})]
 
 
-_NAME: dict[str, Any] = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+_NULL: dict[str, Any] = {"type": "null"}
+_NAME = _object("name", name={"type": "string"})
 _NAMED = [
-    {**_NAME, "properties": {**_NAME["properties"], "type": {"type": "null"}}},
-    {"type": "object", "required": ["function"], "properties": {"type": {"type": "null"}, "function": _NAME}},
+    _object("name", name={"type": "string"}, type=_NULL),
+    _object("function", type=_NULL, function=_NAME),
     *(
-        {"type": "object", "required": ["type", key], "properties": {"type": {"const": kind}, key: schema}}
+        _object("type", key, **{"type": {"const": kind}, key: schema})
         for kind in ("function", "custom", "tool")
         for key, schema in (("name", {"type": "string"}), ("function", _NAME))
     ),
 ]
-_ALLOWED = {
-    "type": "object",
-    "required": ["type", "tools"],
-    "properties": {
-        "type": {"const": "allowed_tools"},
-        "mode": {"enum": ["auto", "required"]},
-        "tools": {"type": "array", "items": _NAME, "minItems": 1, "maxItems": MAX_TOOLS},
-    },
-}
+_ALLOWED = _object(
+    *("type", "tools"),
+    type={"const": "allowed_tools"},
+    mode={"enum": ["auto", "required"]},
+    tools={"type": "array", "items": _NAME, "minItems": 1, "maxItems": MAX_TOOLS},
+)
 TOOLS_SCHEMA = {"type": "array", "items": {"type": "object", "additionalProperties": True}}
 TOOL_CHOICE_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 _ENDS = ("continue_final_message", "add_generation_prompt")
 ONE_END = {"anyOf": [neutral(name, values=(None, False)) for name in _ENDS]}
 """A rule of all bodies of chats: a prompt ends in the last message, or opens the answer."""
-_NULL: dict[str, Any] = {"type": "null"}
 _SOME = {"anyOf": [{"type": "array", "minItems": 1}, {"type": "object"}]}
 _ANY_CHOICE = {"anyOf": [_NULL, *_choices("none", "auto", "any", "required"), *_NAMED, _ALLOWED]}
 _FREE_CHOICE = {"anyOf": [_NULL, *_choices("none", "auto")]}
@@ -323,14 +314,10 @@ def _of_chats(name: str) -> tuple[FieldInfo, str]:
     return field, ChatRequest.description_of(name).removesuffix(" Not in OpenAI's API.")
 
 
-def _annotated(*parts: Any) -> Any:
-    return Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]
-
-
 def of_chats(name: str) -> Any:
     """Return the type of the chat request's field of this name, for use in other request models."""
     field, description = _of_chats(name)
-    return _annotated(field.annotation, *field.metadata, Field(description=description))
+    return Annotated[field.annotation, *field.metadata, Field(description=description)]
 
 
 _OF_CHATS = object()
@@ -339,7 +326,7 @@ _OF_CHATS = object()
 def extension(name: str) -> Any:
     """Return the type of a chat field that another API lacks. It is validated as part of the chat request."""
     field, description = _of_chats(name)
-    unchecked = read_by(lambda given: given, _annotated(field.annotation, Field(), *field.metadata))
+    unchecked = read_by(lambda given: given, Annotated[field.annotation, Field(), *field.metadata])
     description = f"{description} As in chat completions; not in this API elsewhere."
     described = Field(description=description, json_schema_extra=field.json_schema_extra)
     return Annotated[Any, unchecked, described, _OF_CHATS]

@@ -233,11 +233,11 @@ class StructuredFields(AcceptsPeerFields):
         """The grammar of the answer and the field that it comes from; None if any text is allowed."""
         match self.response_format:
             case JsonObjectFormat():
-                return Grammar("json_schema", '{"type":"object"}'), "response_format"
-            case JsonSchemaFormat() as chosen:
-                return _json_grammar(chosen.json_schema.schema_), "response_format.json_schema.schema"
+                return json_grammar({"type": "object"}), "response_format"
+            case JsonSchemaFormat(json_schema=named):
+                return json_grammar(named.schema_), "response_format.json_schema.schema"
         if self.guided_json is not None:
-            return _json_grammar(self.guided_json), "guided_json"
+            return json_grammar(self.guided_json), "guided_json"
         if self.guided_regex is not None:
             return Grammar("regex", self.guided_regex), "guided_regex"
         if self.guided_choice is not None:
@@ -251,7 +251,8 @@ class StructuredFields(AcceptsPeerFields):
         return None
 
 
-def _json_grammar(schema: dict[str, Any]) -> Grammar:
+def json_grammar(schema: dict[str, Any]) -> Grammar:
+    """Return the grammar of JSON that satisfies a schema."""
     return Grammar("json_schema", to_json(schema).decode())
 
 
@@ -319,26 +320,6 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"-?(?:[0-9]{1,9}(?:\.[0-9]{1,9})?(?:ms|s|m|h))+")
 _PART = re.compile(r"([0-9.]+)(ms|s|m|h)")
 _NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?")
-
-
-class ModelRequest(RequestModel):
-    """The body that names a model."""
-
-    model: str
-    """The model's name, as GET /v1/models has it."""
-
-
-class LoadRequest(ModelRequest):
-    """The body of POST /v1/models/load."""
-
-    keep_alive: KeepAlive = None
-
-
-class PullRequest(RequestModel):
-    """The body of POST /v1/models/pull."""
-
-    model: str
-    """The model's name on the hub, such as mlx-community/Qwen3-8B-4bit."""
 
 
 def keep_alive_s(given: KeepAlive) -> float | None:

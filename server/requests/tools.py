@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import PydanticCustomError, from_json, to_json
 
@@ -18,7 +18,48 @@ from reprise.server.requests.json_schema import (
     with_null_types,
 )
 from reprise.server.requests.lark import check_lark, escape_lark
-from reprise.server.requests.messages import Json, Tool, ToolChoice, note_unknown
+from reprise.server.requests.messages import Json, note_unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that the model may ask the client to call. The model is shown every tool as a function.
+
+    strict: whether its schema must be enforced. lark: the grammar of a free-form tool's input, if it has one.
+    at: path of the schema or grammar in the request. is_custom: whether the client's tool is free-form.
+    own_name, namespace: the client's name for the tool, and the namespace that the tool is in, if any.
+    """
+
+    name: str
+    description: str | None
+    parameters: Json
+    strict: bool = False
+    lark: str | None = None
+    at: str = ""
+    is_custom: bool = False
+    own_name: str = ""
+    namespace: str | None = None
+
+    def for_template(self) -> Json:
+        """Return the tool as chat templates expect it."""
+        function: Json = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function | {"parameters": self.parameters}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Which tools the model may or must call.
+
+    names: the tools that the model may call; None for all. is_named: it must call the one in names.
+    is_parallel: whether an answer may have several calls; None if the choice does not say.
+    """
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    names: tuple[str, ...] | None = None
+    is_named: bool = False
+    is_parallel: bool | None = None
 
 
 def input_schema(pattern: str | None = None) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, Respon
 from reprise.server.openai_api.responses.store import Turn
 from reprise.server.requests.chat import ChatRequest, extended
 from reprise.server.requests.fields import Notes, validate
+from reprise.server.requests.media import Media
 from reprise.server.requests.messages import (
     ASSISTANT_ONLY,
     OF_API,
     ROLES,
     Call,
     Json,
-    Media,
     Message,
     Part,
     apart,

@@ -22,7 +22,7 @@ from reprise.server.output.parts import (
 )
 from reprise.server.output.presenter import Json, OneChoicePresenter, ResponseHead, chat_logprobs
 from reprise.server.output.text_parser import InputDecoder
-from reprise.server.requests.messages import Tool
+from reprise.server.requests.tools import Tool
 
 PREFIX = "resp_"
 """In front of a ResponseHead's id in the id of its response."""

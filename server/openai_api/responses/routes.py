@@ -43,7 +43,7 @@ from reprise.server.output.parts import ChoiceOutput, EndPart, Part, ReasoningPa
 from reprise.server.output.presenter import Json, ResponseHead
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.fields import AcceptsPeerFields, Notes, no_effect, unsupported, validate
-from reprise.server.requests.messages import Tool
+from reprise.server.requests.tools import Tool
 
 SHARE_OF_CONTEXT = 8
 """A summary takes at most one part in so many of the context."""
