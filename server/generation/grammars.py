@@ -16,7 +16,7 @@ from reprise.engine.text.markers import Marker, Markers
 from reprise.server.errors import BadRequestError, shortened
 from reprise.server.http.request_log import note_relaxed
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.requests.generation_fields import StructuredFields, json_grammar
+from reprise.server.requests.generation_fields import GenerationFields, json_grammar
 from reprise.server.requests.json_schema import (
     RelaxedSchema,
     check_schema,
@@ -405,7 +405,7 @@ class GrammarCompiler:
         grammar = with_budget(grammar, markers, body.thinking_budget_tokens, is_thinking)
         return grammar, is_relaxed, relaxed_tools
 
-    def compile_requested(self, request: Request, body: StructuredFields) -> tuple[Grammar | None, bool]:
+    def compile_requested(self, request: Request, body: GenerationFields) -> tuple[Grammar | None, bool]:
         """Compile the grammar that a request demands, if any; also return whether its schema was relaxed.
 
         If a schema is not strict, parts that cannot be enforced are left out, and noted.

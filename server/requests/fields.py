@@ -91,7 +91,7 @@ _EXPECTED = {
     "model_type": "an object",
 }
 """The expected JSON types, by pydantic's error types: its messages have Python's names of types."""
-_JSON_TYPES = {
+JSON_TYPES = {
     type(None): "null",
     bool: "a boolean",
     int: "an integer",
@@ -99,6 +99,7 @@ _JSON_TYPES = {
     str: "a string",
     list: "an array",
 }
+"""How messages call the types of JSON values, beside objects."""
 MAX_ROUNDS = 16
 """Maximum validations of one body. Each mends all that the one before found."""
 INSIDE = (
@@ -232,7 +233,7 @@ def _bad_request(error: ErrorDetails) -> BadRequestError:
         return BadRequestError(message, param=param, code="missing_required_parameter")
     given = error["input"]
     if kind in _EXPECTED:
-        expected, actual = _EXPECTED[kind], _JSON_TYPES.get(type(given), "an object")
+        expected, actual = _EXPECTED[kind], JSON_TYPES.get(type(given), "an object")
         # The only integer that is not a number for pydantic is one that no float can hold.
         is_too_large = expected == "a number" and actual == "an integer"
         problem = "is too large" if is_too_large else f"must be {expected}, not {actual}"

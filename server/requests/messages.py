@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from reprise.server.errors import BadRequestError, bad_field
-from reprise.server.requests.fields import INSIDE, MAX_NOTES, Notes
+from reprise.server.requests.fields import INSIDE, JSON_TYPES, MAX_NOTES, Notes
 from reprise.server.requests.json_body import check_values
 from reprise.server.requests.media import Media, image_of
 
@@ -104,9 +104,7 @@ def check_size(given: Any, path: str, *, most: int = MAX_MESSAGES, what: str = "
     if isinstance(given, dict):
         given = [given]
     if not isinstance(given, list):
-        kinds = {str: "a string", bool: "a boolean", int: "an integer", float: "a decimal number"}
-        shown = kinds.get(type(given), "null")
-        raise bad_field(path, f"must be an array, not {shown}", "invalid_type")
+        raise bad_field(path, f"must be an array, not {JSON_TYPES[type(given)]}", "invalid_type")
     num = len(given)
     if num <= most:
         parts = list(_contents(given))
