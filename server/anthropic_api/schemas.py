@@ -332,7 +332,7 @@ def _allow_no_budget(schema: dict[str, Any]) -> None:
     schema["properties"]["thinking_budget_tokens"]["anyOf"].append({"const": 0})
 
 
-class MessagesRequest(WindowFields, ChatExtensions, ConversationFields):
+class MessagesRequest(WindowFields, ChatExtensions, ConversationFields):  # type: ignore[misc]
     """The body of POST /v1/messages."""
 
     model_config = ConfigDict(json_schema_extra=_allow_no_budget)

@@ -10,6 +10,7 @@ from pydantic import (
     InstanceOf,
     ValidationInfo,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -332,28 +333,14 @@ def extension(name: str) -> Any:
     return Annotated[Any, unchecked, described, _OF_CHATS]
 
 
-class ChatExtensions(AcceptsPeerFields):
-    """The fields of chats that neither OpenAI's Responses nor Anthropic's Messages have."""
-
-    seed: extension("seed") = None  # type: ignore[valid-type]
-    min_p: extension("min_p") = None  # type: ignore[valid-type]
-    presence_penalty: extension("presence_penalty") = None  # type: ignore[valid-type]
-    frequency_penalty: extension("frequency_penalty") = None  # type: ignore[valid-type]
-    repetition_penalty: extension("repetition_penalty") = None  # type: ignore[valid-type]
-    logit_bias: extension("logit_bias") = None  # type: ignore[valid-type]
-    stop_token_ids: extension("stop_token_ids") = None  # type: ignore[valid-type]
-    min_tokens: extension("min_tokens") = None  # type: ignore[valid-type]
-    loop_guard_tokens: extension("loop_guard_tokens") = None  # type: ignore[valid-type]
-    ignore_eos: extension("ignore_eos") = None  # type: ignore[valid-type]
-    allowed_token_ids: extension("allowed_token_ids") = None  # type: ignore[valid-type]
-    include_stop_str_in_output: extension("include_stop_str_in_output") = None  # type: ignore[valid-type]
-    thinking_budget_tokens: extension("thinking_budget_tokens") = None  # type: ignore[valid-type]
-    guided_json: extension("guided_json") = None  # type: ignore[valid-type]
-    guided_regex: extension("guided_regex") = None  # type: ignore[valid-type]
-    guided_choice: extension("guided_choice") = None  # type: ignore[valid-type]
-    guided_grammar: extension("guided_grammar") = None  # type: ignore[valid-type]
-    bad_words: extension("bad_words") = None  # type: ignore[valid-type]
-    chat_template_kwargs: extension("chat_template_kwargs") = None  # type: ignore[valid-type]
+_EXTENSIONS = """
+    seed min_p presence_penalty frequency_penalty repetition_penalty logit_bias stop_token_ids min_tokens
+    loop_guard_tokens ignore_eos allowed_token_ids include_stop_str_in_output thinking_budget_tokens
+    guided_json guided_regex guided_choice guided_grammar bad_words chat_template_kwargs
+"""
+_FIELDS: dict[str, Any] = {name: (extension(name), None) for name in _EXTENSIONS.split()}
+ChatExtensions: Any = create_model("ChatExtensions", __base__=AcceptsPeerFields, **_FIELDS)
+"""The fields of chats that neither OpenAI's Responses nor Anthropic's Messages have."""
 
 
 def extended(body: RequestModel) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reprise.server.requests.fields import INT32_MAX, AcceptsPeerFields, field_error, read_by
+from reprise.server.requests.fields import INT32_MAX, AcceptsPeerFields, check_num, field_error, read_by
 from reprise.server.requests.generation_fields import KeepAlive
 
 MAX_INPUTS = MAX_DOCUMENTS = 2048
@@ -25,8 +25,7 @@ def read_inputs(given: object) -> tuple[Text, ...]:
         raise field_error("invalid_value", "is empty; send at least one text")
     if _is_ids(given):
         return (tuple(given),)
-    if len(given) > MAX_INPUTS:
-        raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_INPUTS} are allowed")
+    check_num(given, MAX_INPUTS)
     return tuple(_text(one, f"[{index}]") for index, one in enumerate(given))
 
 
@@ -95,8 +94,7 @@ def _documents(given: object) -> tuple[str, ...]:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise field_error("invalid_type", "must be a string, or an object with a text", f"[{index}]")
-        if not text:
-            raise field_error("invalid_value", "is empty; leave it out, or send a text", f"[{index}]")
+        _text(text, f"[{index}]")
     return tuple(texts)
 
 

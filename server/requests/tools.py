@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -196,19 +196,16 @@ def _schema(given: Any, at: str, notes: Notes) -> Json:
 def _custom_tool(tool: Tool, given: Any, at: str) -> Tool:
     """Return the function that the model is shown in place of a free-form tool. given: its format."""
     grammar = _grammar(given, f"{at}.format")
-    if grammar is None:
-        description = tool.description or None
-        return replace(tool, description=description, parameters=input_schema(), at=at, is_custom=True)
-    syntax, definition = grammar
-    told = f"The input follows this {syntax} grammar:\n{definition}"
+    syntax, definition = grammar or ("", "")
+    told = f"The input follows this {syntax} grammar:\n{definition}" if grammar else ""
     pattern = f"^(?:{definition})$" if syntax == "regex" else None
     return replace(
         tool,
-        description="\n\n".join(filter(None, (tool.description, told))),
+        description="\n\n".join(filter(None, (tool.description, told))) or None,
         parameters=input_schema(pattern),
         strict=pattern is not None,
         lark=definition if syntax == "lark" else None,
-        at=f"{at}.format",
+        at=f"{at}.format" if grammar else at,
         is_custom=True,
     )
 
@@ -290,9 +287,7 @@ _MODES: dict[Any, ToolChoice] = {
 _NAMED = ("function", "custom", "tool")
 
 
-def read_choice(
-    given: Any, path: str, tools: Sequence[Tool], left_out: Collection[str], notes: Notes
-) -> ToolChoice:
+def read_choice(given: Any, path: str, tools: Sequence[Tool], left_out: set[str], notes: Notes) -> ToolChoice:
     """Return a request's tool_choice in the normal form; "auto" if it asks for a tool that was left out.
 
     Raises BadRequestError if the choice names an unknown tool, or demands a call without there being tools.
@@ -305,7 +300,7 @@ def read_choice(
     known = {tool.name for tool in tools}
     missing = [name for name in choice.names or () if name not in known]
     needs_tools = choice.mode == "required" or choice.names is not None
-    if left_out and needs_tools and (not tools or (left_out.issuperset(missing) and missing)):  # type: ignore[attr-defined]
+    if left_out and needs_tools and (not tools or (left_out.issuperset(missing) and missing)):
         notes.left_out(path)
         return ToolChoice(is_parallel=choice.is_parallel)
     if needs_tools and not tools:
@@ -316,7 +311,7 @@ def read_choice(
     return choice
 
 
-def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> ToolChoice:
+def _read(given: Any, path: str, left_out: set[str], notes: Notes) -> ToolChoice:
     kind = given.get("type") if isinstance(given, dict) else given
     if given is None:
         return ToolChoice()

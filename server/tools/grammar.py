@@ -54,8 +54,7 @@ class Literals:
     name: str
     is_strict: bool
     _rules: list[str] = field(default_factory=list)
-    _references: dict[int, str] = field(default_factory=dict)
-    _any: str = ""
+    _names: dict[int, str] = field(default_factory=dict)
 
     def rules(self, start: str, lark: str | None) -> Iterator[str]:
         """Yield the rules.
@@ -83,7 +82,7 @@ class Literals:
             return self._anything()
         if (target := target_of(self.root, schema)) is not None:
             self._check(schema, "$ref")
-            return self._reference(target)
+            return self._shared(id(target), lambda: self._value(target))
         if "const" in schema or isinstance(schema.get("enum"), list):
             values = [schema["const"]] if "const" in schema else schema["enum"]
             self._check(schema, "const", "enum", "type")
@@ -108,13 +107,17 @@ class Literals:
         if self.is_strict and _constrains_besides(schema, *known):
             raise ValueError("has a property whose schema this format cannot follow")
 
-    def _reference(self, target: dict[str, Any]) -> str:
-        """Return the name of the rule of a schema that is referred to, perhaps by itself."""
-        if id(target) not in self._references:
+    def _shared(self, key: int, make: Callable[[], str]) -> str:
+        """Return the name of a rule that several may refer to, itself too. make: makes its expression."""
+        if key not in self._names:
             at = len(self._rules)
-            self._references[id(target)] = name = self._add("")
-            self._rules[at] = f"{name}: {self._value(target)}"
-        return self._references[id(target)]
+            self._names[key] = name = self._add("")
+            self._rules[at] = f"{name}: {make()}"
+        return self._names[key]
+
+    def _anything(self) -> str:
+        kinds = ("string", "number", "boolean", "null", "array", "object")
+        return self._shared(0, lambda: " | ".join(self._typed(kind, {}) for kind in kinds))
 
     def _typed(self, kind: str, schema: Mapping[str, Any]) -> str:
         match kind:
@@ -184,14 +187,6 @@ class Literals:
             else:
                 first, later = self._add(f"{start} | {first}"), self._add(f"({following})? {later}")
         return first
-
-    def _anything(self) -> str:
-        if not self._any:
-            at = len(self._rules)
-            self._any = self._add("")
-            kinds = ("string", "number", "boolean", "null", "array", "object")
-            self._rules[at] = f"{self._any}: {' | '.join(self._typed(kind, {}) for kind in kinds)}"
-        return self._any
 
     def _literal(self, value: object) -> str:
         match value:
