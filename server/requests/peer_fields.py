@@ -83,7 +83,6 @@ _RENAMED_SISTERS = {
 """The same for fields of this server's other APIs."""
 _LIMITS = ("max_tokens", "max_output_tokens")
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
-_STRUCTURED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
 
 
 def translate_fields(given: Json, known: Collection[str], names: dict[str, str]) -> tuple[Json, list[str]]:
@@ -277,8 +276,8 @@ class _Body:
                     self._set_format(f"{name}.{kind}", "json_object", {})
             elif kind in _INSTEAD:
                 self.refuse(kind, constraint)
-            elif kind in _STRUCTURED:
-                self._set(f"{name}.{kind}", _STRUCTURED[kind], constraint)
+            elif (own := f"guided_{kind}") in self.known:
+                self._set(f"{name}.{kind}", own, constraint)
             else:
                 self.ignored.append(f"{name}.{kind}")
         return True

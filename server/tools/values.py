@@ -152,13 +152,11 @@ def unescape(text: str) -> tuple[str, int]:
 
 
 def _character(match: re.Match[str]) -> str:
-    if match["high"] is not None:
-        units = (int(match["high"], 16), int(match["low"], 16))
-        return b"".join(unit.to_bytes(2, "big") for unit in units).decode("utf-16-be")
-    if (code := match["u"] or match["x"]) is not None:
-        character = chr(int(code, 16))
-        return "\ufffd" if "\ud800" <= character <= "\udfff" else character
-    return _SIMPLE.get(match["other"], match["other"])
+    codes = [int(code, 16) for code in match.group("high", "low", "u", "x") if code is not None]
+    if not codes:
+        return _SIMPLE.get(match["other"], match["other"])
+    # Halves of a character become one; a half without the other becomes U+FFFD.
+    return "".join(map(chr, codes)).encode("utf-16-be", "surrogatepass").decode("utf-16-be", "replace")
 
 
 @cache
