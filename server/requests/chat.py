@@ -338,8 +338,8 @@ _EXTENSIONS = """
     loop_guard_tokens ignore_eos allowed_token_ids include_stop_str_in_output thinking_budget_tokens
     guided_json guided_regex guided_choice guided_grammar bad_words chat_template_kwargs
 """
-_FIELDS: dict[str, Any] = {name: (extension(name), None) for name in _EXTENSIONS.split()}
-ChatExtensions: Any = create_model("ChatExtensions", __base__=AcceptsPeerFields, **_FIELDS)
+_EXTENSION_FIELDS: dict[str, Any] = {name: (extension(name), None) for name in _EXTENSIONS.split()}
+ChatExtensions: Any = create_model("ChatExtensions", __base__=AcceptsPeerFields, **_EXTENSION_FIELDS)
 """The fields of chats that neither OpenAI's Responses nor Anthropic's Messages have."""
 
 

@@ -76,12 +76,6 @@ MAX_PENDING_CHARACTERS = 1024
 """Limit for text that is neither a name nor a value; beyond it the text is not a call."""
 
 
-_NAMED = re.compile(r"\s*(?P<name>[\w.-]+)\s+(?P<arguments>\S.*)", re.DOTALL)
-_PAIR = re.compile(
-    r"\s*(?P<key>[^\s=\"']+)=(?:\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)'|(?P<bare>[^\s\"']*))(?!\S)"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
     """A tool call that the model wrote. arguments: a JSON object as text. id: the model's own, if any."""
@@ -233,19 +227,14 @@ def _loads(text: str) -> Any:
         raise ValueError("nested too deep") from None
 
 
+_HALF = re.compile("[\\ud800-\\udfff]")
+"""Half of a UTF-16 pair, from a JSON escape, which UTF-8 cannot encode."""
+
+
 def _dumps(arguments: dict[str, Any]) -> str:
     """Return an object as JSON. Raises ValueError if JSON has no such number."""
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    return text if _is_encodable(text) else json.dumps(arguments, allow_nan=False)
-
-
-def _is_encodable(text: str) -> bool:
-    """Return whether a text has no half of a UTF-16 pair (from a JSON escape), which UTF-8 cannot encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return json.dumps(arguments, allow_nan=False) if _HALF.search(text) else text
 
 
 def _call_of(call: Any) -> WrittenCall:
@@ -253,9 +242,9 @@ def _call_of(call: Any) -> WrittenCall:
         raise ValueError("not an object")
     name, arguments, own_id = call.get("name"), call.get("arguments", {}), call.get("id")
     arguments = _loads(arguments) if isinstance(arguments, str) else arguments
-    if not isinstance(name, str) or not name or not _is_encodable(name) or not isinstance(arguments, dict):
+    if not isinstance(name, str) or not name or _HALF.search(name) or not isinstance(arguments, dict):
         raise ValueError("not a call")
-    has_id = isinstance(own_id, str) and own_id and _is_encodable(own_id)
+    has_id = isinstance(own_id, str) and own_id and not _HALF.search(own_id)
     return WrittenCall(name, _dumps(arguments), own_id if has_id else None)
 
 
@@ -267,7 +256,13 @@ def _unwrapped(call: Any) -> Any:
     return inner if isinstance(inner, dict) else call | {"name": inner}
 
 
-def _read_plain(text: str, schemas: Mapping[str, dict[str, Any]]) -> list[WrittenCall]:
+_NAMED = re.compile(r"\s*(?P<name>[\w.-]+)\s+(?P<arguments>\S.*)", re.DOTALL)
+_PAIR = re.compile(
+    r"\s*(?P<key>[^\s=\"']+)=(?:\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)'|(?P<bare>[^\s\"']*))(?!\S)"
+)
+
+
+def _read_plain(text: str, schemas: Schemas) -> list[WrittenCall]:
     """Return the call that is a name and an object, or a name and words like key=value; empty if none."""
     match = _NAMED.fullmatch(text) if len(text) <= MAX_LITERAL_CHARACTERS else None
     if match is None:
