@@ -15,8 +15,6 @@ from reprise.server.requests.media import Media, image_of
 
 Json = dict[str, Any]
 Role = Literal["system", "user", "assistant", "tool"]
-
-
 Part = str | Media
 
 
@@ -104,7 +102,8 @@ def check_size(given: Any, path: str, *, most: int = MAX_MESSAGES, what: str = "
     if isinstance(given, dict):
         given = [given]
     if not isinstance(given, list):
-        raise bad_field(path, f"must be an array, not {JSON_TYPES[type(given)]}", "invalid_type")
+        shown = JSON_TYPES.get(type(given), "null")
+        raise bad_field(path, f"must be an array, not {shown}", "invalid_type")
     num = len(given)
     if num <= most:
         parts = list(_contents(given))

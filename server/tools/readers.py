@@ -319,11 +319,13 @@ class _ArgumentReader(Reader):
         super().__init__(call_format, schemas)
         self._schema: dict[str, Any] = {}
         self._keys: set[str] = set()
+        self._has_object = False
 
     def _advance(self) -> bool:
         if not self.is_open:
             if name := self._open(self._format.head):
                 self._schema, self._keys = self._schemas.get(name, {}), set()
+                self._has_object = False
                 self._add("{")
             return self.is_open
         if (match := self._format.key.match(self._pending)) is not None:
@@ -514,7 +516,6 @@ class TaggedReader(_ArgumentReader):
         self._has_started_value = False
         self._is_quoted = False
         self._is_in_object = False
-        self._has_object = False
 
     @property
     def is_quoting(self) -> bool:
@@ -531,10 +532,7 @@ class TaggedReader(_ArgumentReader):
             self._pending = self._pending[match.end() :]
             self._value, self._is_in_object = [], True
             return True
-        was_open = self.is_open
-        has_advanced = super()._advance()
-        self._has_object = self._has_object and was_open and self.is_open
-        return has_advanced
+        return super()._advance()
 
     def _read_object(self) -> bool:
         """Read all arguments as one JSON object, whose braces are already there."""
