@@ -4,7 +4,7 @@ A field is translated if this server has one of the same meaning, in this or ano
 out, and named in the header x-reprise-ignored. A field that no server has stays, so that it is refused.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,16 +85,16 @@ _LIMITS = ("max_tokens", "max_output_tokens")
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 
 
-def translate_fields(given: Json, known: Collection[str], names: dict[str, str]) -> tuple[Json, list[str]]:
+def translate_fields(given: Json, known: frozenset[str], names: dict[str, str]) -> tuple[Json, list[str]]:
     """Translate other servers' fields in a body; return the body, and the fields that were left out.
 
     known: the fields of this API's body. names: filled with the request's name of each translated field, by
         this API's name.
     Raises BadRequestError if a field of another server is malformed, or contradicts a field of this API.
     """
-    if given.keys() <= set(known) and not _has_schema_inside(given.get("response_format")):
+    if given.keys() <= known and not _has_schema_inside(given.get("response_format")):
         return given, []
-    body = _Body(frozenset(known), names, streams=given.get("stream") is True)
+    body = _Body(known, names, streams=given.get("stream") is True)
     # Fields of the body's own API come first: those of others are added to them, or contradict them.
     for name in sorted(given, key=lambda name: name not in known):
         body.take(name, given[name])

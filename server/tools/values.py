@@ -13,10 +13,10 @@ STRING = frozenset({"string"})
 GUESSED = frozenset({"string", "object", "array"})
 """The types of a value without a known type: JSON objects and arrays are recognized, all else is a string."""
 
-NOT_STRING = frozenset({"number", "integer", "boolean", "null", "object", "array"})
 STRING_OR_NULL = frozenset({"string", "null"})
 _NESTED = frozenset({"object", "array"})
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+NOT_STRING = ALL_TYPES - STRING
 MAX_SIGNS = 2**16
 """Limit for the commas and opening brackets of JSON that is parsed at once, on the loop, in about 10 ms.
 
