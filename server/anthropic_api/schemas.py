@@ -60,7 +60,7 @@ from reprise.server.requests.messages import (
     parts_of,
     settle,
 )
-from reprise.server.requests.tools import ToolChoice, ToolReader, read_choice
+from reprise.server.requests.tools import ToolChoice, ToolReader
 
 _ROLES: tuple[Role, ...] = ("user", "assistant", "system")
 
@@ -169,9 +169,7 @@ def read_conversation(given: Json, notes: Notes) -> Json:
     if given.get("tools") is not None:
         tools.read(given["tools"], "tools")
     read["tools"] = tuple(tools.tools)
-    read["tool_choice"] = read_choice(
-        given.get("tool_choice"), "tool_choice", tools.tools, tools.left_out, notes
-    )
+    read["tool_choice"] = tools.read_choice(given.get("tool_choice"))
     if isinstance(given.get("system"), list):
         check_size([{"content": given["system"]}], "system")
     read["system"] = tuple(parts_of(given.get("system"), "system", notes))

@@ -33,7 +33,7 @@ from reprise.server.requests.fields import (
 from reprise.server.requests.generation_fields import GenerationFields, Prediction
 from reprise.server.requests.messages import Json, Message, check_answerable, check_size, from_chats, settle
 from reprise.server.requests.peer_fields import as_switch
-from reprise.server.requests.tools import MAX_TOOLS, Tool, ToolChoice, ToolReader, check_enforced, read_choice
+from reprise.server.requests.tools import MAX_TOOLS, Tool, ToolChoice, ToolReader, check_enforced
 
 _RESERVED = """
     add_generation_prompt chat_template continue_final_message conversation max_length messages padding
@@ -294,8 +294,7 @@ def read_chat(given: Json, notes: Notes) -> Json:
         notes.understood("function_call", "is not supported; send tool_choice instead, with tools")
         read["tool_choice"] = read.pop("function_call")
     read["tools"] = tuple(tools.tools)
-    choice = read.get("tool_choice")
-    read["tool_choice"] = read_choice(choice, "tool_choice", tools.tools, tools.left_out, notes)
+    read["tool_choice"] = tools.read_choice(read.get("tool_choice"))
     messages = given.get("messages")
     if messages is not None and not isinstance(messages, tuple):
         messages = settle(from_chats(check_size(messages, "messages"), "messages", notes), notes)

@@ -33,7 +33,7 @@ from reprise.server.requests.messages import (
     readable,
     settle,
 )
-from reprise.server.requests.tools import ToolReader, function_name, read_choice
+from reprise.server.requests.tools import ToolReader, function_name
 
 REASONING_PREFIX = "reprise:"
 """Prefix of encrypted_content; the reasoning, or the summary of a compaction, follows in base64."""
@@ -281,7 +281,7 @@ class ChatConversion:
                 # They are a part of the history.
                 notes.left_out(path)
         self.shown_tools = reader.tools
-        self._choice = read_choice(body.tool_choice, "tool_choice", reader.tools, reader.left_out, notes)
+        self._choice = reader.read_choice(body.tool_choice)
         first = [Message("system", (body.instructions,), at="instructions")] if body.instructions else []
         self._messages = settle([*first, *earlier, *messages], notes)
         if not self._messages:
