@@ -61,7 +61,7 @@ class Notes:
     def _note(self, path: str, became: str, message: str, code: str) -> None:
         path = shortened(path, 200)
         if self.refuses and message:
-            raise BadRequestError(message.format(path), param=path, code=code)
+            raise BadRequestError(message.replace("{}", path), param=path, code=code)
         if len(self.paths) < MAX_NOTES:
             self.paths.setdefault(path, became)
 

@@ -243,9 +243,8 @@ def _schema(given: Any, at: str, notes: Notes) -> Json:
 
 def _custom_tool(tool: Tool, given: Any, at: str) -> Tool:
     """Return the function that the model is shown in place of a free-form tool. given: its format."""
-    grammar = _grammar(given, f"{at}.format")
-    syntax, definition = grammar or ("", "")
-    told = f"The input follows this {syntax} grammar:\n{definition}" if grammar else ""
+    syntax, definition = _grammar(given, f"{at}.format")
+    told = f"The input follows this {syntax} grammar:\n{definition}" if syntax else ""
     pattern = f"^(?:{definition})$" if syntax == "regex" else None
     return replace(
         tool,
@@ -253,15 +252,15 @@ def _custom_tool(tool: Tool, given: Any, at: str) -> Tool:
         parameters=input_schema(pattern),
         strict=pattern is not None,
         lark=definition if syntax == "lark" else None,
-        at=f"{at}.format" if grammar else at,
+        at=f"{at}.format" if syntax else at,
         is_custom=True,
     )
 
 
-def _grammar(given: Any, at: str) -> tuple[str, str] | None:
-    """Return the syntax and the definition of a free-form tool's grammar; None if it takes any text."""
+def _grammar(given: Any, at: str) -> tuple[str, str]:
+    """Return the syntax and the definition of a free-form tool's grammar, empty if it takes any text."""
     if given is None or (isinstance(given, dict) and given.get("type") == "text"):
-        return None
+        return "", ""
     if not isinstance(given, dict) or given.get("type") != "grammar":
         at = f"{at}.type" if isinstance(given, dict) else at
         raise bad_field(at, "must be 'text' or 'grammar'", "invalid_value")
