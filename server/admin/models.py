@@ -24,7 +24,8 @@ from reprise.server.generation.stream import TokenStream
 from reprise.server.http.body import read_body
 from reprise.server.http.error_responses import server_sent_event
 from reprise.server.http.openapi import body_schema
-from reprise.server.requests.generation_fields import LoadRequest, ModelRequest, PullRequest
+from reprise.server.requests.fields import RequestModel
+from reprise.server.requests.generation_fields import KeepAlive
 
 
 class ModelMeta(BaseModel):
@@ -151,6 +152,28 @@ class MessagesModelList(BaseModel):
 
 
 router = APIRouter()
+
+
+class ModelRequest(RequestModel):
+    """The body that names a model."""
+
+    model: str
+    """The model's name, as GET /v1/models has it."""
+
+
+class LoadRequest(ModelRequest):
+    """The body of POST /v1/models/load."""
+
+    keep_alive: KeepAlive = None
+
+
+class PullRequest(RequestModel):
+    """The body of POST /v1/models/pull."""
+
+    model: str
+    """The model's name on the hub, such as mlx-community/Qwen3-8B-4bit."""
+
+
 BODIES = (ModelRequest, LoadRequest, PullRequest)
 ANTHROPIC = "anthropic-version"
 """A header of clients of Anthropic's API, which lists models at the same path as OpenAI's."""

@@ -41,14 +41,13 @@ from reprise.server.requests.generation_fields import (
     WindowFields,
     at_most_one,
 )
+from reprise.server.requests.media import Media
 from reprise.server.requests.messages import (
     Call,
     Json,
-    Media,
     Message,
     Part,
     Role,
-    ToolChoice,
     arguments_of,
     as_string,
     chat_message,
@@ -62,7 +61,7 @@ from reprise.server.requests.messages import (
     parts_of,
     settle,
 )
-from reprise.server.requests.tools import ToolReader, read_choice
+from reprise.server.requests.tools import ToolChoice, ToolReader
 
 _ROLES: tuple[Role, ...] = ("user", "assistant", "system")
 
@@ -301,8 +300,7 @@ class ConversationFields(AcceptsPeerFields):
         if given.get("tools") is not None:
             tools.read(given["tools"], "tools")
         read["tools"] = tuple(tools.tools)
-        choice = given.get("tool_choice")
-        read["tool_choice"] = read_choice(choice, "tool_choice", tools.tools, tools.left_out, notes)
+        read["tool_choice"] = tools.read_choice(given.get("tool_choice"))
         if isinstance(given.get("system"), list):
             check_size([{"content": given["system"]}], "system")
         read["system"] = tuple(parts_of(given.get("system"), "system", notes))
@@ -327,7 +325,7 @@ def _allow_no_budget(schema: dict[str, Any]) -> None:
     schema["properties"]["thinking_budget_tokens"]["anyOf"].append({"const": 0})
 
 
-class MessagesRequest(WindowFields, ChatExtensions, ConversationFields):
+class MessagesRequest(WindowFields, ChatExtensions, ConversationFields):  # type: ignore[misc]
     """The body of POST /v1/messages."""
 
     model_config = ConfigDict(json_schema_extra=_allow_no_budget)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
-from pydantic_core import PydanticCustomError, to_json
+from pydantic_core import PydanticCustomError
 
 from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.errors import GrammarError
@@ -16,7 +16,7 @@ from reprise.engine.text.markers import Marker, Markers
 from reprise.server.errors import BadRequestError, shortened
 from reprise.server.http.request_log import note_relaxed
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.requests.generation_fields import StructuredFields
+from reprise.server.requests.generation_fields import GenerationFields, json_grammar
 from reprise.server.requests.json_schema import (
     RelaxedSchema,
     check_schema,
@@ -26,8 +26,7 @@ from reprise.server.requests.json_schema import (
     with_null_types,
 )
 from reprise.server.requests.lark import escape_regex, json_rule
-from reprise.server.requests.messages import Tool
-from reprise.server.requests.tools import MAX_ENFORCED_BYTES, of_tool
+from reprise.server.requests.tools import MAX_ENFORCED_BYTES, Tool, of_tool
 from reprise.server.tools.formats import JsonFormat, find_format
 from reprise.server.tools.grammar import (
     ANY_ARGUMENTS,
@@ -406,7 +405,7 @@ class GrammarCompiler:
         grammar = with_budget(grammar, markers, body.thinking_budget_tokens, is_thinking)
         return grammar, is_relaxed, relaxed_tools
 
-    def compile_requested(self, request: Request, body: StructuredFields) -> tuple[Grammar | None, bool]:
+    def compile_requested(self, request: Request, body: GenerationFields) -> tuple[Grammar | None, bool]:
         """Compile the grammar that a request demands, if any; also return whether its schema was relaxed.
 
         If a schema is not strict, parts that cannot be enforced are left out, and noted.
@@ -517,11 +516,6 @@ class GrammarCompiler:
             if len(self._unusable) > MAX_UNUSABLE:
                 self._unusable.pop(next(iter(self._unusable)), None)
             return None
-
-
-def json_grammar(schema: dict[str, Any]) -> Grammar:
-    """Return the grammar of JSON that satisfies a schema."""
-    return Grammar("json_schema", to_json(schema).decode())
 
 
 _MAX_ERROR_CHARACTERS = 500

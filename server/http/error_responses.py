@@ -17,8 +17,14 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from reprise.server.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGoneError, shortened
-from reprise.server.logs import record_in
+from reprise.server.errors import (
+    CLIENT_CLOSED_REQUEST,
+    ApiError,
+    ClientGoneError,
+    RequestFailedError,
+    shortened,
+)
+from reprise.server.logs import LOGGER, record_in
 
 HAS_BEGUN = "reprise.has_begun"
 """Name of the entry in a request's scope that tells whether a part of its response has been sent."""

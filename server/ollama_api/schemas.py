@@ -26,6 +26,7 @@ from reprise.server.requests.fields import (
     validate,
 )
 from reprise.server.requests.generation_fields import DraftFields, KeepAlive
+from reprise.server.requests.media import image
 from reprise.server.requests.messages import (
     MAX_PARTS,
     Json,
@@ -34,7 +35,6 @@ from reprise.server.requests.messages import (
     check_answerable,
     check_size,
     from_chats,
-    image,
     settle,
 )
 from reprise.server.requests.peer_fields import IGNORED

@@ -16,8 +16,14 @@ from reprise.server.output.parts import (
     TextPart,
     ToolCallPart,
 )
-from reprise.server.tools.readers import CallFragment, JsonStringTracker, OpenedCall, Reader, is_object
-from reprise.server.tools.values import WrittenCall
+from reprise.server.tools.readers import (
+    CallFragment,
+    JsonStringTracker,
+    OpenedCall,
+    Reader,
+    WrittenCall,
+    is_object,
+)
 
 MAX_HEADER_CHARACTERS = 256
 """Text without a channel that is longer than this is content."""

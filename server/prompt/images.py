@@ -22,7 +22,8 @@ from reprise.engine.sandbox.child_process import ImageDecoder, ImageError, Pictu
 from reprise.server.errors import BadRequestError
 from reprise.server.http.request_log import note_ignored
 from reprise.server.requests.fields import Notes
-from reprise.server.requests.messages import Media, Message, Part, check_answerable, newest_start
+from reprise.server.requests.media import Media
+from reprise.server.requests.messages import Message, Part, check_answerable, newest_start
 
 DECODER = ImageDecoder()
 MAX_KEPT_BYTES = 64 * 2**20

@@ -10,6 +10,7 @@ from pydantic import (
     InstanceOf,
     ValidationInfo,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -30,18 +31,9 @@ from reprise.server.requests.fields import (
     unsupported,
 )
 from reprise.server.requests.generation_fields import GenerationFields, Prediction
-from reprise.server.requests.messages import (
-    Json,
-    Message,
-    Tool,
-    ToolChoice,
-    check_answerable,
-    check_size,
-    from_chats,
-    settle,
-)
+from reprise.server.requests.messages import Json, Message, check_answerable, check_size, from_chats, settle
 from reprise.server.requests.peer_fields import as_switch
-from reprise.server.requests.tools import MAX_TOOLS, ToolReader, check_enforced, read_choice
+from reprise.server.requests.tools import MAX_TOOLS, Tool, ToolChoice, ToolReader, check_enforced
 
 _RESERVED = """
     add_generation_prompt chat_template continue_final_message conversation max_length messages padding
@@ -61,36 +53,36 @@ def _template_keys(given: dict[str, Any]) -> dict[str, Any]:
     return {key: as_switch(value) if key in SWITCHES else value for key, value in given.items()}
 
 
+def _object(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
 def _choices(*modes: str) -> list[dict[str, Any]]:
-    named = {"type": "object", "required": ["type"], "properties": {"type": {"enum": list(modes)}}}
-    return [{"enum": list(modes)}, named]
+    return [{"enum": list(modes)}, _object("type", type={"enum": list(modes)})]
 
 
-_NAME: dict[str, Any] = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+_NULL: dict[str, Any] = {"type": "null"}
+_NAME = _object("name", name={"type": "string"})
 _NAMED = [
-    {**_NAME, "properties": {**_NAME["properties"], "type": {"type": "null"}}},
-    {"type": "object", "required": ["function"], "properties": {"type": {"type": "null"}, "function": _NAME}},
+    _object("name", name={"type": "string"}, type=_NULL),
+    _object("function", type=_NULL, function=_NAME),
     *(
-        {"type": "object", "required": ["type", key], "properties": {"type": {"const": kind}, key: schema}}
+        _object("type", key, **{"type": {"const": kind}, key: schema})
         for kind in ("function", "custom", "tool")
         for key, schema in (("name", {"type": "string"}), ("function", _NAME))
     ),
 ]
-_ALLOWED = {
-    "type": "object",
-    "required": ["type", "tools"],
-    "properties": {
-        "type": {"const": "allowed_tools"},
-        "mode": {"enum": ["auto", "required"]},
-        "tools": {"type": "array", "items": _NAME, "minItems": 1, "maxItems": MAX_TOOLS},
-    },
-}
+_ALLOWED = _object(
+    *("type", "tools"),
+    type={"const": "allowed_tools"},
+    mode={"enum": ["auto", "required"]},
+    tools={"type": "array", "items": _NAME, "minItems": 1, "maxItems": MAX_TOOLS},
+)
 TOOLS_SCHEMA = {"type": "array", "items": {"type": "object", "additionalProperties": True}}
 TOOL_CHOICE_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 _ENDS = ("continue_final_message", "add_generation_prompt")
 ONE_END = {"anyOf": [neutral(name, values=(None, False)) for name in _ENDS]}
 """A rule of all bodies of chats: a prompt ends in the last message, or opens the answer."""
-_NULL: dict[str, Any] = {"type": "null"}
 _SOME = {"anyOf": [{"type": "array", "minItems": 1}, {"type": "object"}]}
 _ANY_CHOICE = {"anyOf": [_NULL, *_choices("none", "auto", "any", "required"), *_NAMED, _ALLOWED]}
 _FREE_CHOICE = {"anyOf": [_NULL, *_choices("none", "auto")]}
@@ -302,8 +294,7 @@ def read_chat(given: Json, notes: Notes) -> Json:
         notes.understood("function_call", "is not supported; send tool_choice instead, with tools")
         read["tool_choice"] = read.pop("function_call")
     read["tools"] = tuple(tools.tools)
-    choice = read.get("tool_choice")
-    read["tool_choice"] = read_choice(choice, "tool_choice", tools.tools, tools.left_out, notes)
+    read["tool_choice"] = tools.read_choice(read.get("tool_choice"))
     messages = given.get("messages")
     if messages is not None and not isinstance(messages, tuple):
         messages = settle(from_chats(check_size(messages, "messages"), "messages", notes), notes)
@@ -323,14 +314,10 @@ def _of_chats(name: str) -> tuple[FieldInfo, str]:
     return field, ChatRequest.description_of(name).removesuffix(" Not in OpenAI's API.")
 
 
-def _annotated(*parts: Any) -> Any:
-    return Annotated.__class_getitem__(parts)  # type: ignore[attr-defined]
-
-
 def of_chats(name: str) -> Any:
     """Return the type of the chat request's field of this name, for use in other request models."""
     field, description = _of_chats(name)
-    return _annotated(field.annotation, *field.metadata, Field(description=description))
+    return Annotated[field.annotation, *field.metadata, Field(description=description)]
 
 
 _OF_CHATS = object()
@@ -339,34 +326,20 @@ _OF_CHATS = object()
 def extension(name: str) -> Any:
     """Return the type of a chat field that another API lacks. It is validated as part of the chat request."""
     field, description = _of_chats(name)
-    unchecked = read_by(lambda given: given, _annotated(field.annotation, Field(), *field.metadata))
+    unchecked = read_by(lambda given: given, Annotated[field.annotation, Field(), *field.metadata])
     description = f"{description} As in chat completions; not in this API elsewhere."
     described = Field(description=description, json_schema_extra=field.json_schema_extra)
     return Annotated[Any, unchecked, described, _OF_CHATS]
 
 
-class ChatExtensions(AcceptsPeerFields):
-    """The fields of chats that neither OpenAI's Responses nor Anthropic's Messages have."""
-
-    seed: extension("seed") = None  # type: ignore[valid-type]
-    min_p: extension("min_p") = None  # type: ignore[valid-type]
-    presence_penalty: extension("presence_penalty") = None  # type: ignore[valid-type]
-    frequency_penalty: extension("frequency_penalty") = None  # type: ignore[valid-type]
-    repetition_penalty: extension("repetition_penalty") = None  # type: ignore[valid-type]
-    logit_bias: extension("logit_bias") = None  # type: ignore[valid-type]
-    stop_token_ids: extension("stop_token_ids") = None  # type: ignore[valid-type]
-    min_tokens: extension("min_tokens") = None  # type: ignore[valid-type]
-    loop_guard_tokens: extension("loop_guard_tokens") = None  # type: ignore[valid-type]
-    ignore_eos: extension("ignore_eos") = None  # type: ignore[valid-type]
-    allowed_token_ids: extension("allowed_token_ids") = None  # type: ignore[valid-type]
-    include_stop_str_in_output: extension("include_stop_str_in_output") = None  # type: ignore[valid-type]
-    thinking_budget_tokens: extension("thinking_budget_tokens") = None  # type: ignore[valid-type]
-    guided_json: extension("guided_json") = None  # type: ignore[valid-type]
-    guided_regex: extension("guided_regex") = None  # type: ignore[valid-type]
-    guided_choice: extension("guided_choice") = None  # type: ignore[valid-type]
-    guided_grammar: extension("guided_grammar") = None  # type: ignore[valid-type]
-    bad_words: extension("bad_words") = None  # type: ignore[valid-type]
-    chat_template_kwargs: extension("chat_template_kwargs") = None  # type: ignore[valid-type]
+_EXTENSIONS = """
+    seed min_p presence_penalty frequency_penalty repetition_penalty logit_bias stop_token_ids min_tokens
+    loop_guard_tokens ignore_eos allowed_token_ids include_stop_str_in_output thinking_budget_tokens
+    guided_json guided_regex guided_choice guided_grammar bad_words chat_template_kwargs
+"""
+_EXTENSION_FIELDS: dict[str, Any] = {name: (extension(name), None) for name in _EXTENSIONS.split()}
+ChatExtensions: Any = create_model("ChatExtensions", __base__=AcceptsPeerFields, **_EXTENSION_FIELDS)
+"""The fields of chats that neither OpenAI's Responses nor Anthropic's Messages have."""
 
 
 def extended(body: RequestModel) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from reprise.server.requests.fields import (
     Rules,
     TokenId,
     as_integer,
+    check_num,
     field_error,
     integers,
     neutral,
@@ -32,12 +33,9 @@ def _prompts(given: object, info: ValidationInfo) -> list[Any]:
         given = single(as_integer(given, info), int, info)
     if not isinstance(given, list):
         raise field_error("invalid_type", "must be a string, an array of strings, or an array of token ids")
-    if not given:
-        raise field_error("invalid_value", "is empty; send at least one token")
-    if isinstance(given[0], int | float):
+    if not given or isinstance(given[0], int | float):
         return [_checked_ids(given, info)]
-    if len(given) > MAX_PROMPTS:
-        raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_PROMPTS} are allowed")
+    check_num(given, MAX_PROMPTS)
     prompts: list[Any] = []
     for index, prompt in enumerate(given):
         at = f"[{index}]"

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from reprise.server.requests.fields import INT32_MAX, AcceptsPeerFields, field_error, read_by
+from reprise.server.requests.fields import INT32_MAX, AcceptsPeerFields, check_num, field_error, read_by
 from reprise.server.requests.generation_fields import KeepAlive
 
 MAX_INPUTS = MAX_DOCUMENTS = 2048
@@ -19,20 +19,22 @@ Cut = Literal["none", "start", "end"]
 
 def read_inputs(given: object) -> tuple[Text, ...]:
     """Return the texts of a string, token ids, or an array of either, as OpenAI has them."""
-    if isinstance(given, list) and given and all(type(token) is int for token in given):
-        return (tuple(given),)
-    several = given if isinstance(given, list) else [given]
-    if not several:
+    if not isinstance(given, list):
+        return (_text(given, ""),)
+    if not given:
         raise field_error("invalid_value", "is empty; send at least one text")
-    if len(several) > MAX_INPUTS:
-        raise field_error("invalid_value", f"has {len(several)} entries; at most {MAX_INPUTS} are allowed")
-    paths = [f"[{index}]" for index in range(len(several))] if isinstance(given, list) else [""]
-    return tuple(map(_text, several, paths))
+    if _is_ids(given):
+        return (tuple(given),)
+    check_num(given, MAX_INPUTS)
+    return tuple(_text(one, f"[{index}]") for index, one in enumerate(given))
+
+
+def _is_ids(given: object) -> bool:
+    return isinstance(given, list) and all(type(token) is int for token in given)
 
 
 def _text(given: object, at: str) -> Text:
-    is_ids = isinstance(given, list) and all(type(token) is int for token in given)
-    if not (isinstance(given, str) or is_ids):
+    if not (isinstance(given, str) or _is_ids(given)):
         raise field_error("invalid_type", "must be a string, or an array of token ids", at)
     if not given:
         raise field_error("invalid_value", "is empty; leave it out, or send a text", at)
@@ -92,8 +94,7 @@ def _documents(given: object) -> tuple[str, ...]:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise field_error("invalid_type", "must be a string, or an object with a text", f"[{index}]")
-        if not text:
-            raise field_error("invalid_value", "is empty; leave it out, or send a text", f"[{index}]")
+        _text(text, f"[{index}]")
     return tuple(texts)
 
 

@@ -3,7 +3,7 @@
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -47,22 +47,21 @@ class Notes:
 
     def left_out(self, path: str, *, is_peers: bool = False) -> None:
         """Note a field without effect. is_peers: whether it is another server's, which is never an error."""
-        phrase = None if is_peers else f"Unknown parameter: '{shortened(path, 200)}'."
-        self._note(path, "", phrase, "unknown_parameter")
+        self._note(path, "", "" if is_peers else "Unknown parameter: '{}'.", "unknown_parameter")
 
     def as_text(self, path: str) -> None:
         """Note a part that the model can only be shown as text."""
-        phrase = f"'{shortened(path, 200)}' is not supported: the model is shown text; send text."
-        self._note(path, "as text", phrase, "unsupported_content_part")
+        message = "'{}' is not supported: the model is shown text; send text."
+        self._note(path, "as text", message, "unsupported_content_part")
 
     def understood(self, path: str, what: str = "is not in the form that this API has") -> None:
         """Note a value whose form is not this API's, but whose meaning is certain. what: what is wrong."""
-        self._note(path, "understood", f"'{shortened(path, 200)}' {what}.", "invalid_value")
+        self._note(path, "understood", f"'{{}}' {what}.", "invalid_value")
 
-    def _note(self, path: str, became: str, message: str | None, code: str) -> None:
+    def _note(self, path: str, became: str, message: str, code: str) -> None:
         path = shortened(path, 200)
-        if self.refuses and message is not None:
-            raise BadRequestError(message, param=path, code=code)
+        if self.refuses and message:
+            raise BadRequestError(message.replace("{}", path), param=path, code=code)
         if len(self.paths) < MAX_NOTES:
             self.paths.setdefault(path, became)
 
@@ -91,7 +90,7 @@ _EXPECTED = {
     "model_type": "an object",
 }
 """The expected JSON types, by pydantic's error types: its messages have Python's names of types."""
-_JSON_TYPES = {
+JSON_TYPES = {
     type(None): "null",
     bool: "a boolean",
     int: "an integer",
@@ -99,6 +98,7 @@ _JSON_TYPES = {
     str: "a string",
     list: "an array",
 }
+"""How messages call the types of JSON values, beside objects."""
 MAX_ROUNDS = 16
 """Maximum validations of one body. Each mends all that the one before found."""
 INSIDE = (
@@ -128,6 +128,12 @@ def field_error(code: str, phrase: str, at: str = "", *, leaves_out: bool = Fals
     leaves_out: whether the part may be left out instead, as the answer is the same without it.
     """
     return PydanticCustomError(code, "{phrase}", {"phrase": phrase, "at": at, "leaves_out": leaves_out})
+
+
+def check_num(given: Sized, most: int, what: str = "entries", at: str = "") -> None:
+    """Refuse what has more than most of its parts, which the error calls what. at: see field_error()."""
+    if len(given) > most:
+        raise field_error("invalid_value", f"has {len(given)} {what}; at most {most} are allowed", at)
 
 
 def validate(given: dict[str, Any], model: type[ModelT], notes: Notes | None = None) -> ModelT:
@@ -232,7 +238,7 @@ def _bad_request(error: ErrorDetails) -> BadRequestError:
         return BadRequestError(message, param=param, code="missing_required_parameter")
     given = error["input"]
     if kind in _EXPECTED:
-        expected, actual = _EXPECTED[kind], _JSON_TYPES.get(type(given), "an object")
+        expected, actual = _EXPECTED[kind], JSON_TYPES.get(type(given), "an object")
         # The only integer that is not a number for pydantic is one that no float can hold.
         is_too_large = expected == "a number" and actual == "an integer"
         problem = "is too large" if is_too_large else f"must be {expected}, not {actual}"
@@ -356,8 +362,7 @@ class RequestModel(BaseModel):
         if not isinstance(given, dict):
             return given
         # Before anything is done for each: an error for every member would take seconds.
-        if len(given) > MAX_FIELDS:
-            raise field_error("invalid_value", f"has {len(given)} members; at most {MAX_FIELDS} are allowed")
+        check_num(given, MAX_FIELDS, "members")
         names = cls.field_names()
         return {name: value for name, value in given.items() if value is not None or name not in names}
 
@@ -406,8 +411,7 @@ def _stops(given: object, info: ValidationInfo) -> tuple[str, ...]:
     if not isinstance(given, str | list):
         raise field_error("invalid_type", "must be a string or an array of strings")
     stops = [given] if isinstance(given, str) else given
-    if len(stops) > MAX_STOPS:
-        raise field_error("invalid_value", f"has {len(stops)} entries; at most {MAX_STOPS} are allowed")
+    check_num(stops, MAX_STOPS)
     kept = []
     for index, stop in enumerate(stops):
         at = "" if isinstance(given, str) else f"[{index}]"
@@ -426,8 +430,7 @@ def _stops(given: object, info: ValidationInfo) -> tuple[str, ...]:
 def _logit_bias(given: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(given, dict):
         raise field_error("invalid_type", "must be an object that maps token ids to numbers")
-    if len(given) > MAX_BIASES:
-        raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_BIASES} are allowed")
+    check_num(given, MAX_BIASES)
     given = {key: bias for key, bias in given.items() if type(bias) is not int or bias != 0}
     for key, bias in given.items():
         if not _TOKEN_ID.fullmatch(key):
@@ -469,8 +472,7 @@ def _token_ids(given: object, info: ValidationInfo) -> tuple[int, ...]:
     given = single(as_integer(given, info), int, info)
     if not isinstance(given, list):
         raise field_error("invalid_type", "must be an array of token ids")
-    if len(given) > MAX_BIASES:
-        raise field_error("invalid_value", f"has {len(given)} entries; at most {MAX_BIASES} are allowed")
+    check_num(given, MAX_BIASES)
     return tuple(dict.fromkeys(integers(given, info)))
 
 

@@ -189,69 +189,8 @@ def at_most_one(neutral: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"anyOf": [{"properties": properties} for properties in others]}
 
 
-class StructuredFields(AcceptsPeerFields):
-    """Fields that constrain the answer. At most one of them may be used in a request."""
-
-    rules: ClassVar[Rules] = (at_most_one(_NEUTRAL),)
-
-    response_format: Annotated[AnyFormat, read_by(_format, AnyFormat)] | None = None
-    """Format of the answer. text: any text; json_object: any JSON object; json_schema: JSON that satisfies
-    the schema."""
-    guided_json: Annotated[_Json, read_by(_guided_json, _Json)] | None = None
-    """The JSON schema that the answer must satisfy, as an object or a string. Not in OpenAI's API."""
-    guided_regex: Annotated[str, read_by(_regex, _Regex)] | None = None
-    """A regular expression that the whole answer must match. Not in OpenAI's API."""
-    guided_choice: Annotated[tuple[str, ...], read_by(_choices, Choices)] | None = None
-    """The answer must be one of these strings. Not in OpenAI's API."""
-    guided_grammar: Annotated[str, read_by(_lark, _Lark)] | None = None
-    """A grammar that the answer must follow, in llguidance's variant of Lark. Not in OpenAI's API."""
-
-    bad_words: Annotated[tuple[str, ...], read_by(_bad_words, BadWords)] = ()
-    """Strings that the answer never contains, however it is split into tokens. Reasoning and tools' arguments
-    may. Not in OpenAI's API."""
-
-    @model_validator(mode="after")
-    def check_one_constraint(self) -> "StructuredFields":
-        """Refuse a request with two constraints."""
-        given = [name for name in _NEUTRAL if getattr(self, name) not in (None, ())]
-        given = [name for name in given if not isinstance(getattr(self, name), TextFormat)]
-        if len(given) > 1:
-            phrase = f"and {given[1]} cannot be combined; send one of them"
-            raise field_error("invalid_value", phrase, given[0])
-        return self
-
-    @property
-    def relaxable_schema(self) -> dict[str, Any] | None:
-        """The schema of the answer, if parts of it that cannot be enforced may be left out; else None."""
-        chosen = self.response_format
-        if isinstance(chosen, JsonSchemaFormat) and not chosen.json_schema.strict:
-            return chosen.json_schema.schema_
-        return self.guided_json
-
-    @property
-    def requested_grammar(self) -> tuple[Grammar, str] | None:
-        """The grammar of the answer and the field that it comes from; None if any text is allowed."""
-        match self.response_format:
-            case JsonObjectFormat():
-                return Grammar("json_schema", '{"type":"object"}'), "response_format"
-            case JsonSchemaFormat() as chosen:
-                return _json_grammar(chosen.json_schema.schema_), "response_format.json_schema.schema"
-        if self.guided_json is not None:
-            return _json_grammar(self.guided_json), "guided_json"
-        if self.guided_regex is not None:
-            return Grammar("regex", self.guided_regex), "guided_regex"
-        if self.guided_choice is not None:
-            return Grammar("regex", "|".join(map(_escape, self.guided_choice))), "guided_choice"
-        if self.guided_grammar is not None:
-            return Grammar("lark", self.guided_grammar), "guided_grammar"
-        if self.bad_words:
-            found = "|".join(map(_escape, self.bad_words)).replace("\n", "\\n")
-            lark = f"start: TEXT\nTEXT: /(?s:.)*/ & ~(/(?s:.*)({found})(?s:.*)/)\n"
-            return Grammar("lark", lark), "bad_words"
-        return None
-
-
-def _json_grammar(schema: dict[str, Any]) -> Grammar:
+def json_grammar(schema: dict[str, Any]) -> Grammar:
+    """Return the grammar of JSON that satisfies a schema."""
     return Grammar("json_schema", to_json(schema).decode())
 
 
@@ -321,26 +260,6 @@ _PART = re.compile(r"([0-9.]+)(ms|s|m|h)")
 _NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
-class ModelRequest(RequestModel):
-    """The body that names a model."""
-
-    model: str
-    """The model's name, as GET /v1/models has it."""
-
-
-class LoadRequest(ModelRequest):
-    """The body of POST /v1/models/load."""
-
-    keep_alive: KeepAlive = None
-
-
-class PullRequest(RequestModel):
-    """The body of POST /v1/models/pull."""
-
-    model: str
-    """The model's name on the hub, such as mlx-community/Qwen3-8B-4bit."""
-
-
 def keep_alive_s(given: KeepAlive) -> float | None:
     """Return the seconds for which to keep a model loaded; below 0 for good. Raises BadRequestError."""
     if given is None or isinstance(given, int | float):
@@ -362,14 +281,34 @@ class StreamOptions(RequestModel):
     include_obfuscation: no_effect("chunks are never padded.") = None  # type: ignore[valid-type]
 
 
-class GenerationFields(StructuredFields, WindowFields):
-    """The fields that chat and plain completions share. prompt_field: the name of the one with the prompt."""
+class GenerationFields(AcceptsPeerFields, WindowFields):
+    """The fields that chat and plain completions share. prompt_field: the name of the one with the prompt.
+
+    At most one of those that constrain the answer may be used in a request.
+    """
 
     prompt_field: ClassVar[str]
+    rules: ClassVar[Rules] = (at_most_one(_NEUTRAL),)
     droppable = frozenset(
         {"draft", "prediction", "reasoning_effort", "response_format.json_schema.name", "return_progress"}
         | {"stream_options", "timings_per_token"}
     )
+
+    response_format: Annotated[AnyFormat, read_by(_format, AnyFormat)] | None = None
+    """Format of the answer. text: any text; json_object: any JSON object; json_schema: JSON that satisfies
+    the schema."""
+    guided_json: Annotated[_Json, read_by(_guided_json, _Json)] | None = None
+    """The JSON schema that the answer must satisfy, as an object or a string. Not in OpenAI's API."""
+    guided_regex: Annotated[str, read_by(_regex, _Regex)] | None = None
+    """A regular expression that the whole answer must match. Not in OpenAI's API."""
+    guided_choice: Annotated[tuple[str, ...], read_by(_choices, Choices)] | None = None
+    """The answer must be one of these strings. Not in OpenAI's API."""
+    guided_grammar: Annotated[str, read_by(_lark, _Lark)] | None = None
+    """A grammar that the answer must follow, in llguidance's variant of Lark. Not in OpenAI's API."""
+
+    bad_words: Annotated[tuple[str, ...], read_by(_bad_words, BadWords)] = ()
+    """Strings that the answer never contains, however it is split into tokens. Reasoning and tools' arguments
+    may. Not in OpenAI's API."""
 
     model: str | None = None
     """The model's name or one of its aliases. null: the served model."""
@@ -439,6 +378,16 @@ class GenerationFields(StructuredFields, WindowFields):
     metadata: no_effect("has no effect.") = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
+    def check_one_constraint(self) -> "GenerationFields":
+        """Refuse a request with two constraints."""
+        given = [name for name in _NEUTRAL if getattr(self, name) not in (None, ())]
+        given = [name for name in given if not isinstance(getattr(self, name), TextFormat)]
+        if len(given) > 1:
+            phrase = f"and {given[1]} cannot be combined; send one of them"
+            raise field_error("invalid_value", phrase, given[0])
+        return self
+
+    @model_validator(mode="after")
     def check_limits(self, info: ValidationInfo) -> "GenerationFields":
         """Refuse stream_options without a stream, and no prompt; note a min_tokens that is not reached."""
         if self.stream_options is not None and not self.stream:
@@ -482,3 +431,33 @@ class GenerationFields(StructuredFields, WindowFields):
     def wants_usage_chunk(self) -> bool:
         """Whether the stream ends with a chunk of token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def relaxable_schema(self) -> dict[str, Any] | None:
+        """The schema of the answer, if parts of it that cannot be enforced may be left out; else None."""
+        chosen = self.response_format
+        if isinstance(chosen, JsonSchemaFormat) and not chosen.json_schema.strict:
+            return chosen.json_schema.schema_
+        return self.guided_json
+
+    @property
+    def requested_grammar(self) -> tuple[Grammar, str] | None:
+        """The grammar of the answer and the field that it comes from; None if any text is allowed."""
+        match self.response_format:
+            case JsonObjectFormat():
+                return json_grammar({"type": "object"}), "response_format"
+            case JsonSchemaFormat(json_schema=named):
+                return json_grammar(named.schema_), "response_format.json_schema.schema"
+        if self.guided_json is not None:
+            return json_grammar(self.guided_json), "guided_json"
+        if self.guided_regex is not None:
+            return Grammar("regex", self.guided_regex), "guided_regex"
+        if self.guided_choice is not None:
+            return Grammar("regex", "|".join(map(_escape, self.guided_choice))), "guided_choice"
+        if self.guided_grammar is not None:
+            return Grammar("lark", self.guided_grammar), "guided_grammar"
+        if self.bad_words:
+            found = "|".join(map(_escape, self.bad_words)).replace("\n", "\\n")
+            lark = f"start: TEXT\nTEXT: /(?s:.)*/ & ~(/(?s:.*)({found})(?s:.*)/)\n"
+            return Grammar("lark", lark), "bad_words"
+        return None

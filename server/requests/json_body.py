@@ -111,15 +111,14 @@ class FragmentParser:
 
     def _object(self, first: int, last: int) -> dict[str, Any]:
         made: dict[str, Any] = {}
-        for start, end, inner_first, inner_last, is_small in self._groups(first, last):
+        for start, end, colon, inner_last, is_small in self._groups(first, last):
             if is_small:
                 made |= self._fragment(start, end, b"{", b"}")
                 continue
-            colon = inner_first
-            if inner_first == inner_last or self.outline.kinds[colon] != _COLON:
+            if colon == inner_last or self.outline.kinds[colon] != _COLON:
                 raise ValueError(f"a member without a name near byte {start}")
             at = int(self.outline.at[colon])
-            key = self._value(start, at, inner_first, inner_first)
+            key = self._value(start, at, colon, colon)
             if not isinstance(key, str):
                 raise ValueError(f"a name that is not a string near byte {start}")
             made[key] = self._value(at + 1, end, colon + 1, inner_last)

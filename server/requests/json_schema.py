@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from pydantic_core import PydanticCustomError, to_json
 
 from reprise.server.errors import shortened
-from reprise.server.requests.fields import field_error
+from reprise.server.requests.fields import check_num, field_error
 
 MAX_REGEX_CHARACTERS = 4096
 MAX_SCHEMA_BYTES = 65_536
@@ -83,9 +83,7 @@ def dict_of(value: object) -> dict[str, Any]:
 
 def check_regex(regex: str, at: str = "") -> None:
     """Refuse a regular expression that is too long. at: see field_error()."""
-    if len(regex) > MAX_REGEX_CHARACTERS:
-        phrase = f"has {len(regex)} characters; at most {MAX_REGEX_CHARACTERS} are allowed"
-        raise field_error("invalid_value", phrase, at)
+    check_num(regex, MAX_REGEX_CHARACTERS, "characters", at)
 
 
 def target_of(schema: Node, node: Node) -> Node | None:

@@ -55,17 +55,13 @@ def lark_rule(grammar: str) -> str:
     return f"%lark {{\n{grammar}\n}}"
 
 
+_TO_ESCAPE = re.compile(r"\\?\n|\\.|/")
+_ESCAPED = {"\n": "\\n", "\\\n": "\\n", "/": "\\/"}
+
+
 def escape_regex(regex: str) -> str:
     r"""Escape the slashes and line breaks of a regular expression, so that it can stand between slashes."""
-    escaped, is_escaped = "", False
-    for character in regex:
-        if character == "\n":
-            character = "n" if is_escaped else "\\n"
-        elif character == "/" and not is_escaped:
-            character = "\\/"
-        is_escaped = character == "\\" and not is_escaped
-        escaped += character
-    return escaped
+    return _TO_ESCAPE.sub(lambda found: _ESCAPED.get(found[0], found[0]), regex)
 
 
 def text_patterns(schema: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,6 @@
 """Messages, calls and tools in the normal form, and how those of chats are translated into it."""
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -10,34 +9,12 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from reprise.server.errors import BadRequestError, bad_field
-from reprise.server.requests.fields import INSIDE, MAX_NOTES, Notes
+from reprise.server.requests.fields import INSIDE, JSON_TYPES, MAX_NOTES, Notes
 from reprise.server.requests.json_body import check_values
+from reprise.server.requests.media import Media, image_of
 
 Json = dict[str, Any]
-Detail = Literal["low", "high", "auto"]
 Role = Literal["system", "user", "assistant", "tool"]
-
-
-@dataclass(frozen=True, slots=True)
-class Media:
-    """A part of a message that is not text, so that a model which only reads text is not shown it.
-
-    kind: image, audio, video or document. name: the part's title, or "". at: the part's path in the request.
-    Only images have data (base64), or the fault because of which they have none, and a detail.
-    """
-
-    kind: str
-    name: str = ""
-    at: str = field(default="", compare=False)
-    data: str = field(default="", repr=False)
-    fault: str = ""
-    detail: Detail = "auto"
-
-    def __str__(self) -> str:
-        # The same in every turn: no sizes, no dates.
-        return f"[{self.kind}{self.name and ' ' + self.name}: this model reads text]"
-
-
 Part = str | Media
 
 
@@ -95,47 +72,6 @@ class Message:
         return shown
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A tool that the model may ask the client to call. The model is shown every tool as a function.
-
-    strict: whether its schema must be enforced. lark: the grammar of a free-form tool's input, if it has one.
-    at: path of the schema or grammar in the request. is_custom: whether the client's tool is free-form.
-    own_name, namespace: the client's name for the tool, and the namespace that the tool is in, if any.
-    """
-
-    name: str
-    description: str | None
-    parameters: Json
-    strict: bool = False
-    lark: str | None = None
-    at: str = ""
-    is_custom: bool = False
-    own_name: str = ""
-    namespace: str | None = None
-
-    def for_template(self) -> Json:
-        """Return the tool as chat templates expect it."""
-        function: Json = {"name": self.name}
-        if self.description is not None:
-            function["description"] = self.description
-        return {"type": "function", "function": function | {"parameters": self.parameters}}
-
-
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """Which tools the model may or must call.
-
-    names: the tools that the model may call; None for all. is_named: it must call the one in names.
-    is_parallel: whether an answer may have several calls; None if the choice does not say.
-    """
-
-    mode: Literal["none", "auto", "required"] = "auto"
-    names: tuple[str, ...] | None = None
-    is_named: bool = False
-    is_parallel: bool | None = None
-
-
 def joined(group: Sequence[Message]) -> Message:
     """Return several messages of the same role as one."""
     if len(group) == 1:
@@ -166,8 +102,7 @@ def check_size(given: Any, path: str, *, most: int = MAX_MESSAGES, what: str = "
     if isinstance(given, dict):
         given = [given]
     if not isinstance(given, list):
-        kinds = {str: "a string", bool: "a boolean", int: "an integer", float: "a decimal number"}
-        shown = kinds.get(type(given), "null")
+        shown = JSON_TYPES.get(type(given), "null")
         raise bad_field(path, f"must be an array, not {shown}", "invalid_type")
     num = len(given)
     if num <= most:
@@ -235,41 +170,6 @@ def check_answerable(messages: Sequence[Message], *, sees: bool = True) -> None:
 def newest_start(messages: Sequence[Message]) -> int:
     """Return the index of the first message after the last answer."""
     return 1 + max((i for i, one in enumerate(messages) if one.role == "assistant"), default=-1)
-
-
-NO_URLS = (
-    "is at a URL or in a file: this server opens none for requests. Send the image itself, as a data: URL "
-    "in base64"
-)
-_DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
-_DETAILS: dict[Any, Detail] = {"low": "low", "high": "high", "original": "high"}
-
-
-def image_of(given: Json, path: str) -> Media:
-    """Return the image of a message's part, which may have the form of any of the APIs."""
-    holders = (given.get(key) for key in ("image_url", "source", "image"))
-    holder = next((one for one in holders if one is not None), None)
-    inner = holder if isinstance(holder, dict) else {}
-    wished = (one for one in (inner.get("detail"), given.get("detail")) if isinstance(one, str) and one)
-    detail = _DETAILS.get(next(wished, ""), "auto")
-    has_data = inner.get("type") == "base64" or isinstance(inner.get("data"), str)
-    source = holder if isinstance(holder, str) else inner.get("data" if has_data else "url")
-    return image(source, path, detail)
-
-
-def image(source: Any, path: str, detail: Detail = "auto") -> Media:
-    """Return an image; one that cannot be read has a fault instead of data. source: a data: URL or base64."""
-    data = fault = ""
-    if not isinstance(source, str) or not source:
-        fault = "has no image: send one as a data: URL in base64"
-    elif (url := _DATA_URL.match(source)) is not None:
-        data = source[url.end() :]
-    elif ":" in source[:100]:
-        is_data = source[:5].lower() == "data:"
-        fault = "is a data: URL that is not in base64" if is_data else NO_URLS
-    else:
-        data = source
-    return Media("image", at=path, data=data, fault=fault, detail=detail)
 
 
 TEXTS = {

@@ -4,7 +4,7 @@ A field is translated if this server has one of the same meaning, in this or ano
 out, and named in the header x-reprise-ignored. A field that no server has stays, so that it is refused.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,7 @@ _RENAMED = {
     "regex": ("guided_regex",),
     "thinking_token_budget": ("thinking_budget_tokens",),
 }
+"""The names of other servers' fields here: the first that a body has is used."""
 _RENAMED_SISTERS = {
     "max_tokens": ("max_output_tokens",),
     "max_completion_tokens": ("max_tokens", "max_output_tokens"),
@@ -79,22 +80,21 @@ _RENAMED_SISTERS = {
     "functions": ("tools",),
     "function_call": ("tool_choice",),
 }
-"""The names that fields have in bodies which lack them: the first that a body has is used."""
+"""The same for fields of this server's other APIs."""
 _LIMITS = ("max_tokens", "max_output_tokens")
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
-_STRUCTURED = {name: f"guided_{name}" for name in ("json", "regex", "choice", "grammar")}
 
 
-def translate_fields(given: Json, known: Collection[str], names: dict[str, str]) -> tuple[Json, list[str]]:
+def translate_fields(given: Json, known: frozenset[str], names: dict[str, str]) -> tuple[Json, list[str]]:
     """Translate other servers' fields in a body; return the body, and the fields that were left out.
 
     known: the fields of this API's body. names: filled with the request's name of each translated field, by
         this API's name.
     Raises BadRequestError if a field of another server is malformed, or contradicts a field of this API.
     """
-    if given.keys() <= set(known) and not _has_schema_inside(given.get("response_format")):
+    if given.keys() <= known and not _has_schema_inside(given.get("response_format")):
         return given, []
-    body = _Body(frozenset(known), names, streams=given.get("stream") is True)
+    body = _Body(known, names, streams=given.get("stream") is True)
     # Fields of the body's own API come first: those of others are added to them, or contradict them.
     for name in sorted(given, key=lambda name: name not in known):
         body.take(name, given[name])
@@ -135,18 +135,22 @@ class _Body:
         elif name in ("options", "extra_body"):
             for inner, option in _object(name, value).items():
                 self.take(inner, option)
-        elif (meaning := _MEANINGS.get(name)) is not None and meaning(self, name, value):
+        elif self._has_meaning(name, value):
             return
-        elif name in IGNORED or meaning is not None:
+        elif name in IGNORED or name in _MEANINGS:
             self.ignored.append(name)
-        elif (meaning := _SISTERS.get(name)) is None or not meaning(self, name, value):
+        else:
             self.fields[name] = value
+
+    def _has_meaning(self, name: str, value: Any) -> bool:
+        meaning = _MEANINGS.get(name) or _SISTERS.get(name)
+        if meaning is None or (meaning[1] and self.known.isdisjoint(meaning[1])):
+            return False
+        return meaning[0](self, name, value)
 
     def rename(self, name: str, value: Any) -> bool:
         names = _RENAMED.get(name) or _RENAMED_SISTERS[name]
-        own = next((own for own in names if own in self.known), None)
-        if own is None:
-            return False
+        own = next(own for own in names if own in self.known)
         # Peers write "no limit" as a negative number.
         if own in _LIMITS and type(value) is int and value < 0:
             return True
@@ -158,11 +162,11 @@ class _Body:
         return value in ("", [])
 
     def take_number(self, name: str, value: Any) -> bool:
-        # Elsewhere there is always one choice.
-        if value != 1 and self.known & {"max_output_tokens", "stop_sequences"}:
+        # There is always one choice in these bodies.
+        if value != 1:
             phrase = "is supported only by chats; send as many requests"
             raise bad_field(name, phrase, "unsupported_parameter")
-        return bool(self.known & {"max_output_tokens", "stop_sequences"})
+        return True
 
     def take_stored(self, name: str, value: Any) -> bool:
         if value and "messages" in self.known:
@@ -171,16 +175,16 @@ class _Body:
         return not value
 
     def take_system(self, name: str, value: Any) -> bool:
-        own = next((own for own in ("instructions", "system") if own in self.known), None)
-        if own is not None:
-            return self._set(name, own, value)
-        if "messages" in self.known and value:
+        for own in ("instructions", "system"):
+            if own in self.known:
+                return self._set(name, own, value)
+        if value:
             self.system.append({"role": "system", "content": value})
-        return "messages" in self.known
+        return True
 
     def take_single_call(self, name: str, value: Any) -> bool:  # noqa: ARG002 - as all have
         """Add parallel_tool_calls to the choice of tools, where Anthropic has it."""
-        if "tool_choice" not in self.known or not isinstance(value, bool):
+        if not isinstance(value, bool):
             return False
         choice = self.fields.get("tool_choice", "auto")
         choice = {"type": choice} if isinstance(choice, str) else choice
@@ -190,7 +194,7 @@ class _Body:
 
     def take_logprobs(self, name: str, value: Any) -> bool:  # noqa: ARG002 - as all have
         included = self.fields.get("include", [])
-        if "include" not in self.known or not isinstance(value, bool) or not isinstance(included, list):
+        if not isinstance(value, bool) or not isinstance(included, list):
             return False
         if value:
             self.fields["include"] = [*included, "message.output_text.logprobs"]
@@ -208,8 +212,6 @@ class _Body:
         return self._set_inside(name, "output_config", "effort", value)
 
     def take_text(self, name: str, value: Any) -> bool:
-        if not _formats(self.known):
-            return False
         for key, setting in _object(name, value).items():
             if setting is None:
                 continue
@@ -220,8 +222,6 @@ class _Body:
         return True
 
     def take_response_format(self, name: str, value: Any) -> bool:
-        if not _formats(self.known):
-            return False
         given = _object(name, {"type": value} if isinstance(value, str) else value)
         kind, inner = given.get("type"), given.get("json_schema")
         if _has_schema_inside(given):
@@ -255,8 +255,6 @@ class _Body:
         return True
 
     def take_grammar(self, name: str, value: Any) -> bool:
-        if "guided_grammar" not in self.known:
-            return False
         if value == "":
             return True
         if not isinstance(value, str) or len(value) > MAX_GBNF_CHARACTERS:
@@ -270,8 +268,6 @@ class _Body:
         return self._set(name, "guided_grammar", lark)
 
     def take_structured(self, name: str, value: Any) -> bool:
-        if "guided_json" not in self.known:
-            return False
         for kind, constraint in _object(name, value).items():
             if constraint is None:
                 continue
@@ -280,30 +276,28 @@ class _Body:
                     self._set_format(f"{name}.{kind}", "json_object", {})
             elif kind in _INSTEAD:
                 self.refuse(kind, constraint)
-            elif kind in _STRUCTURED:
-                self._set(f"{name}.{kind}", _STRUCTURED[kind], constraint)
+            elif (own := f"guided_{kind}") in self.known:
+                self._set(f"{name}.{kind}", own, constraint)
             else:
                 self.ignored.append(f"{name}.{kind}")
         return True
 
     def take_format(self, name: str, value: Any) -> bool:
-        if "guided_json" not in self.known:
-            return False
         if value == "json":
             return self._set_format(name, "json_object", {})
         return value == "" or self._set(name, "guided_json", value)
 
     def take_probabilities(self, name: str, value: Any) -> bool:
-        own = next((own for own in ("top_logprobs", "logprobs") if own in self.known), None)
-        if own is None or value == 0:
-            return own is not None
+        if value == 0:
+            return True
+        own = "top_logprobs" if "top_logprobs" in self.known else "logprobs"
         if own == "top_logprobs" and "logprobs" in self.known:
             self._set(name, "logprobs", True)
         return self._set(name, own, value)
 
     def take_usage(self, name: str, value: Any) -> bool:
         """Add OpenRouter's wish for token counts, which only streams leave out."""
-        if "stream_options" not in self.known or not isinstance(value, dict):
+        if not isinstance(value, dict):
             return False
         if value.get("include") is True and self.streams and "stream_options" not in self.fields:
             self._set(name, "stream_options", {"include_usage": True})
@@ -323,8 +317,6 @@ class _Body:
         return True
 
     def take_reasoning(self, name: str, value: Any) -> bool:
-        if "chat_template_kwargs" not in self.known:
-            return False
         value = _object(name, value)
         is_off = value.get("type") == "disabled" or as_switch(value.get("enabled")) is False
         for key, setting in value.items():
@@ -356,37 +348,37 @@ class _Body:
         return True
 
 
-_MEANINGS: dict[str, Callable[[_Body, str, Any], bool]] = {
-    **dict.fromkeys(_RENAMED, _Body.rename),
-    **dict.fromkeys(("grammar", "ebnf"), _Body.take_grammar),
-    "structured_outputs": _Body.take_structured,
-    "format": _Body.take_format,
-    "enable_thinking": _Body.take_thinking,
-    "n_probs": _Body.take_probabilities,
-    "usage": _Body.take_usage,
-    "think": _Body.take_thinking,
-    **dict.fromkeys(("reasoning", "thinking"), _Body.take_reasoning),
-    "system": _Body.take_system,
+_Meaning = tuple[Callable[[_Body, str, Any], bool], tuple[str, ...]]
+"""The method that takes a field, and the fields of which a body must have one; () for any body."""
+_FORMATS = ("response_format", "text", "output_config")
+_MEANINGS: dict[str, _Meaning] = {
+    **{name: (_Body.rename, own) for name, own in _RENAMED.items()},
+    **dict.fromkeys(("grammar", "ebnf"), (_Body.take_grammar, ("guided_grammar",))),
+    "structured_outputs": (_Body.take_structured, ("guided_json",)),
+    "format": (_Body.take_format, ("guided_json",)),
+    "n_probs": (_Body.take_probabilities, ("top_logprobs", "logprobs")),
+    "usage": (_Body.take_usage, ("stream_options",)),
+    **dict.fromkeys(("enable_thinking", "think"), (_Body.take_thinking, ())),
+    **dict.fromkeys(("reasoning", "thinking"), (_Body.take_reasoning, ("chat_template_kwargs",))),
+    "system": (_Body.take_system, ("instructions", "system", "messages")),
 }
-_SISTERS: dict[str, Callable[[_Body, str, Any], bool]] = {
-    **dict.fromkeys(_RENAMED_SISTERS, _Body.rename),
-    **dict.fromkeys(("response_format", "output_format"), _Body.take_response_format),
-    **dict.fromkeys(("text", "output_config"), _Body.take_text),
-    "reasoning_effort": _Body.take_effort,
-    "instructions": _Body.take_system,
-    "parallel_tool_calls": _Body.take_single_call,
-    "logprobs": _Body.take_logprobs,
-    "n": _Body.take_number,
-    **dict.fromkeys(("previous_response_id", "conversation"), _Body.take_stored),
-    **dict.fromkeys(("structural_tag", "stop_regex"), _Body.refuse),
+_SISTERS: dict[str, _Meaning] = {
+    **{name: (_Body.rename, own) for name, own in _RENAMED_SISTERS.items()},
+    **dict.fromkeys(("response_format", "output_format"), (_Body.take_response_format, _FORMATS)),
+    **dict.fromkeys(("text", "output_config"), (_Body.take_text, _FORMATS)),
+    "reasoning_effort": (_Body.take_effort, ()),
+    "instructions": _MEANINGS["system"],
+    "parallel_tool_calls": (_Body.take_single_call, ("tool_choice",)),
+    "logprobs": (_Body.take_logprobs, ("include",)),
+    "n": (_Body.take_number, ("max_output_tokens", "stop_sequences")),
+    **dict.fromkeys(("previous_response_id", "conversation"), (_Body.take_stored, ())),
+    **dict.fromkeys(("structural_tag", "stop_regex"), (_Body.refuse, ())),
 }
 """What fields of this server's other APIs mean in a body without them, and constraints that none has."""
 _INSTEAD = {
     "structural_tag": "send guided_json, guided_grammar, or tools with strict: true",
     "stop_regex": "send strings that end the answer as 'stop'",
 }
-
-
 UNDERSTOOD = tuple(sorted({*_MEANINGS, *_SISTERS, "options", "extra_body"} - {*_INSTEAD}))
 """Fields of other servers and other APIs that become fields of a body without them."""
 
@@ -396,10 +388,6 @@ def as_switch(value: Any) -> Any:
     if isinstance(value, str):
         return _SWITCHES.get(value.strip().lower(), value)
     return bool(value) if type(value) is int and value in (0, 1) else value
-
-
-def _formats(known: Collection[str]) -> bool:
-    return any(name in known for name in ("response_format", "text", "output_config"))
 
 
 def _has_schema_inside(response_format: object) -> bool:

@@ -2,9 +2,9 @@
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import PydanticCustomError, from_json, to_json
 
@@ -18,7 +18,48 @@ from reprise.server.requests.json_schema import (
     with_null_types,
 )
 from reprise.server.requests.lark import check_lark, escape_lark
-from reprise.server.requests.messages import Json, Tool, ToolChoice, note_unknown
+from reprise.server.requests.messages import Json, note_unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that the model may ask the client to call. The model is shown every tool as a function.
+
+    strict: whether its schema must be enforced. lark: the grammar of a free-form tool's input, if it has one.
+    at: path of the schema or grammar in the request. is_custom: whether the client's tool is free-form.
+    own_name, namespace: the client's name for the tool, and the namespace that the tool is in, if any.
+    """
+
+    name: str
+    description: str | None
+    parameters: Json
+    strict: bool = False
+    lark: str | None = None
+    at: str = ""
+    is_custom: bool = False
+    own_name: str = ""
+    namespace: str | None = None
+
+    def for_template(self) -> Json:
+        """Return the tool as chat templates expect it."""
+        function: Json = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function | {"parameters": self.parameters}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Which tools the model may or must call.
+
+    names: the tools that the model may call; None for all. is_named: it must call the one in names.
+    is_parallel: whether an answer may have several calls; None if the choice does not say.
+    """
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    names: tuple[str, ...] | None = None
+    is_named: bool = False
+    is_parallel: bool | None = None
 
 
 def input_schema(pattern: str | None = None) -> dict[str, Any]:
@@ -78,6 +119,54 @@ class ToolReader:
         else:
             self._names.add(tool.name)
             self.tools.append(tool)
+
+    def read_choice(self, given: Any) -> ToolChoice:
+        """Return a request's tool_choice in the normal form; "auto" if it asks for a tool that was left out.
+
+        Raises BadRequestError if it names an unknown tool, or demands a call without there being tools.
+        """
+        if isinstance(given, ToolChoice):
+            return given
+        choice = self._choice(given)
+        if given is not None and not _is_own_choice(given, self.notes.api):
+            self.notes.understood("tool_choice")
+        known = {tool.name for tool in self.tools}
+        missing = [name for name in choice.names or () if name not in known]
+        needs_tools = choice.mode == "required" or choice.names is not None
+        if self.left_out and needs_tools and (not known or (missing and self.left_out.issuperset(missing))):
+            self.notes.left_out("tool_choice")
+            return ToolChoice(is_parallel=choice.is_parallel)
+        if needs_tools and not known:
+            raise bad_field("tool_choice", "is allowed only with tools; send some", "invalid_value")
+        if missing:
+            phrase = f"names the tool '{shortened(missing[0])}', which is not among the tools"
+            raise bad_field("tool_choice", phrase, "invalid_value")
+        return choice
+
+    def _choice(self, given: Any) -> ToolChoice:
+        kind = given.get("type") if isinstance(given, dict) else given
+        if given is None:
+            return ToolChoice()
+        if isinstance(kind, str) and kind in _MODES:
+            return _with_parallel(_MODES[kind], given)
+        if not isinstance(given, dict):
+            phrase = "must be 'none', 'auto', 'required' or an object that names a tool"
+            code = "invalid_value" if isinstance(given, str) else "invalid_type"
+            raise bad_field("tool_choice", phrase, code)
+        if kind is None:
+            holders = map(given.get, _NAMED)
+            is_named = isinstance(given.get("name"), str) or any(isinstance(one, dict) for one in holders)
+            allowed = isinstance(given.get("allowed_tools"), dict)
+            kind = "allowed_tools" if allowed else "function" if is_named else None
+        if kind in _NAMED:
+            return _with_parallel(ToolChoice("required", (_name(given, "tool_choice"),), True), given)
+        if kind == "allowed_tools":
+            return _allowed(given)
+        if isinstance(kind, str) and kind in self.left_out:
+            self.notes.left_out("tool_choice")
+            return ToolChoice()
+        phrase = "must be 'auto', 'none', 'required', 'function', 'custom' or 'allowed_tools'"
+        raise bad_field("tool_choice.type", phrase, "invalid_value")
 
 
 def _inner(given: Json) -> tuple[Json, str]:
@@ -154,28 +243,24 @@ def _schema(given: Any, at: str, notes: Notes) -> Json:
 
 def _custom_tool(tool: Tool, given: Any, at: str) -> Tool:
     """Return the function that the model is shown in place of a free-form tool. given: its format."""
-    grammar = _grammar(given, f"{at}.format")
-    if grammar is None:
-        description = tool.description or None
-        return replace(tool, description=description, parameters=input_schema(), at=at, is_custom=True)
-    syntax, definition = grammar
-    told = f"The input follows this {syntax} grammar:\n{definition}"
+    syntax, definition = _grammar(given, f"{at}.format")
+    told = f"The input follows this {syntax} grammar:\n{definition}" if syntax else ""
     pattern = f"^(?:{definition})$" if syntax == "regex" else None
     return replace(
         tool,
-        description="\n\n".join(filter(None, (tool.description, told))),
+        description="\n\n".join(filter(None, (tool.description, told))) or None,
         parameters=input_schema(pattern),
         strict=pattern is not None,
         lark=definition if syntax == "lark" else None,
-        at=f"{at}.format",
+        at=f"{at}.format" if syntax else at,
         is_custom=True,
     )
 
 
-def _grammar(given: Any, at: str) -> tuple[str, str] | None:
-    """Return the syntax and the definition of a free-form tool's grammar; None if it takes any text."""
+def _grammar(given: Any, at: str) -> tuple[str, str]:
+    """Return the syntax and the definition of a free-form tool's grammar, empty if it takes any text."""
     if given is None or (isinstance(given, dict) and given.get("type") == "text"):
-        return None
+        return "", ""
     if not isinstance(given, dict) or given.get("type") != "grammar":
         at = f"{at}.type" if isinstance(given, dict) else at
         raise bad_field(at, "must be 'text' or 'grammar'", "invalid_value")
@@ -249,56 +334,6 @@ _MODES: dict[Any, ToolChoice] = {
 _NAMED = ("function", "custom", "tool")
 
 
-def read_choice(
-    given: Any, path: str, tools: Sequence[Tool], left_out: Collection[str], notes: Notes
-) -> ToolChoice:
-    """Return a request's tool_choice in the normal form; "auto" if it asks for a tool that was left out.
-
-    Raises BadRequestError if the choice names an unknown tool, or demands a call without there being tools.
-    """
-    if isinstance(given, ToolChoice):
-        return given
-    choice = _read(given, path, left_out, notes)
-    if given is not None and not _is_own_choice(given, notes.api):
-        notes.understood(path)
-    known = {tool.name for tool in tools}
-    missing = [name for name in choice.names or () if name not in known]
-    needs_tools = choice.mode == "required" or choice.names is not None
-    if left_out and needs_tools and (not tools or (left_out.issuperset(missing) and missing)):  # type: ignore[attr-defined]
-        notes.left_out(path)
-        return ToolChoice(is_parallel=choice.is_parallel)
-    if needs_tools and not tools:
-        raise bad_field(path, "is allowed only with tools; send some", "invalid_value")
-    if missing:
-        phrase = f"names the tool '{shortened(missing[0])}', which is not among the tools"
-        raise bad_field(path, phrase, "invalid_value")
-    return choice
-
-
-def _read(given: Any, path: str, left_out: Collection[str], notes: Notes) -> ToolChoice:
-    kind = given.get("type") if isinstance(given, dict) else given
-    if given is None:
-        return ToolChoice()
-    if isinstance(kind, str) and kind in _MODES:
-        return _with_parallel(_MODES[kind], given)
-    if not isinstance(given, dict):
-        phrase = "must be 'none', 'auto', 'required' or an object that names a tool"
-        raise bad_field(path, phrase, "invalid_value" if isinstance(given, str) else "invalid_type")
-    if kind is None:
-        is_named = isinstance(given.get("name"), str) or any(isinstance(given.get(k), dict) for k in _NAMED)
-        allowed = isinstance(given.get("allowed_tools"), dict)
-        kind = "allowed_tools" if allowed else "function" if is_named else None
-    if kind in _NAMED:
-        return _with_parallel(ToolChoice("required", (_name(given, path),), True), given)
-    if kind == "allowed_tools":
-        return _allowed(given, path)
-    if isinstance(kind, str) and kind in left_out:
-        notes.left_out(path)
-        return ToolChoice()
-    phrase = "must be 'auto', 'none', 'required', 'function', 'custom' or 'allowed_tools'"
-    raise bad_field(f"{path}.type", phrase, "invalid_value")
-
-
 def _is_own_choice(given: Any, api: str) -> bool:
     if isinstance(given, str):
         return api != "messages" and given != "any"
@@ -314,7 +349,8 @@ def _with_parallel(choice: ToolChoice, given: Any) -> ToolChoice:
     return replace(choice, is_parallel=False) if is_single else choice
 
 
-def _allowed(given: Json, path: str) -> ToolChoice:
+def _allowed(given: Json) -> ToolChoice:
+    path = "tool_choice"
     if isinstance(given.get("allowed_tools"), dict):
         given, path = given["allowed_tools"], f"{path}.allowed_tools"
     mode, tools = given.get("mode", "auto"), given.get("tools")

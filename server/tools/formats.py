@@ -87,9 +87,10 @@ class ListedFormat(CallFormat):
 
     key: matches what precedes a value, a comma included.
     after_key, comma: what is written between a name and its value, and between two arguments.
-    quotes: what strings stand between; the grammar writes the first. has_escapes: strings have Python's.
+    quotes: what strings stand between; the grammar writes the first.
     constants: what is written for true, false and null.
-    has_bare_keys: names within objects have no quotes. is_sorted: arguments are in alphabetical order.
+    is_python: values are Python's: strings have escapes, and names within objects quotes. Otherwise there are
+        neither, and arguments are in alphabetical order.
     """
 
     key: re.Pattern[str]
@@ -97,9 +98,7 @@ class ListedFormat(CallFormat):
     comma: str
     quotes: tuple[str, ...]
     constants: tuple[str, str, str] = ("true", "false", "null")
-    has_escapes: bool = False
-    has_bare_keys: bool = True
-    is_sorted: bool = True
+    is_python: bool = False
 
 
 def _json_head(start: str, keys: str = "arguments") -> re.Pattern[str]:
@@ -172,9 +171,7 @@ PYTHONIC = ListedFormat(
     opening="[",
     separator=", ",
     closing="]",
-    has_escapes=True,
-    has_bare_keys=False,
-    is_sorted=False,
+    is_python=True,
 )
 
 FORMATS: dict[str, CallFormat] = {

@@ -54,8 +54,7 @@ class Literals:
     name: str
     is_strict: bool
     _rules: list[str] = field(default_factory=list)
-    _references: dict[int, str] = field(default_factory=dict)
-    _any: str = ""
+    _names: dict[int, str] = field(default_factory=dict)
 
     def rules(self, start: str, lark: str | None) -> Iterator[str]:
         """Yield the rules.
@@ -66,11 +65,10 @@ class Literals:
         layout = self.layout
         if lark is not None:
             quote = self.text(layout.quotes[0])
-            inner = lark_rule(escape_lark(lark) if layout.has_escapes else lark)
+            inner = lark_rule(escape_lark(lark) if layout.is_python else lark)
             yield f"{start}: {self.text('input' + layout.after_key)} {quote} {self._add(inner)} {quote}"
         else:
-            names = (layout.after_key, layout.comma)
-            yield f"{start}: {self._members(self.root, names, is_bare=True)}"
+            yield f"{start}: {self._members(self.root, is_bare=True)}"
         yield from self._rules
 
     def _add(self, expression: str) -> str:
@@ -84,7 +82,7 @@ class Literals:
             return self._anything()
         if (target := target_of(self.root, schema)) is not None:
             self._check(schema, "$ref")
-            return self._reference(target)
+            return self._shared(id(target), lambda: self._value(target))
         if "const" in schema or isinstance(schema.get("enum"), list):
             values = [schema["const"]] if "const" in schema else schema["enum"]
             self._check(schema, "const", "enum", "type")
@@ -109,13 +107,17 @@ class Literals:
         if self.is_strict and _constrains_besides(schema, *known):
             raise ValueError("has a property whose schema this format cannot follow")
 
-    def _reference(self, target: dict[str, Any]) -> str:
-        """Return the name of the rule of a schema that is referred to, perhaps by itself."""
-        if id(target) not in self._references:
+    def _shared(self, key: int, make: Callable[[], str]) -> str:
+        """Return the name of a rule that several may refer to, itself too. make: makes its expression."""
+        if key not in self._names:
             at = len(self._rules)
-            self._references[id(target)] = name = self._add("")
-            self._rules[at] = f"{name}: {self._value(target)}"
-        return self._references[id(target)]
+            self._names[key] = name = self._add("")
+            self._rules[at] = f"{name}: {make()}"
+        return self._names[key]
+
+    def _anything(self) -> str:
+        kinds = ("string", "number", "boolean", "null", "array", "object")
+        return self._shared(0, lambda: " | ".join(self._typed(kind, {}) for kind in kinds))
 
     def _typed(self, kind: str, schema: Mapping[str, Any]) -> str:
         match kind:
@@ -128,14 +130,12 @@ class Literals:
             case "array":
                 return self._array(schema)
             case "object":
-                names = (":", ",") if self.layout.has_bare_keys else (": ", ", ")
-                inner = self._members(schema, names, is_bare=self.layout.has_bare_keys)
-                return f'"{{" {inner} "}}"'
+                return f'"{{" {self._members(schema, is_bare=not self.layout.is_python)} "}}"'
         return json_rule({"type": kind, **{w: schema[w] for w in _NUMBER_WORDS if w in schema}})
 
     def _string(self, schema: dict[str, Any]) -> str:
         """Return the expression for a string of a schema, with its quotes."""
-        if self.layout.has_escapes:
+        if self.layout.is_python:
             return json_rule({"type": "string", **schema})
         quote = self.layout.quotes[0]
         mark = self.text(quote)
@@ -152,7 +152,7 @@ class Literals:
     def _array(self, schema: Mapping[str, Any]) -> str:
         item = self._add(self._value(schema.get("items", True)))
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        comma = self.text("," if self.layout.has_bare_keys else ", ")
+        comma = self.text(self.layout.comma)
         if most == 0:
             return '"[" "]"'
         if least > _MAX_ITEMS or (most or 0) > _MAX_ITEMS:
@@ -163,47 +163,34 @@ class Literals:
         several = f"{item} ({comma} {item}){count}"
         return f'"[" {several if least else f"({several})?"} "]"'
 
-    def _members(self, schema: Mapping[str, Any], signs: tuple[str, str], *, is_bare: bool) -> str:
-        """Return the expression for the members of an object, in their order.
-
-        signs: what follows a name, and what stands between two members. is_bare: names have no quotes.
-        """
-        after_key, comma = signs
+    def _members(self, schema: Mapping[str, Any], *, is_bare: bool) -> str:
+        """Return the expression for an object's members, in their order. is_bare: names have no quotes."""
+        comma, after_key = self.text(self.layout.comma), self.layout.after_key if is_bare else ": "
         properties, required = _members_of(schema)
         if not properties:
-            return self._map(schema.get("additionalProperties", True), signs, is_bare=is_bare)
+            values = schema.get("additionalProperties", True)
+            if values is False:
+                return '""'
+            name = r"/[A-Za-z_][A-Za-z0-9_.-]*/" if is_bare else json_rule({"type": "string"})
+            member = self._add(f"{name} {self.text(after_key)} {self._value(values)}")
+            return f"({member} ({comma} {member})*)?"
         first, later = '""', '""'
-        for key in sorted(properties, reverse=True) if self.layout.is_sorted else reversed(properties):
+        for key in reversed(properties if self.layout.is_python else sorted(properties)):
             shown = key if is_bare else json.dumps(key, ensure_ascii=False)
             if is_bare and (not key or any(character in key for character in " :{}[],<>()=\"'\n")):
                 raise ValueError("has a property whose name this format cannot write")
             member = self._add(f"{self.text(shown + after_key)} {self._value(properties[key])}")
             start = self._add(f"{member} {later}")
-            following = f"{self.text(comma)} {member}"
+            following = f"{comma} {member}"
             if key in required:
                 first, later = start, self._add(f"{following} {later}")
             else:
                 first, later = self._add(f"{start} | {first}"), self._add(f"({following})? {later}")
         return first
 
-    def _map(self, values: object, signs: tuple[str, str], *, is_bare: bool) -> str:
-        if values is False:
-            return '""'
-        name = r"/[A-Za-z_][A-Za-z0-9_.-]*/" if is_bare else json_rule({"type": "string"})
-        member = self._add(f"{name} {self.text(signs[0])} {self._value(values)}")
-        return f"({member} ({self.text(signs[1])} {member})*)?"
-
-    def _anything(self) -> str:
-        if not self._any:
-            at = len(self._rules)
-            self._any = self._add("")
-            kinds = ("string", "number", "boolean", "null", "array", "object")
-            self._rules[at] = f"{self._any}: {' | '.join(self._typed(kind, {}) for kind in kinds)}"
-        return self._any
-
     def _literal(self, value: object) -> str:
         match value:
-            case str() if not self.layout.has_escapes:
+            case str() if not self.layout.is_python:
                 quote = self.text(self.layout.quotes[0])
                 inner = f"{json.dumps(value, ensure_ascii=False)} " if value else ""
                 return f"{quote} {inner}{quote}"

@@ -1,5 +1,6 @@
 """Read tool calls while the model writes them, in every format that formats.py declares."""
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +13,16 @@ from reprise.server.requests.json_schema import dict_of
 from reprise.server.tools.formats import CallFormat, ListedFormat, TaggedFormat
 from reprise.server.tools.values import (
     GUESSED,
+    MAX_LITERAL_CHARACTERS,
     MAX_SIGNS,
     NOT_STRING,
     STRING,
     STRING_OR_NULL,
-    WrittenCall,
+    check_signs,
     convert_words,
     find_types,
     guessed_to_json,
     is_json,
-    normalized,
-    read_other_forms,
     to_json_value,
     unescape,
     unescape_entities,
@@ -74,6 +74,15 @@ MAX_PARTS = 4 * MAX_SIGNS
 
 MAX_PENDING_CHARACTERS = 1024
 """Limit for text that is neither a name nor a value; beyond it the text is not a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCall:
+    """A tool call that the model wrote. arguments: a JSON object as text. id: the model's own, if any."""
+
+    name: str
+    arguments: str
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +147,20 @@ class Reader:
         return fragments
 
     def read_other_forms(self, text: str) -> list[WrittenCall]:
-        """Return the calls of a whole section that feed() cannot read; empty if its text is no call."""
-        return read_other_forms(text, self._format.other_forms, self._schemas)
+        """Return the calls of a whole section that feed() cannot read; empty if any of it is no call."""
+        forms = self._format.other_forms
+        is_plain = "plain" in forms
+        try:
+            parsed = _loads(text)
+        except ValueError:
+            return _read_plain(text, self._schemas) if is_plain else []
+        if ("list" if isinstance(parsed, list) else "object") not in forms:
+            return []
+        try:
+            calls = parsed if isinstance(parsed, list) else [parsed]
+            return [_call_of(_unwrapped(call) if is_plain else call) for call in calls]
+        except ValueError:
+            return []
 
     def _advance(self) -> bool:
         raise NotImplementedError
@@ -189,6 +210,89 @@ def is_object(text: str) -> bool:
     return text.lstrip().startswith("{") and is_json(text)
 
 
+def normalized(arguments: str) -> str:
+    """Return a JSON object with the spaces that json.dumps() writes, unless it has too many values."""
+    try:
+        return _dumps(_loads(arguments))
+    except ValueError:
+        return arguments
+
+
+def _loads(text: str) -> Any:
+    """Parse JSON. Raises ValueError, also if it is nested too deep or has more than MAX_SIGNS."""
+    check_signs(text)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+_HALF = re.compile("[\\ud800-\\udfff]")
+"""Half of a UTF-16 pair, from a JSON escape, which UTF-8 cannot encode."""
+
+
+def _dumps(arguments: dict[str, Any]) -> str:
+    """Return an object as JSON. Raises ValueError if JSON has no such number."""
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return json.dumps(arguments, allow_nan=False) if _HALF.search(text) else text
+
+
+def _call_of(call: Any) -> WrittenCall:
+    if not isinstance(call, dict):
+        raise ValueError("not an object")
+    name, arguments, own_id = call.get("name"), call.get("arguments", {}), call.get("id")
+    arguments = _loads(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(name, str) or not name or _HALF.search(name) or not isinstance(arguments, dict):
+        raise ValueError("not a call")
+    has_id = isinstance(own_id, str) and own_id and not _HALF.search(own_id)
+    return WrittenCall(name, _dumps(arguments), own_id if has_id else None)
+
+
+def _unwrapped(call: Any) -> Any:
+    """Return a call that GLM has written within another object, or with the name under `function`."""
+    if not isinstance(call, dict) or "name" in call:
+        return call
+    inner = call.get("tool", call.get("function"))
+    return inner if isinstance(inner, dict) else call | {"name": inner}
+
+
+_NAMED = re.compile(r"\s*(?P<name>[\w.-]+)\s+(?P<arguments>\S.*)", re.DOTALL)
+_PAIR = re.compile(
+    r"\s*(?P<key>[^\s=\"']+)=(?:\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)'|(?P<bare>[^\s\"']*))(?!\S)"
+)
+
+
+def _read_plain(text: str, schemas: Schemas) -> list[WrittenCall]:
+    """Return the call that is a name and an object, or a name and words like key=value; empty if none."""
+    match = _NAMED.fullmatch(text) if len(text) <= MAX_LITERAL_CHARACTERS else None
+    if match is None:
+        return []
+    name, rest = match["name"], match["arguments"]
+    if rest.startswith("{"):
+        try:
+            return [_call_of({"name": name, "arguments": json.loads(guessed_to_json(rest))})]
+        except ValueError:
+            return []
+    pairs = _pairs(rest, schemas.get(name, {}))
+    return [_call_of({"name": name, "arguments": pairs})] if pairs else []
+
+
+def _pairs(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys and values of words like key=value; empty if there is anything else."""
+    properties = dict_of(schema.get("properties"))
+    found: dict[str, Any] = {}
+    at, text = 0, text.rstrip()
+    while at < len(text):
+        if (match := _PAIR.match(text, at)) is None:
+            return {}
+        at = match.end()
+        value = next(one for one in match.group("double", "single", "bare") if one is not None)
+        types = find_types(properties.get(match["key"]), schema)
+        written = guessed_to_json(value) if types is None else to_json_value(value, types)
+        found[match["key"]] = json.loads(written)
+    return found
+
+
 def escaped(text: str) -> str:
     """Return a text escaped for a JSON string, without quotes around it."""
     return to_json(text).decode()[1:-1]
@@ -215,11 +319,13 @@ class _ArgumentReader(Reader):
         super().__init__(call_format, schemas)
         self._schema: dict[str, Any] = {}
         self._keys: set[str] = set()
+        self._has_object = False
 
     def _advance(self) -> bool:
         if not self.is_open:
             if name := self._open(self._format.head):
                 self._schema, self._keys = self._schemas.get(name, {}), set()
+                self._has_object = False
                 self._add("{")
             return self.is_open
         if (match := self._format.key.match(self._pending)) is not None:
@@ -278,7 +384,7 @@ class ListedReader(_ArgumentReader):
     def _read_string(self) -> bool:
         """Read a string: a value of its own, or a part of one."""
         add = self._add if self._value is None else self._value.append
-        marks = (self._quote, "\\") if self._format.has_escapes else (self._quote,)
+        marks = (self._quote, "\\") if self._format.is_python else (self._quote,)
         found = find_first_marker(self._pending, marks)
         end = len(self._pending) - count_partial_marker(self._pending, marks) if found is None else found[0]
         if end:
@@ -342,16 +448,12 @@ class ListedReader(_ArgumentReader):
 class JsonReader(Reader):
     """Reads calls whose arguments are a JSON object. See Reader."""
 
+    is_quoting = False
+
     def __init__(self, call_format: CallFormat, schemas: Schemas) -> None:
         super().__init__(call_format, schemas)
         self._arguments: list[str] | None = None
         self._depth = 0
-        self._is_in_string = False
-
-    @property
-    def is_quoting(self) -> bool:
-        """See Reader."""
-        return self._is_in_string
 
     def _advance(self) -> bool:
         if self._arguments is not None:
@@ -370,10 +472,10 @@ class JsonReader(Reader):
         for mark in _JSON_MARK.finditer(self._pending):
             match mark[0]:
                 case '"':
-                    self._is_in_string = not self._is_in_string
-                case "{" | "[" if not self._is_in_string:
+                    self.is_quoting = not self.is_quoting
+                case "{" | "[" if not self.is_quoting:
                     self._depth += 1
-                case "}" | "]" if not self._is_in_string:
+                case "}" | "]" if not self.is_quoting:
                     self._depth -= 1
                 case "\\":
                     # The character that it escapes is yet to come.
@@ -414,7 +516,6 @@ class TaggedReader(_ArgumentReader):
         self._has_started_value = False
         self._is_quoted = False
         self._is_in_object = False
-        self._has_object = False
 
     @property
     def is_quoting(self) -> bool:
@@ -431,10 +532,7 @@ class TaggedReader(_ArgumentReader):
             self._pending = self._pending[match.end() :]
             self._value, self._is_in_object = [], True
             return True
-        was_open = self.is_open
-        has_advanced = super()._advance()
-        self._has_object = self._has_object and was_open and self.is_open
-        return has_advanced
+        return super()._advance()
 
     def _read_object(self) -> bool:
         """Read all arguments as one JSON object, whose braces are already there."""

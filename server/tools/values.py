@@ -1,26 +1,22 @@
 """Convert values as models write them to JSON: literals, and text whose type a parameter's schema decides."""
 
-import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from reprise.server.requests.json_schema import dict_of, list_of, target_of
-from reprise.server.tools.formats import PYTHONIC, ListedFormat, OtherForm
+from reprise.server.requests.json_schema import list_of, target_of
+from reprise.server.tools.formats import PYTHONIC, ListedFormat
 
-Json = dict[str, Any]
 STRING = frozenset({"string"})
 GUESSED = frozenset({"string", "object", "array"})
 """The types of a value without a known type: JSON objects and arrays are recognized, all else is a string."""
 
-NOT_STRING = frozenset({"number", "integer", "boolean", "null", "object", "array"})
 STRING_OR_NULL = frozenset({"string", "null"})
 _NESTED = frozenset({"object", "array"})
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+NOT_STRING = ALL_TYPES - STRING
 MAX_SIGNS = 2**16
 """Limit for the commas and opening brackets of JSON that is parsed at once, on the loop, in about 10 ms.
 
@@ -156,24 +152,22 @@ def unescape(text: str) -> tuple[str, int]:
 
 
 def _character(match: re.Match[str]) -> str:
-    if match["high"] is not None:
-        units = (int(match["high"], 16), int(match["low"], 16))
-        return b"".join(unit.to_bytes(2, "big") for unit in units).decode("utf-16-be")
-    if (code := match["u"] or match["x"]) is not None:
-        character = chr(int(code, 16))
-        return "\ufffd" if "\ud800" <= character <= "\udfff" else character
-    return _SIMPLE.get(match["other"], match["other"])
+    codes = [int(code, 16) for code in match.group("high", "low", "u", "x") if code is not None]
+    if not codes:
+        return _SIMPLE.get(match["other"], match["other"])
+    # Halves of a character become one; a half without the other becomes U+FFFD.
+    return "".join(map(chr, codes)).encode("utf-16-be", "surrogatepass").decode("utf-16-be", "replace")
 
 
 @cache
 def _literals(layout: ListedFormat) -> re.Pattern[str]:
     """Return the parser of a literal's next token: a string, a word, or another character."""
-    character = r"(?:\\.|[^\\])" if layout.has_escapes else "."
+    character = r"(?:\\.|[^\\])" if layout.is_python else "."
     strings = [
         f"{re.escape(q)}(?P<string{i}>{character}*?){re.escape(q)}" for i, q in enumerate(layout.quotes)
     ]
     # Possessive, and what is no name is skipped at once: hostile text must not take long.
-    name = r"(?P<name>[^\s\[\]{}(),:]{1,256}+)(?=\s*:)|" if layout.has_bare_keys else ""
+    name = "" if layout.is_python else r"(?P<name>[^\s\[\]{}(),:]{1,256}+)(?=\s*:)|"
     rest = r"(?P<rest>[^\s\[\]{}(),:\"'<]++|.)"
     return re.compile(f"{'|'.join(strings)}|{name}(?P<word>[A-Za-z_][\\w.-]*)|{rest}", re.DOTALL)
 
@@ -187,11 +181,11 @@ def convert_words(text: str, layout: ListedFormat) -> str | None:
     for match in _literals(layout).finditer(text):
         kind, found = match.lastgroup or "", match[match.lastgroup or 0]
         if kind.startswith("string"):
-            parts.append(to_json(_unescape_all(found) if layout.has_escapes else found).decode())
+            parts.append(to_json(_unescape_all(found) if layout.is_python else found).decode())
         elif kind == "name":
             parts.append(to_json(found).decode())
         elif kind == "word":
-            if found not in _CONSTANTS and not layout.has_bare_keys:
+            if found not in _CONSTANTS and layout.is_python:
                 return None
             parts.append(_CONSTANTS.get(found) or to_json(found).decode())
         else:
@@ -206,121 +200,3 @@ def _unescape_all(text: str) -> str:
         parts += [text[at:found], character]
         at = found + max(1, length)
     return "".join([*parts, text[at:]])
-
-
-_NAMED = re.compile(r"\s*(?P<name>[\w.-]+)\s+(?P<arguments>\S.*)", re.DOTALL)
-_PAIR = re.compile(
-    r"\s*(?P<key>[^\s=\"']+)=(?:\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)'|(?P<bare>[^\s\"']*))(?!\S)"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenCall:
-    """A tool call that the model wrote. arguments: a JSON object as text. id: the model's own, if any."""
-
-    name: str
-    arguments: str
-    id: str | None = None
-
-
-def read_other_forms(
-    text: str, forms: tuple[OtherForm, ...], schemas: Mapping[str, dict[str, Any]]
-) -> list[WrittenCall]:
-    """Return the calls of a section in one of these forms, in order; empty if any of it is no call.
-
-    schemas: the schemas of the arguments, by the names of the tools.
-    """
-    is_plain = "plain" in forms
-    try:
-        parsed = _loads(text)
-    except ValueError:
-        return _read_plain(text, schemas) if is_plain else []
-    if ("list" if isinstance(parsed, list) else "object") not in forms:
-        return []
-    try:
-        calls = parsed if isinstance(parsed, list) else [parsed]
-        return [_call_of(_unwrapped(call) if is_plain else call) for call in calls]
-    except ValueError:
-        return []
-
-
-def normalized(arguments: str) -> str:
-    """Return a JSON object with the spaces that json.dumps() writes, unless it has too many values."""
-    try:
-        return _dumps(_loads(arguments))
-    except ValueError:
-        return arguments
-
-
-def _loads(text: str) -> Any:
-    """Parse JSON. Raises ValueError, also if it is nested too deep or has more than MAX_SIGNS."""
-    check_signs(text)
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-
-
-def _dumps(arguments: dict[str, Any]) -> str:
-    """Return an object as JSON. Raises ValueError if JSON has no such number."""
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    return text if _is_encodable(text) else json.dumps(arguments, allow_nan=False)
-
-
-def _is_encodable(text: str) -> bool:
-    """Return whether a text has no half of a UTF-16 pair (from a JSON escape), which UTF-8 cannot encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _call_of(call: Any) -> WrittenCall:
-    if not isinstance(call, dict):
-        raise ValueError("not an object")
-    name, arguments, own_id = call.get("name"), call.get("arguments", {}), call.get("id")
-    arguments = _loads(arguments) if isinstance(arguments, str) else arguments
-    if not isinstance(name, str) or not name or not _is_encodable(name) or not isinstance(arguments, dict):
-        raise ValueError("not a call")
-    has_id = isinstance(own_id, str) and own_id and _is_encodable(own_id)
-    return WrittenCall(name, _dumps(arguments), own_id if has_id else None)
-
-
-def _unwrapped(call: Any) -> Any:
-    """Return a call that GLM has written within another object, or with the name under `function`."""
-    if not isinstance(call, dict) or "name" in call:
-        return call
-    inner = call.get("tool", call.get("function"))
-    return inner if isinstance(inner, dict) else call | {"name": inner}
-
-
-def _read_plain(text: str, schemas: Mapping[str, dict[str, Any]]) -> list[WrittenCall]:
-    """Return the call that is a name and an object, or a name and words like key=value; empty if none."""
-    match = _NAMED.fullmatch(text) if len(text) <= MAX_LITERAL_CHARACTERS else None
-    if match is None:
-        return []
-    name, rest = match["name"], match["arguments"]
-    if rest.startswith("{"):
-        try:
-            return [_call_of({"name": name, "arguments": json.loads(guessed_to_json(rest))})]
-        except ValueError:
-            return []
-    pairs = _pairs(rest, schemas.get(name, {}))
-    return [_call_of({"name": name, "arguments": pairs})] if pairs else []
-
-
-def _pairs(text: str, schema: dict[str, Any]) -> Json:
-    """Return the keys and values of words like key=value; empty if there is anything else."""
-    properties = dict_of(schema.get("properties"))
-    found: Json = {}
-    at, text = 0, text.rstrip()
-    while at < len(text):
-        if (match := _PAIR.match(text, at)) is None:
-            return {}
-        at = match.end()
-        value = next(one for one in match.group("double", "single", "bare") if one is not None)
-        types = find_types(properties.get(match["key"]), schema)
-        written = guessed_to_json(value) if types is None else to_json_value(value, types)
-        found[match["key"]] = json.loads(written)
-    return found

@@ -9,13 +9,13 @@ from reprise.server.errors import BadRequestError, requested_name
 from reprise.server.openai_api.responses.schemas import JsonSchemaFormat, ResponsesRequest
 from reprise.server.requests.chat import ChatRequest, extended
 from reprise.server.requests.fields import Notes, validate
+from reprise.server.requests.media import Media
 from reprise.server.requests.messages import (
     ASSISTANT_ONLY,
     OF_API,
     ROLES,
     Call,
     Json,
-    Media,
     Message,
     Part,
     apart,
@@ -32,7 +32,7 @@ from reprise.server.requests.messages import (
     readable,
     settle,
 )
-from reprise.server.requests.tools import ToolReader, function_name, read_choice
+from reprise.server.requests.tools import ToolReader, function_name
 
 REASONING_PREFIX = "reprise:"
 """Prefix of encrypted_content; the reasoning, or the summary of a compaction, follows in base64."""
@@ -265,7 +265,7 @@ def to_chat(
         except BadRequestError:
             # They are a part of the history.
             notes.left_out(path)
-    choice = read_choice(body.tool_choice, "tool_choice", reader.tools, reader.left_out, notes)
+    choice = reader.read_choice(body.tool_choice)
     first = [Message("system", (body.instructions,), at="instructions")] if body.instructions else []
     settled = settle([*first, *before, *messages], notes)
     if not settled:

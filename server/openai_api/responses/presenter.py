@@ -29,7 +29,7 @@ from reprise.server.output.presenter import (
     ResponseHead,
     chat_logprobs,
 )
-from reprise.server.requests.messages import Tool
+from reprise.server.requests.tools import Tool
 
 PREFIX = "resp_"
 """In front of a ResponseHead's id in the id of its response."""

@@ -334,7 +334,7 @@ class ResponsesFields(AcceptsPeerFields):
         return INCLUDE_LOGPROBS in self.include or bool(self.top_logprobs)
 
 
-class ResponsesRequest(ChatExtensions, ResponsesFields):
+class ResponsesRequest(ChatExtensions, ResponsesFields):  # type: ignore[misc]
     """The body of POST /v1/responses. Fields shared with chats are validated as part of the chat request."""
 
 

@@ -12,7 +12,7 @@ from reprise.engine.text.markers import HARMONY, Marker, Markers
 from reprise.server.errors import BadRequestError
 from reprise.server.generation.grammars import chat_grammar, optional_calls
 from reprise.server.requests.chat import ChatRequest
-from reprise.server.requests.messages import ToolChoice
+from reprise.server.requests.tools import ToolChoice
 from tests.engine.text.test_tokenizer import make_thinker
 
 SPECIAL = [

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from reprise.engine.text.markers import Markers
 from reprise.server.tools.formats import find_format
-from reprise.server.tools.readers import OpenedCall, make_reader
-from reprise.server.tools.values import WrittenCall
+from reprise.server.tools.readers import OpenedCall, WrittenCall, make_reader
 from tests.counted_calls import count_calls
 from tests.server.fake_engine import marker
 from tests.server.tools.mlx_lm_parsers import parsed_by_mlx_lm

@@ -1,0 +1,61 @@
+"""Images and other media in messages, and the rule that no URL is opened for one."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Detail = Literal["low", "high", "auto"]
+
+NO_URLS = (
+    "is at a URL or in a file: this server opens none for requests. Send the image itself, as a data: URL "
+    "in base64"
+)
+_DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
+_DETAILS: dict[Any, Detail] = {"low": "low", "high": "high", "original": "high"}
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A part of a message that is not text, so that a model which only reads text is not shown it.
+
+    kind: image, audio, video or document. name: the part's title, or "". at: the part's path in the request.
+    Only images have data (base64), or the fault because of which they have none, and a detail.
+    """
+
+    kind: str
+    name: str = ""
+    at: str = field(default="", compare=False)
+    data: str = field(default="", repr=False)
+    fault: str = ""
+    detail: Detail = "auto"
+
+    def __str__(self) -> str:
+        # The same in every turn: no sizes, no dates.
+        return f"[{self.kind}{self.name and ' ' + self.name}: this model reads text]"
+
+
+def image_of(given: dict[str, Any], path: str) -> Media:
+    """Return the image of a message's part, which may have the form of any of the APIs."""
+    holders = (given.get(key) for key in ("image_url", "source", "image"))
+    holder = next((one for one in holders if one is not None), None)
+    inner = holder if isinstance(holder, dict) else {}
+    wished = (one for one in (inner.get("detail"), given.get("detail")) if isinstance(one, str) and one)
+    detail = _DETAILS.get(next(wished, ""), "auto")
+    has_data = inner.get("type") == "base64" or isinstance(inner.get("data"), str)
+    source = holder if isinstance(holder, str) else inner.get("data" if has_data else "url")
+    return image(source, path, detail)
+
+
+def image(source: Any, path: str, detail: Detail = "auto") -> Media:
+    """Return an image; one that cannot be read has a fault instead of data. source: a data: URL or base64."""
+    data = fault = ""
+    if not isinstance(source, str) or not source:
+        fault = "has no image: send one as a data: URL in base64"
+    elif (url := _DATA_URL.match(source)) is not None:
+        data = source[url.end() :]
+    elif ":" in source[:100]:
+        is_data = source[:5].lower() == "data:"
+        fault = "is a data: URL that is not in base64" if is_data else NO_URLS
+    else:
+        data = source
+    return Media("image", at=path, data=data, fault=fault, detail=detail)
