@@ -167,7 +167,7 @@ class GeneratingEngine(ModelEngine):
             return {}
         drafting = worker.draft_prefiller
         found = {
-            "target": worker.queue.prefix_lookup.kept.status(),
+            "target": worker.queue.prefixes.status(),
             "draft": drafting.prefixes.status() if drafting else None,
         }
         return {model: asdict(status) for model, status in found.items() if status}
@@ -259,7 +259,7 @@ class GeneratingEngine(ModelEngine):
             return
         finally:
             loaded.findings.put_nothing_off()
-        old.queue.prefix_lookup.kept.close()
+        old.queue.prefixes.close()
         self._earlier = sum_counts([self._earlier, self._stats.counts()])
         self.worker, self._stats = worker, worker.stats
         self._about = loaded.info, loaded.tokenizer
@@ -275,7 +275,7 @@ class GeneratingEngine(ModelEngine):
                 if not self.lifecycle.is_dead:
                     self._learn(worker)
             finally:
-                worker.queue.prefix_lookup.kept.close()
+                worker.queue.prefixes.close()
         self._forget()
 
     @property

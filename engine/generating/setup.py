@@ -19,9 +19,8 @@ from reprise.engine.memory.budget import MemoryBudget, find_footprint, make_memo
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.pool.loads import FindHead, Makers
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
-from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
-from reprise.engine.scheduler.prefiller import Prefiller
-from reprise.engine.scheduler.request_queue import PrefixLookup, RequestQueue
+from reprise.engine.scheduler.prefixes import Checkpoints, Prefixes
+from reprise.engine.scheduler.request_queue import Prefiller, RequestQueue
 from reprise.engine.speculative.costs.kept_costs import make_costs
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes
@@ -222,27 +221,26 @@ def _make_queue(
     """Set up the request queue, with the prefix cache and prefill behind it. head: reads states, if any."""
     num_bytes = _prefix_bytes(settings, memory_budget)
     num_bytes -= memory_budget.draft_model_share(num_bytes)
-    kept = KeptPrefixes(loaded, settings, num_bytes, memory_budget)
-    if kept.cache:
-        memory_budget.prefixes.append(kept.cache)
-    checkpoints = Checkpoints(kept, loaded.tokenizer.openings)
-    prefiller = Prefiller(loaded.model, settings, kept, checkpoints, device, head.taps if head else None)
+    prefixes = Prefixes(loaded, settings, num_bytes, memory_budget)
+    if prefixes.cache:
+        memory_budget.prefixes.append(prefixes.cache)
+    checkpoints = Checkpoints(prefixes, loaded.tokenizer.openings)
+    prefiller = Prefiller(loaded.model, settings, prefixes, checkpoints, device, head.taps if head else None)
     prefiller.sight = loaded.sight
-    return RequestQueue(settings, memory_budget, PrefixLookup(kept, checkpoints), prefiller)
+    return RequestQueue(settings, memory_budget, prefixes, prefiller)
 
 
 def _make_draft_prefiller(
     model: RowDrafter, proposers: Proposers, planner: Planner, queue: RequestQueue, settings: Settings
 ) -> DraftPrefiller:
     """Set up draft prefill, of a draft model or a head, with a prefix cache of its own."""
-    budget, lookup = queue.memory_budget, queue.prefix_lookup
-    opening = lookup.checkpoints.opening
+    budget, of_target, opening = queue.memory_budget, queue.prefixes, queue.prefiller.checkpoints.opening
     num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
     if isinstance(model, HeadDrafter):
         # Without the target's it would find nothing.
-        num_bytes *= lookup.kept.cache is not None
+        num_bytes *= of_target.cache is not None
         may_copy = partial(budget.may_copy, model=-1, num_copies=2)
-        prefixes: DraftPrefixes = HeadPrefixes(model, num_bytes, opening, lookup.kept.store, may_copy)
+        prefixes: DraftPrefixes = HeadPrefixes(model, num_bytes, opening, of_target.store, may_copy)
     else:
         prefixes = DraftPrefixes(model.model, model.loaded.prefix_fault, num_bytes, opening)
     if prefixes.cache:

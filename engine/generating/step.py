@@ -10,7 +10,7 @@ made again.
 
 import time
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -28,25 +28,6 @@ from reprise.engine.speculative.planning.candidates import window_input, without
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.verify import Outcome, RowInput
 from reprise.engine.speculative.window import WindowOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """The kind of the next step, and its inputs.
-
-    inputs: the tokens that each row feeds in a verification step; empty for a plain step, in which rows feed
-        their newest token.
-    """
-
-    inputs: SequenceOf[RowInput] = ()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a plain step comes next."""
-        return not self.inputs
-
-
-PLAIN_STEP = StepPlan()
 
 
 class Decoder:
@@ -67,8 +48,8 @@ class Decoder:
         self._planning_s = 0.0
 
     @span("planning")
-    def plan(self) -> StepPlan:
-        """Choose between a plain step and the verification of drafts.
+    def plan(self) -> SequenceOf[RowInput]:
+        """Return what each row feeds in a verification step; nothing if a plain step comes next.
 
         A grammar must see a token before it can mask the next one, so with a grammar in the batch every step
         is fetched before the next: a verification step, though it may have no drafts to verify. A grammar of
@@ -88,7 +69,7 @@ class Decoder:
         has_windows = len(drafting) < len(members)
         if not inputs:
             if not has_windows and not [s for s in drafting if s.matcher and not s.matcher.may_run_ahead]:
-                return PLAIN_STEP
+                return ()
             inputs = without_drafts(drafting)
         if has_windows:
             rest, held = iter(inputs), self._batch.rows.lengths
@@ -96,17 +77,10 @@ class Decoder:
                 window_input(s, num_held) if s.window else next(rest)
                 for s, num_held in zip(members, held, strict=True)
             ]
-        return StepPlan(inputs)
+        return inputs
 
-    def run(self, plan: StepPlan) -> None:
-        """Run a step. Raises StepError."""
-        if plan.inputs:
-            self._verify(plan.inputs)
-        else:
-            self._decode()
-
-    def _decode(self) -> None:
-        """Dispatch the next plain step, then fetch the one that was in flight."""
+    def decode(self) -> None:
+        """Dispatch the next plain step, then fetch the one that was in flight. Raises StepError."""
         previous = self._device.step
         try:
             self._dispatch(previous)
@@ -180,7 +154,7 @@ class Decoder:
                     sequence.drafts.counts.num_fed += 1
                 self._commit(sequence, [token], [likelihood])
 
-    def _verify(self, inputs: SequenceOf[RowInput]) -> None:
+    def verify(self, inputs: SequenceOf[RowInput]) -> None:
         """Verify drafts in one forward pass with one wait, and commit what the target model chooses.
 
         inputs: one for each row. After the step every row holds all of its tokens but the newest.

@@ -25,10 +25,10 @@ from reprise.engine.kv_cache.columns import (
     round_columns,
     shrink_extent,
 )
-from reprise.engine.kv_cache.groups import Group, Groups, attention_by_group
+from reprise.engine.kv_cache.groups import Group, Groups
 from reprise.engine.kv_cache.patches import (
     attention_classes,
-    layers_by_group,
+    by_group,
     take_masks_of_rows,
     take_positions_of_rows,
 )
@@ -247,12 +247,9 @@ class BatchedRows:
                 for cache in self._in_window(columns):
                     cache.move(moves)
         before = [(state, list(state.cache)) for state in self._states]
-        if self._attention_classes is None:
-            by_group = attention_by_group(self._groups)
-        else:
-            by_group = layers_by_group(self._groups, self._attention_classes)
+        one_by_one = not self._groups.is_single
         try:
-            with tracing, by_group:
+            with tracing, by_group(self._groups, self._attention_classes) if one_by_one else nullcontext():
                 logits: mx.array = self.model(tokens, cache=self.caches)
         except BaseException:
             for state, arrays in before:

@@ -5,18 +5,16 @@ of up to limit tokens, and the limits double. A row that outgrows its group is c
 
 All layers still take all rows at once, so weights are read once. Only attention is computed group by group.
 mlx-lm's models know nothing of groups: their caches return keys, values and masks as PerGroup objects, which
-models pass on unseen, and attention_by_group() replaces MLX's attention by one that splits them. probes.py
-finds out whether a model does more with such objects; if so, its whole attention layers run group by group
-(patches.py), or if that fails too, all its rows share one group.
+models pass on unseen, and patches.by_group() replaces MLX's attention by one that splits them. probes.py
+finds out whether a model does more with such objects; if so, its whole attention layers run group by group,
+or if that fails too, all its rows share one group.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models import base
 
 from reprise.engine.kv_cache.columns import Columns, RowLengths
 
@@ -236,34 +234,6 @@ def _pick(rows: list[int]) -> mx.array | slice:
     if rows == list(range(first, first + len(rows))):
         return slice(first, first + len(rows))
     return mx.array(rows)
-
-
-def attention_by_group(groups: Groups) -> AbstractContextManager[None]:
-    """Let mlx-lm's attention take PerGroup objects inside the block. For the thread that owns MLX."""
-    return nullcontext() if groups.is_single else _attention_by_group(groups)
-
-
-@contextmanager
-def _attention_by_group(groups: Groups) -> Iterator[None]:
-    fused, quantized = mx.fast.scaled_dot_product_attention, base.quantized_scaled_dot_product_attention
-    try:
-        mx.fast.scaled_dot_product_attention = _by_group(fused, groups)
-        base.quantized_scaled_dot_product_attention = _by_group(quantized, groups)
-        yield
-    finally:
-        mx.fast.scaled_dot_product_attention = fused
-        base.quantized_scaled_dot_product_attention = quantized
-
-
-def _by_group(attention: Callable[..., mx.array], groups: Groups) -> Callable[..., mx.array]:
-    def attend(queries: mx.array, keys: Any, values: Any, *, mask: Any = None, **options: Any) -> mx.array:
-        if not isinstance(keys, PerGroup):
-            return attention(queries, keys, values, mask=mask, **options)
-        masks = mask.parts if isinstance(mask, PerGroup) else [mask] * len(groups)
-        given = zip(groups.split(queries), keys.parts, values.parts, masks, strict=True)
-        return groups.join([attention(q, k, v, mask=m, **options) for q, k, v, m in given])
-
-    return attend
 
 
 def count_cells(spans: Sequence[tuple[int, int]], columns: Sequence[int], first_limit: int | None) -> int:

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.memory.budget import MemoryBudget
-from reprise.engine.scheduler.request_queue import num_shared
+from reprise.engine.scheduler.prefixes import num_shared
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes, TextPrefill
 from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
 from reprise.engine.speculative.planning.planner import Planner

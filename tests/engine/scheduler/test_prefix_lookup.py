@@ -18,10 +18,8 @@ from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.kv_cache.probes import find_sharing
 from reprise.engine.memory.budget import make_memory_budget
 from reprise.engine.sampling.grammar import Grammars
-from reprise.engine.scheduler import request_queue
-from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
-from reprise.engine.scheduler.request_queue import PrefixLookup
-from reprise.engine.text.templates.chat_template import MessageOpenings
+from reprise.engine.scheduler import prefixes
+from reprise.engine.scheduler.prefixes import Prefixes
 from tests.engine.driven import loaded_once
 from tests.engine.support import Answer, make_tokenizer, request
 
@@ -30,11 +28,10 @@ MIN_SHARED = 2
 
 
 @functools.cache
-def lookup_of(name: str) -> PrefixLookup:
+def lookup_of(name: str) -> Prefixes:
     loaded, settings = replace(loaded_once(name)), Settings(prefix_cache_bytes=2**20, memory_bytes=2**40)
     budget = make_memory_budget(loaded, settings, find_sharing(loaded.model), None)
-    kept = KeptPrefixes(loaded, settings, 2**20, budget)
-    return PrefixLookup(kept, Checkpoints(kept, MessageOpenings()))
+    return Prefixes(loaded, settings, 2**20, budget)
 
 
 @functools.cache
@@ -86,7 +83,7 @@ class BruteForce:
 
 def patched(patch: pytest.MonkeyPatch, block: int) -> None:
     patch.setattr(trie, "BLOCK_TOKENS", block)
-    patch.setattr(request_queue, "MIN_SHARED_TOKENS", MIN_SHARED)
+    patch.setattr(prefixes, "MIN_SHARED_TOKENS", MIN_SHARED)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
@@ -104,7 +101,7 @@ def test_a_prompt_waits_for_the_one_that_comparing_all_tokens_finds(
     keep_at: dict[Sequence, set[int]] = {other: set() for other in running}
     with pytest.MonkeyPatch.context() as patch:
         patched(patch, block)
-        patch.setattr(lookup.kept, "cache", cache)
+        patch.setattr(lookup, "cache", cache)
         for _ in range(data.draw(st.integers(1, 8))):
             if data.draw(st.booleans()):
                 tokens = data.draw(PROMPTS)
@@ -166,7 +163,7 @@ def test_the_longest_prefix_of_a_running_sequence_is_borrowed(
         other.prefill.caches = rebuild(make_caches(model), [kv_slice], [], held)
     with pytest.MonkeyPatch.context() as patch:
         patched(patch, block)
-        patch.setattr(lookup.kept, "cache", None)
+        patch.setattr(lookup, "cache", None)
         for is_answered in (False, True):
             for row, (_, answer, num) in enumerate(members):
                 decoding[row].tokens.extend(answer if is_answered else [])
