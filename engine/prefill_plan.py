@@ -227,6 +227,25 @@ def count_fitting(cost: Callable[[int], float], max_tokens: int, max_cost: float
     return bisect_right(range(1, max_tokens + 1), max_cost, key=cost)
 
 
+RESERVED_CHUNK_TOKENS = 256
+"""Prompt tokens of a step for which memory is reserved. A step may feed more if there is memory left."""
+
+CHUNK_STEP = 64
+"""Prompt tokens by which that is more."""
+
+PROMPT_LOGPROBS_CHUNK = 128
+"""Maximum prompt tokens in a chunk whose log probabilities are wanted, but for an image that is fed whole. Each
+token needs logits of its own."""
+
+
+def find_fitting(num_bytes: Callable[[int], int], least: int, largest: int, max_bytes: int) -> int:
+    """Return how many tokens of prompts, from least to largest, a step with max_bytes may feed."""
+    if num_bytes(largest) <= max_bytes:
+        return largest
+    sizes = range(least, max(largest, least + 1), CHUNK_STEP)
+    return sizes[max(0, bisect_right(sizes, max_bytes, key=num_bytes) - 1)]
+
+
 def limit_chunks(prefilling: SequenceOf[Sequence], num_tokens: int) -> None:
     """Divide num_tokens, which have memory, among prompts: set each prompt's max_chunk_tokens."""
     chunks = divide_tokens([s.num_to_prefill for s in prefilling], num_tokens)

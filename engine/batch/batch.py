@@ -176,23 +176,20 @@ class Device:
         """Wait for the chunks in flight; return whether there were any. Raises what their fail() raises."""
         if not self._chunks:
             return False
-        self._settle()
-        return True
-
-    @span("waiting")
-    def _settle(self) -> None:
         start = perf_counter()
-        while self._chunks:
-            chunk = self._chunks.pop()
-            try:
-                mx.eval(chunk.is_computed)
-                before, self._lap_at = self._lap_at or 0.0, perf_counter()
-                taken_s = self._lap_at - max(before, chunk.dispatched_at)
-                chunk.done(taken_s if chunk.is_measured else None)
-            except Exception as fault:
-                self.reset()
-                chunk.fail(fault)
+        with span("waiting"):
+            while self._chunks:
+                chunk = self._chunks.pop()
+                try:
+                    mx.eval(chunk.is_computed)
+                    before, self._lap_at = self._lap_at or 0.0, perf_counter()
+                    taken_s = self._lap_at - max(before, chunk.dispatched_at)
+                    chunk.done(taken_s if chunk.is_measured else None)
+                except Exception as fault:
+                    self.reset()
+                    chunk.fail(fault)
         self.settled_s += perf_counter() - start
+        return True
 
     def take_step(self) -> Step | None:
         """Remove the step in flight, if there is one, and return it; the caller has to fetch it."""

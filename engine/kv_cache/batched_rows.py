@@ -1,7 +1,7 @@
 """Run one forward pass for all rows that decode together, over caches that hold all of them."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import mlx.core as mx
@@ -218,7 +218,7 @@ class BatchedRows:
     def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
         """Run one forward over all rows. If building it raises, every row keeps its length and its tokens."""
         self._settle()
-        logits = self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], (), nullcontext())
+        logits = self._forward(tokens, [tokens.shape[1]] * tokens.shape[0])
         if self._history:
             self._history.follow(keeps_state)
         return logits
@@ -230,15 +230,16 @@ class BatchedRows:
         padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in fed]
         self._settle()
         self._history = None
-        return self._forward(mx.array(padded), [len(tokens) for tokens in fed], ranks, self._trace())
+        return self._forward(mx.array(padded), [len(tokens) for tokens in fed], ranks, traces=True)
 
     def _forward(
         self,
         tokens: mx.array,
         widths: Sequence[int],
-        ranks: Sequence[Ranks | None],
-        tracing: AbstractContextManager[None],
+        ranks: Sequence[Ranks | None] = (),
+        traces: bool = False,
     ) -> mx.array:
+        """Run one forward. traces: whether state may be rolled back into it."""
         self._outgrow(max(widths))
         self.shared.begin_forward(widths, ranks=ranks)
         self._groups.begin_forward()
@@ -246,31 +247,25 @@ class BatchedRows:
             if moves := columns.begin_forward():
                 for cache in self._in_window(columns):
                     cache.move(moves)
+        history = StateHistory(self._states, self.shared) if traces and self._states else None
         before = [(state, list(state.cache)) for state in self._states]
-        one_by_one = not self._groups.is_single
         try:
-            with tracing, by_group(self._groups, self._attention_classes) if one_by_one else nullcontext():
+            with ExitStack() as replaced:
+                if history:
+                    replaced.enter_context(history.trace())
+                if not self._groups.only:
+                    replaced.enter_context(by_group(self._groups, self._attention_classes))
                 logits: mx.array = self.model(tokens, cache=self.caches)
         except BaseException:
             for state, arrays in before:
                 state.cache = arrays
             raise
+        self._history = history or self._history
         self.shared.end_forward()
         self._groups.end_forward()
         for columns in self._windows.values():
             columns.end_forward()
         return logits
-
-    @contextmanager
-    def _trace(self) -> Iterator[None]:
-        """Trace the forward, so that state can go back into it."""
-        if not (states := self._states):
-            yield
-            return
-        history = StateHistory(states, self.shared)
-        with history.trace():
-            yield
-        self._history = history
 
     def roll_back(self, row: int, length: int) -> int:
         """Lower the row's length; the next forward computes the row's state again."""

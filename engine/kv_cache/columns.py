@@ -195,8 +195,10 @@ class Columns:
     For the current forward:
     uniform: whether all rows end in the same column.
     read_start, read_end: the columns that the forward reads. read_slice: the same as a slice.
-    write_slice: the columns that a uniform forward writes.
+    write_slice: the columns that a uniform forward writes. write_indices: the cells that another one writes:
+        slots (rows, 1) and columns (rows, width + num_cleared).
     num_cleared: columns of zeros that the forward writes after its tokens.
+    num_used: columns up to the last one that it reads or writes.
     """
 
     def __init__(self, shared: RowLengths, window: int | None = None, is_chunked: bool = False) -> None:
@@ -210,9 +212,9 @@ class Columns:
         # The first position of each row that is still held.
         self._oldest: list[int] = []
         self.uniform = True
-        self.read_start = self.read_end = self.num_cleared = 0
+        self.read_start = self.read_end = self.num_cleared = self.num_used = 0
         self.read_slice = self.write_slice = slice(0, 0)
-        self._indices: tuple[mx.array, mx.array] | None = None
+        self.write_indices: Sequence[mx.array] = ()
         self._masks: dict[tuple[int, bool, int | None], mx.array | str | None] = {}
 
     def end_of(self, row: int) -> int:
@@ -286,7 +288,7 @@ class Columns:
         self.dirty_ends = list(map(max, self.dirty_ends, ends))
         if not self.uniform:
             written = mx.array(ends)[:, None] + mx.arange(-width, self.num_cleared)
-            self._indices = mx.arange(len(ends))[:, None], written
+            self.write_indices = mx.arange(len(ends))[:, None], written
         return moves
 
     def columns_after(self, joining: Sequence[int], width: int) -> int:
@@ -328,6 +330,7 @@ class Columns:
         else:
             self.read_start = min([self.first_live(row) - base for row, base in enumerate(self.bases)])
         self.read_end = max(ends) + width
+        self.num_used = self.read_end + self.num_cleared
         self.read_slice = slice(self.read_start, self.read_end)
         self.write_slice = slice(self.read_end - width, self.read_end)
 
@@ -354,17 +357,6 @@ class Columns:
         self._masks = {}
         if not self.uniform:
             self.dirty_ends = self._ends()
-
-    @property
-    def num_used(self) -> int:
-        """The number of columns up to the last one that this forward reads or writes."""
-        return self.read_end + self.num_cleared
-
-    @property
-    def write_indices(self) -> tuple[mx.array, mx.array]:
-        """The cells that a ragged forward writes: slots (rows, 1) and columns (rows, width + num_cleared)."""
-        assert self._indices is not None
-        return self._indices
 
     def make_mask(self, num_fed: int, return_array: bool, window_size: int | None) -> mx.array | str | None:
         """Return the mask for mlx-lm's attention: None, "causal" or booleans, True where a token attends.

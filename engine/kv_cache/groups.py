@@ -60,7 +60,7 @@ class Groups:
     """The groups of the rows of a batch, for all layers with full attention.
 
     shared: the lengths of all rows of the batch, and the current forward's width.
-    is_single: whether one group has all rows in the batch's order, so that no array need be split.
+    only: the group that has all rows in the batch's order, so that no array need be split; else None.
     """
 
     def __init__(self, shared: RowLengths, first_limit: int | None) -> None:
@@ -70,7 +70,7 @@ class Groups:
         self._groups: list[Group] = []
         self._places: list[tuple[Group, int] | None] = []
         self._max_cells: int | None = None
-        self.is_single = True
+        self.only: Group | None = None
         self._is_laid_out = False
         self._picks: list[mx.array | slice] = []
         self._order: mx.array | None = None
@@ -80,11 +80,6 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self._groups)
-
-    @property
-    def first(self) -> Group:
-        """The first of the groups; the only one if is_single."""
-        return self._groups[0]
 
     @property
     def num_rows(self) -> int:
@@ -186,7 +181,7 @@ class Groups:
         if not self._is_laid_out:
             self._lay_out()
         for group in self._groups:
-            if self.is_single:
+            if self.only:
                 group.lengths.follow(self.shared)
             else:
                 widths = [self.shared.widths[row] for row in group.rows]
@@ -198,7 +193,8 @@ class Groups:
         """Find how arrays of all rows are split and joined, until rows come, go or move."""
         order = [row for group in self._groups for row in group.rows]
         in_order = list(range(len(order)))
-        self.is_single, self._is_laid_out = len(self._groups) <= 1 and order == in_order, True
+        self.only = self._groups[0] if len(self._groups) == 1 and order == in_order else None
+        self._is_laid_out = True
         self._picks = [_pick(group.rows) for group in self._groups]
         self._order = None if order == in_order else mx.array(sorted(in_order, key=order.__getitem__))
 

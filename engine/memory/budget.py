@@ -6,7 +6,6 @@ never is, and any sequence fits alone: MemoryBudget.max_tokens() limits the cont
 """
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, replace
@@ -40,7 +39,7 @@ from reprise.engine.memory.estimate import (
 )
 from reprise.engine.model.device import usable_bytes, wire_weights
 from reprise.engine.model.loading import LoadedModel
-from reprise.engine.prefill_plan import count_fitting, limit_chunks
+from reprise.engine.prefill_plan import RESERVED_CHUNK_TOKENS, count_fitting, find_fitting, limit_chunks
 from reprise.engine.speculative.draft_model.draft_prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
 from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
 from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
@@ -97,9 +96,6 @@ class SharedMemory:
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""
 
-CHUNK_STEP = 64
-"""Prompt tokens by which chunks are lengthened while there is memory for them."""
-
 COMPARED_TOKENS = 1024
 """Tokens at which the models' caches are compared, to divide the prefix cache's memory."""
 
@@ -127,9 +123,8 @@ class MemoryBudget:
         sight: Sight | None = None,
         image_bytes: int = 0,
     ) -> None:
-        self.weight_bytes = weight_bytes
+        self.weight_bytes, self.room_bytes = weight_bytes, room_bytes
         self.shared: SharedMemory | None = None
-        self.room_bytes = room_bytes
         self._reserved_bytes = 0
         self._reserved_for: ref[Sequence] | None = None
         self._estimator = estimator
@@ -225,7 +220,8 @@ class MemoryBudget:
         spare = self.left_bytes - estimate.total - beside - self._prefix_bytes
         if prefilling and spare > 0:
             # Of half at most: buffers may grow ahead of need into the rest.
-            larger = self._feed_more(feed, estimate.total + spare // 2)
+            most, max_bytes = self._largest_chunk_tokens, estimate.total + spare // 2
+            larger = feed(find_fitting(lambda num: feed(num).total, self.chunk_tokens, most, max_bytes))
             spare -= larger.total - estimate.total
             estimate = larger
         # MLX dispatches ahead of the device, into all memory that is left. Above this limit it waits for the
@@ -267,17 +263,6 @@ class MemoryBudget:
             return False
         self._reserved_bytes, self._reserved_for = needed, ref(oldest)
         return True
-
-    def _feed_more(self, feed: Callable[[int], Estimate], max_bytes: int) -> Estimate:
-        """Let the step feed as many tokens of prompts as fit into max_bytes; return its estimate."""
-        sizes = [
-            *range(self.chunk_tokens, self._largest_chunk_tokens, CHUNK_STEP),
-            self._largest_chunk_tokens,
-        ]
-        if (largest := feed(sizes[-1])).total <= max_bytes:
-            return largest
-        num_fitting = bisect_right(sizes, max_bytes, key=lambda size: feed(size).total)
-        return feed(sizes[max(0, num_fitting - 1)])
 
     def _feed(
         self,
@@ -366,9 +351,6 @@ def _length_to_admit(sequence: Sequence) -> int:
     left = sequence.request.max_tokens - sequence.num_answered
     return len(sequence.tokens) + min(left, ANSWER_TOKENS)
 
-
-RESERVED_CHUNK_TOKENS = 256
-"""Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""
 
 HELD_COPIES = 3
 """Copies of what a layer of a head holds while it drafts: of the last token, of the next, and one in use."""

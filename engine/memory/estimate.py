@@ -24,6 +24,7 @@ from reprise.engine.kv_cache.groups import count_cells
 from reprise.engine.kv_cache.per_row import Caches, count_bytes, is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.rows import Sharing, evaluate, make_batched_rows
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
+from reprise.engine.prefill_plan import PROMPT_LOGPROBS_CHUNK
 from reprise.engine.sampling.logits import ALL_NEEDS, LIKELIHOOD_ARRAYS, sampling_bytes
 
 PROBE_TOKENS = 16
@@ -38,8 +39,8 @@ RECURRENT_TOKENS = 256
 MASK_BYTES = 2
 """Of a mask, per token fed and token in the caches. The probes need none, rows of different lengths do."""
 
-FLOAT_BYTES, HELD_COPIES = 4, 3
-"""Bytes of a number, and copies of what a layer computes that are held at a time, where that is guessed."""
+HELD_BYTES = 3 * 4
+"""Bytes of all copies of a number that a layer computes, where that is guessed."""
 
 HELD_EXPERTS, HELD_HEADS = 16, 128
 """Experts that compute a token, and heads of a layer, at most."""
@@ -157,12 +158,11 @@ def guess(model: Any, kv_bits: int | None, vocab_size: int) -> Footprint:
     matrices = [array for _, array in flat if array.ndim > 1]
     outputs = sum(array.shape[-2] * (HELD_EXPERTS if array.ndim > 2 else 1) for array in matrices)
     heads = getattr(getattr(model, "args", None), "num_attention_heads", None) or HELD_HEADS
-    held = HELD_COPIES * FLOAT_BYTES
     return replace(
         kept,
-        fed_bytes=held * outputs // max(1, len(caches)) + kept.fixed_bytes,
-        seen_bytes=held * heads + MASK_BYTES,
-        logits_bytes=held * vocab_size,
+        fed_bytes=HELD_BYTES * outputs // max(1, len(caches)) + kept.fixed_bytes,
+        seen_bytes=HELD_BYTES * heads + MASK_BYTES,
+        logits_bytes=HELD_BYTES * vocab_size,
         trace_bytes=kept.fixed_bytes // 2,
     )
 
@@ -237,9 +237,6 @@ ROW_SAMPLING_BYTES = 16 + 8
 """Bytes of a row's penalties and biases per token of the vocabulary. Penalties have two arrays, both twice
 while they change; a row may have another bias for its first tokens. Every row counts as having both."""
 
-PROMPT_LOGPROBS_CHUNK = 128
-"""Maximum prompt tokens in a chunk whose log probabilities are wanted, but for an image that is fed whole."""
-
 STEADY_TOKENS = 32
 """Tokens by which rows may lengthen, while none joins or leaves, before a step is estimated again."""
 
@@ -290,6 +287,7 @@ class Estimate:
     operation: int = 0
 
 
+@dataclass(frozen=True, slots=True)
 class Estimator:
     """Estimates steps of models, as upper bounds. Lengths are in tokens of the target model.
 
@@ -299,18 +297,11 @@ class Estimator:
     whole_tokens: the most tokens of an image, which have to be fed at once; 0 without images.
     """
 
-    def __init__(
-        self,
-        models: SequenceOf[ModelMemory],
-        vocab_size: int,
-        chunk_tokens: int,
-        ahead_tokens: int,
-        whole_tokens: int = 0,
-    ) -> None:
-        self.models = models
-        self.chunk_tokens = chunk_tokens
-        self._vocab_size, self._ahead_tokens = vocab_size, ahead_tokens
-        self._logprobs_tokens = max(PROMPT_LOGPROBS_CHUNK, whole_tokens)
+    models: SequenceOf[ModelMemory]
+    vocab_size: int
+    chunk_tokens: int
+    ahead_tokens: int
+    whole_tokens: int = 0
 
     def step(
         self,
@@ -332,9 +323,11 @@ class Estimator:
         if not (rows or complete or others):
             return Estimate()
         prompts = [*complete, *others]
-        kept = (len(rows) + len(prompts)) * self._vocab_size * ROW_SAMPLING_BYTES
+        kept = (len(rows) + len(prompts)) * self.vocab_size * ROW_SAMPLING_BYTES
         kept += sum(one.vision_bytes for one in prompts)
-        logprobs_tokens = self._logprobs_tokens if any(one.prompt_logprobs for one in prompts) else 0
+        logprobs_tokens = 0
+        if any(one.prompt_logprobs for one in prompts):
+            logprobs_tokens = max(PROMPT_LOGPROBS_CHUNK, self.whole_tokens)
         chunk = self.chunk_tokens if chunk_tokens is None else chunk_tokens
         widest = self.chunk_tokens if widest_chunk is None else widest_chunk
         growth = forward = logits = 0
@@ -353,7 +346,7 @@ class Estimator:
             logits = max(logits, num_positions * model.footprint.logits_bytes)
         num_arrays = max(ALL_NEEDS.num_arrays if rows else 0.0, LIKELIHOOD_ARRAYS)
         num_draws = max(len(rows) * self.models[0].width, logprobs_tokens)
-        for_sampling = sampling_bytes(num_draws, num_arrays, self._vocab_size)
+        for_sampling = sampling_bytes(num_draws, num_arrays, self.vocab_size)
         looking = max((one.vision_bytes for one in prompts), default=0)
         # No operation of sampling takes more than half of what a portion does; half of a growth is its keys.
         operation = max(forward, for_sampling // 2, growth // 2, looking)
@@ -381,7 +374,7 @@ class Estimator:
             return kept, sum(growing)
         if not joined:
             return kept, max(growing)
-        longest = model.num_ids(max(_lengths(joined))) + self._ahead_tokens + SLACK_TOKENS
+        longest = model.num_ids(max(_lengths(joined))) + self.ahead_tokens + SLACK_TOKENS
 
         def shared_windows(joining: SequenceOf[Demand]) -> dict[int, int]:
             """Return the cells of the windows that rows share, once these prompts joined them."""
@@ -411,12 +404,12 @@ class Estimator:
         num_fed, num_seen = min(chunk_tokens, longest), model.width * self.num_cells(model, _lengths(rows))
         return max(
             model.footprint.forward_bytes(len(rows) * model.width, num_seen),
-            model.footprint.forward_bytes(num_fed, num_fed * (longest + self._ahead_tokens)),
+            model.footprint.forward_bytes(num_fed, num_fed * (longest + self.ahead_tokens)),
         )
 
     def num_cells(self, model: ModelMemory, rows: SequenceOf[int]) -> int:
         """Return the most cells, slots times columns, that rows of these lengths take in shared buffers."""
-        longest = [model.num_ids(length) + self._ahead_tokens for length in rows]
+        longest = [model.num_ids(length) + self.ahead_tokens for length in rows]
         columns = [round_columns(most) if model.sharing else most + GROWTH_TOKENS for most in longest]
         # How many ids a text has less than it may have is not known if it is translated.
         shortest = [length - 1 if model.ids_per_token == 1 else 0 for length in rows]
@@ -424,7 +417,7 @@ class Estimator:
 
     def _prompt_columns(self, model: ModelMemory, length: int) -> int:
         # A buffer fed in odd chunks may end up to one growth step beyond what it has to hold.
-        return model.num_ids(length) + self._ahead_tokens + GROWTH_TOKENS
+        return model.num_ids(length) + self.ahead_tokens + GROWTH_TOKENS
 
     def draft_prefill_bytes(self, num_tokens: int) -> int:
         """Return the bytes of the caches of a text's draft prefill, until they are a row's."""

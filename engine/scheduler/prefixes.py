@@ -27,8 +27,14 @@ from reprise.engine.kv_cache.buffers import (
 )
 from reprise.engine.kv_cache.per_row import Caches, can_trim, leaves, make_caches
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, make_store, weights_fingerprint
-from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, before_other_picture
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus, count_shared
+from reprise.engine.kv_cache.prefix_cache.trie import (
+    CutSlice,
+    PrefixCache,
+    PrefixStatus,
+    TextKey,
+    before_other_picture,
+    count_shared,
+)
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.loading import LoadedModel

@@ -7,7 +7,7 @@ import math
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
-from reprise.engine.scheduler.prefiller import PROMPT_LOGPROBS_CHUNK
+from reprise.engine.prefill_plan import PROMPT_LOGPROBS_CHUNK
 
 from reprise.engine.interface.events import Delta, TokenLogprob
 from reprise.engine.interface.request import GenerationRequest
