@@ -234,8 +234,8 @@ CHUNK_STEP = 64
 """Prompt tokens by which that is more."""
 
 PROMPT_LOGPROBS_CHUNK = 128
-"""Maximum prompt tokens in a chunk whose log probabilities are wanted, but for an image that is fed whole. Each
-token needs logits of its own."""
+"""Maximum prompt tokens in a chunk whose log probabilities are wanted, but for an image that is fed whole.
+Each token needs logits of its own."""
 
 
 def find_fitting(num_bytes: Callable[[int], int], least: int, largest: int, max_bytes: int) -> int:

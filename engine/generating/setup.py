@@ -250,14 +250,12 @@ def _make_draft_prefiller(
 
 
 def _prefix_bytes(settings: Settings, memory_budget: MemoryBudget) -> int:
-    """Return the memory for the prefix caches of all models."""
     if settings.prefix_cache_bytes is not None:
         return settings.prefix_cache_bytes
     return memory_budget.room_bytes // PREFIX_CACHE_SHARE
 
 
 def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Settings) -> DraftModel:
-    """Set up the draft model and the translation of its drafts. Raises ModelError."""
     names = f"{draft.info.name} cannot draft for {target.info.name}"
     try:
         translation = Translation.between(
@@ -288,7 +286,6 @@ def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Setting
 
 
 def _make_head_drafter(loaded: LoadedModel, find_head: FindHead | None) -> HeadDrafter | None:
-    """Set up the head that drafts from the model's hidden states, if there is one. Raises ModelError."""
     named = find_head(loaded) if find_head else None
     if named is None:
         return None

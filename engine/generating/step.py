@@ -260,7 +260,6 @@ class Decoder:
         draft: Draft = NO_DRAFT,
         num_verified: int = 0,
     ) -> None:
-        """Commit one step's tokens to a sequence. See Sequence.commit()."""
         if sequence.ended:
             return
         num_before = len(sequence.tokens)

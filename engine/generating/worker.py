@@ -212,6 +212,11 @@ class Worker:
                     self.device.reset()
                 sequence.fail(Failed("cancelled", "the client left"))
 
+    def end_waiting(self, failed: Failed) -> None:
+        """End all sequences that wait for a row."""
+        for sequence in self.queue.waiting:
+            sequence.fail(failed)
+
     @property
     def is_blocked(self) -> bool:
         """Whether a step would do nothing, as all sequences wait for memory that other models hold."""

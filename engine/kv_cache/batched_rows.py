@@ -32,7 +32,7 @@ from reprise.engine.kv_cache.patches import (
     take_masks_of_rows,
     take_positions_of_rows,
 )
-from reprise.engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, check_length, is_recurrent, leaves
+from reprise.engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, is_recurrent, leaves
 from reprise.engine.kv_cache.recurrent import RaggedStateCache, StateHistory
 from reprise.engine.kv_cache.sliding_window import ChunkedWindowKVCache, WindowKVCache
 
@@ -319,7 +319,6 @@ class BatchedRows:
 
 
 def _needed(group: Group) -> Extent:
-    """Return the slots and columns that a group's buffers need."""
     ends = (
         max(group.columns.dirty_ends[slot], group.columns.end_of(slot)) for slot in range(len(group.rows))
     )
@@ -329,3 +328,12 @@ def _needed(group: Group) -> Extent:
 def _needed_cells(group: Group) -> int:
     num_slots, num_columns = _needed(group)
     return num_slots * round_columns(num_columns)
+
+
+def check_length(row: int, length: int, min_length: int, held: int) -> None:
+    """Raise ValueError unless min_length <= length <= held, as rolling a row of held tokens back demands."""
+    if not min_length <= length <= held:
+        raise ValueError(
+            f"row {row} holds {held} tokens and can be rolled back to a length from {min_length} to {held}, "
+            f"not to {length}"
+        )

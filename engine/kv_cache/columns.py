@@ -236,7 +236,8 @@ class Columns:
 
     def min_length(self, row: int) -> int:
         """Return the shortest length that a row can be rolled back to."""
-        return 0 if self.window is None else _shortest(self._oldest[row], self.window)
+        # Up to there a forward needs no token before the oldest that is held.
+        return 0 if self.window is None or not self._oldest[row] else self._oldest[row] + self.window - 1
 
     def add(self) -> None:
         """Append an empty row."""
@@ -277,14 +278,14 @@ class Columns:
         """
         moves: list[Move] = []
         self._masks = {}
-        self._look()
+        ends = self._look()
         if self.window is not None and self.num_used > self.num_reserved:
             moves = self._move_to_front(self.window)
-            self._look()
+            ends = self._look()
             self.num_reserved = round_block(self.num_used + SLACK_TOKENS)
         # Set now, not when the forward ends: one that fails halfway has written up to here.
         width = self.shared.width
-        ends = [end + width for end in self._ends()]
+        ends = [end + width for end in ends]
         self.dirty_ends = list(map(max, self.dirty_ends, ends))
         if not self.uniform:
             written = mx.array(ends)[:, None] + mx.arange(-width, self.num_cleared)
@@ -316,8 +317,8 @@ class Columns:
         self.num_reserved = round_block(max(self.dirty_ends) + SLACK_TOKENS)
         return moves
 
-    def _look(self) -> None:
-        """Find the columns of the next forward for the present bases."""
+    def _look(self) -> list[int]:
+        """Find the columns of the next forward for the present bases; return those after each row's end."""
         width, ends = self.shared.width, self._ends()
         self.uniform = self.shared.are_equal and len(set(ends)) == 1
         # Rows that end together read only columns that hold their tokens or are written by this forward.
@@ -333,6 +334,7 @@ class Columns:
         self.num_used = self.read_end + self.num_cleared
         self.read_slice = slice(self.read_start, self.read_end)
         self.write_slice = slice(self.read_end - width, self.read_end)
+        return ends
 
     def _move_to_front(self, window: int) -> list[Move]:
         lengths = self.shared.lengths
@@ -404,8 +406,3 @@ def _see_by_rank(ranks: Sequence[Ranks | None], reads: mx.array, num_fed: int) -
 def round_block(num_columns: int) -> int:
     """Round a number of columns, or a position, up to a multiple of BLOCK_TOKENS."""
     return -(-num_columns // BLOCK_TOKENS) * BLOCK_TOKENS
-
-
-def _shortest(oldest: int, window: int) -> int:
-    """Return the shortest length at which a forward needs no token before position oldest."""
-    return oldest + window - 1 if oldest else 0

@@ -149,15 +149,6 @@ def can_trim(cache: Any) -> bool:
     return type(cache) in (KVCache, FittedQuantizedKVCache) or isinstance(cache, WindowKVCache)
 
 
-def check_length(row: int, length: int, min_length: int, held: int) -> None:
-    """Raise ValueError unless min_length <= length <= held, as rolling a row of held tokens back demands."""
-    if not min_length <= length <= held:
-        raise ValueError(
-            f"row {row} holds {held} tokens and can be rolled back to a length from {min_length} to {held}, "
-            f"not to {length}"
-        )
-
-
 class Snapshot:
     """The contents of a row's caches at one length, from which the caches can be restored after an update."""
 

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from reprise.engine.kv_cache.batched_rows import BatchedRows
+from reprise.engine.kv_cache.batched_rows import BatchedRows, check_length
 from reprise.engine.kv_cache.buffers import KVSlice, State, cut_slice, take_state
 from reprise.engine.kv_cache.columns import Ranks
 from reprise.engine.kv_cache.groups import FIRST_LIMIT
-from reprise.engine.kv_cache.per_row import Caches, Snapshot, cache_arrays, check_length
+from reprise.engine.kv_cache.per_row import Caches, Snapshot, cache_arrays
 
 
 @dataclass

@@ -13,7 +13,6 @@ import mlx.core as mx
 from reprise.config.settings import Settings
 from reprise.engine.batch.batch import Device
 from reprise.engine.batch.sequence import Sequence, StepError
-from reprise.engine.interface.events import Failed
 from reprise.engine.interface.spans import span
 from reprise.engine.kv_cache.per_row import cache_arrays
 from reprise.engine.kv_cache.rows import Rows
@@ -55,11 +54,6 @@ class Prefiller:
         self._prefixes, self.checkpoints = prefixes, checkpoints
         self.device = device
         self.planner = PrefillPlanner(settings.max_stall_ms, device)
-
-    def drop_ended(self) -> None:
-        """Forget sequences that ended."""
-        if self.prefilling and any(s.ended for s in self.prefilling):
-            self.prefilling = [s for s in self.prefilling if not s.ended]
 
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""
@@ -239,15 +233,10 @@ class RequestQueue:
         self.prefiller = prefiller
         self._settings = settings
 
-    def end_waiting(self, failed: Failed) -> None:
-        """End all sequences that wait for a row."""
-        for sequence in self.waiting:
-            sequence.fail(failed)
-
     def drop_ended(self) -> None:
         """Forget sequences that ended while they waited or prefilled."""
-        self.prefiller.drop_ended()
-        if self.waiting and any(s.ended for s in self.waiting):
+        self.prefiller.prefilling = [s for s in self.prefiller.prefilling if not s.ended]
+        if any(s.ended for s in self.waiting):
             self.waiting = deque(s for s in self.waiting if not s.ended)
 
     @span("admission")

@@ -404,7 +404,6 @@ class PrefixCache:
 
 
 def _with_ancestors(node: _Node | None) -> Iterator[_Node]:
-    """Yield a node, its parent, and so on up to the root."""
     while node:
         yield node
         node = node.parent
