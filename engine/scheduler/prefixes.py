@@ -32,8 +32,6 @@ from reprise.engine.kv_cache.prefix_cache.trie import (
     PrefixCache,
     PrefixStatus,
     TextKey,
-    before_other_picture,
-    count_shared,
 )
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.memory.budget import MemoryBudget
@@ -137,8 +135,7 @@ class Prefixes:
         prefill = sequence.prefill
         if self.cache is None or not length:
             return
-        prefill.key = prefill.key or sequence.text_key()
-        tokens = prefill.key[:length]
+        tokens = sequence.text_key(length)
         num_held = max([
             self.cache.count_held(tokens),
             *(len(one.tokens) for one in self.copies if one.sequence is sequence),
@@ -362,7 +359,7 @@ class Prefixes:
 
     def count_kept(self, sequence: Sequence) -> int:
         """Count the leading tokens that the prefix cache holds, of images all or none."""
-        held = self.cache.match(_key(sequence)) if self.cache else 0
+        held = self.cache.match(sequence.text_key()) if self.cache else 0
         return whole_images(sequence.request.images, held)
 
     def _borrow(
@@ -388,21 +385,13 @@ class Prefixes:
 
 def num_shared(sequence: Sequence, other: Sequence) -> int:
     """Count the leading tokens that a sequence shares with another, without the sequence's last token."""
-    shared = count_shared(sequence.keys, sequence.hashes, other.keys, other.hashes)
-    shared = before_other_picture(shared, sequence.pictures, other.pictures)
-    return whole_images(sequence.request.images, min(shared, len(sequence.tokens) - 1))
-
-
-def _key(sequence: Sequence) -> TextKey:
-    """Return the key of a waiting sequence's text, made once."""
-    if sequence.prefix.key is None:
-        sequence.prefix.key = sequence.text_key()
-    return sequence.prefix.key
+    shared = sequence.text_key()[:-1].count_equal(other.text_key())
+    return whole_images(sequence.request.images, shared)
 
 
 def _whole(sequence: Sequence, match: Callable[[TextKey], int]) -> TextKey:
     """Return the key of a waiting sequence's text, up to where match() counts no image in part."""
-    return without_cut_images(sequence.request.images, _key(sequence), match)
+    return without_cut_images(sequence.request.images, sequence.text_key(), match)
 
 
 MAX_GAP_TOKENS = 1024
@@ -466,8 +455,7 @@ class Checkpoints:
         # One prompt's ladder takes at most half of the memory.
         max_rungs = min(max_cuts, self._prefixes.budget_bytes // (2 * state_bytes + 1))
         gap = -(-(end - start) // (max_rungs + 1))
-        prefill.key = sequence.text_key()
-        borders = np.flatnonzero(np.isin(prefill.key.ids, list(self._openings.tokens))).tolist()
+        borders = np.flatnonzero(np.isin(sequence.text_key().ids, list(self._openings.tokens))).tolist()
         # Twice as many as there are gaps, as a rung at a border makes a gap shorter.
         most = 2 * (end - start) // MAX_GAP_TOKENS
         is_even = most <= max_rungs and most * state_bytes <= EVEN_SHARE * self._prefixes.budget_bytes
