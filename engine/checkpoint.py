@@ -55,8 +55,6 @@ KINDS = {"embed": "embedding model", "rerank": "ranking model"}
 DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 """The types in which models compute, by their names in safetensors files."""
 
-NAMES_OF_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
 
 @dataclass(frozen=True)
 class HeadInfo:
@@ -180,7 +178,8 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         drafters += ("mtp",) if len(heads) == 1 and heads[0].fault is None else ()
         drafters += ("wedlm",) if config.get("model_type") == wedlm.MODEL_TYPE else ()
     made = _describe(folder, source, config, files, "model", heads)
-    note = describe_weights(config, NAMES_OF_DTYPES.get(made.dtype, made.dtype)) if drafters else ""
+    dtype = str(DTYPES.get(made.dtype, made.dtype)).rpartition(".")[2]
+    note = describe_weights(config, dtype) if drafters else ""
     made = replace(made, cache=cache, drafters=drafters, refused=refused, weights_note=note)
     vision = find_vision(folder, config)
     return replace(made, images=vision.describe()) if vision else made

@@ -9,6 +9,7 @@ made again.
 """
 
 import time
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
@@ -115,7 +116,7 @@ class Decoder:
         with batch.tapping() as tapped:
             logits = batch.rows.forward(newest[:, None])[:, -1]
         states = batch.hand_over(tapped, [1] * len(batch.members))
-        draws = _draws_ahead(newest, [s if s in ahead else None for s in batch.members])
+        draws = _draws_ahead(newest, batch.members, ahead)
         tokens = sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in batch.members], draws)
         measured = measure(logits, tokens, [s.request.top_logprobs for s in batch.members])
         self._device.dispatch_step(Step(list(batch.members), tokens, measured, self.has_drafted), states)
@@ -273,15 +274,17 @@ class Decoder:
             sequence.fail_with(fault)
 
 
-def _draws_ahead(newest: mx.array, ahead: SequenceOf[Sequence | None]) -> list[Draw] | None:
+def _draws_ahead(
+    newest: mx.array, members: SequenceOf[Sequence], ahead: Collection[Sequence]
+) -> list[Draw] | None:
     """Return the draws behind tokens in flight: limited to what a call begins with, where one begins a call.
 
-    newest: (rows,) the last tokens. ahead: (rows,) sequences whose last token is in flight; None for others.
+    newest: (rows,) the last tokens. ahead: the sequences whose last token is in flight.
     Returns None if there is nothing to limit. A fault in a grammar ends its sequence only.
     """
     masks: dict[int, mx.array] = {}
-    for row, sequence in enumerate(ahead):
-        if sequence is None or sequence.ended:
+    for row, sequence in enumerate(members):
+        if sequence not in ahead or sequence.ended:
             continue
         matcher = triggered_matcher(sequence.matcher)
         if matcher is None or not matcher.tokens or not matcher.may_run_ahead:
@@ -290,7 +293,7 @@ def _draws_ahead(newest: mx.array, ahead: SequenceOf[Sequence | None]) -> list[D
             masks[row] = matcher.mask_behind(newest[row])
         except Exception as fault:
             sequence.fail_with(fault)
-    return [Draw(row, mask=masks.get(row)) for row in range(len(ahead))] if masks else None
+    return [Draw(row, mask=masks.get(row)) for row in range(len(members))] if masks else None
 
 
 def _cut_by_grammar(sequence: Sequence, row_input: RowInput) -> RowInput:
