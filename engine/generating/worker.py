@@ -8,7 +8,7 @@ prefilled, no prefix is kept and there is no draft prefill, fetching a step is t
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 import mlx.core as mx
 
@@ -37,56 +37,22 @@ MAX_EXPONENT = 6
 """A test takes 4 ** n tokens; n is the largest number of earlier bisections of any suspect, up to this."""
 
 
-class Bisection:
-    """The search for the one request among several whose steps fail.
-
-    candidates: the sequences of a failed step; if a single request is at fault, it is among them.
-    tested: half of the candidates. No other rows run until each tested one has ended or committed enough
-        tokens.
-
-    Requests that took part in earlier bisections are tested for longer. So if only all rows together fail, as
-    when memory runs out, the requests finish during the tests instead of gaining one token each.
-    """
-
-    def __init__(self, suspects: Iterable[Sequence]) -> None:
-        suspects = [s for s in suspects if not s.ended]
-        self._num_tokens = 4 ** min(MAX_EXPONENT, max((s.num_bisections for s in suspects), default=0))
-        for sequence in suspects:
-            sequence.num_bisections += 1
-        self._test(suspects)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no candidate is left: no single request was at fault."""
-        return not self.candidates
-
-    @property
-    def has_passed(self) -> bool:
-        """Whether every tested sequence has ended or committed enough tokens."""
-        return all(s.ended or s.num_answered >= goal for s, goal in self._goals.items())
-
-    def narrow(self, suspects: Collection[Sequence]) -> None:
-        """Search on among those tested sequences that another failed step suspects."""
-        self._test([s for s in self.tested if s in suspects])
-
-    def clear_tested(self) -> None:
-        """Search on among the other candidates, as the tested ones have passed."""
-        self._test([s for s in self.candidates if s not in self.tested])
-
-    def _test(self, candidates: Iterable[Sequence]) -> None:
-        self.candidates = [s for s in candidates if not s.ended]
-        self.tested = self.candidates[: (len(self.candidates) + 1) // 2]
-        self._goals = {s: s.num_answered + self._num_tokens for s in self.tested}
-
-
 class Recovery:
-    """Restarts rows after a failed step, and runs the bisection if several requests are suspected."""
+    """Restarts rows after a failed step, and bisects the suspects to find the one request at fault.
+
+    Of the candidates half are tested: no other rows run until each tested one has ended or committed enough
+    tokens. Requests that took part in earlier bisections are tested for longer. So if only all rows together
+    fail, as when memory runs out, the requests finish during the tests instead of gaining one token each.
+    """
 
     def __init__(self, batch: Batch, queue: RequestQueue, stats: EngineStats) -> None:
         self._batch = batch
         self._queue = queue
         self._stats = stats
-        self._bisection: Bisection | None = None
+        self._num_tokens = 0
+        self._candidates: list[Sequence] = []
+        # The number of answered tokens at which each tested sequence has passed.
+        self._goals: dict[Sequence, int] = {}
 
     def restart(self, failed: StepError) -> None:
         """Put every row back into the queue after a failed step, and deal with the suspects.
@@ -99,14 +65,15 @@ class Recovery:
         self._batch.clear()
         if len(suspects) == 1:
             suspects[0].fail_with(failed.fault)
-            self._continue_with(None)
+            self._test([])
         elif suspects:
             message = "a step with %d requests failed (%s); testing half of them"
             log.warning(message, len(suspects), failed.fault)
             members = members + self._take_prefilling()
-            if self._bisection:
-                self._bisection.narrow(suspects)
-            self._continue_with(self._bisection or Bisection(suspects))
+            if self._candidates:
+                self._test(s for s in list(self._goals) if s in suspects)
+            else:
+                self._bisect([s for s in suspects if not s.ended])
         self._queue.put_back(members)
 
     def advance(self) -> None:
@@ -114,12 +81,11 @@ class Recovery:
 
         All rows go back into the queue first; they lose time but no tokens.
         """
-        bisection = self._bisection
-        if bisection is None or not bisection.has_passed:
+        goals = self._goals
+        if not self._candidates or not all(s.ended or s.num_answered >= goals[s] for s in goals):
             return
-        bisection.clear_tested()
-        self._continue_with(bisection)
-        if bisection.is_over:
+        self._test(s for s in self._candidates if s not in goals)
+        if not self._candidates:
             log.warning("every request of the failed step passed in a smaller batch; none is at fault")
             return
         members = self._batch.members
@@ -128,14 +94,22 @@ class Recovery:
         self._batch.clear()
         self._queue.put_back(members + self._take_prefilling())
 
+    def _bisect(self, suspects: list[Sequence]) -> None:
+        self._num_tokens = 4 ** min(MAX_EXPONENT, max((s.num_bisections for s in suspects), default=0))
+        for sequence in suspects:
+            sequence.num_bisections += 1
+        self._test(suspects)
+
+    def _test(self, candidates: Iterable[Sequence]) -> None:
+        """Let the queue admit only half of the candidates; all sequences if there is none."""
+        self._candidates = [s for s in candidates if not s.ended]
+        tested = self._candidates[: (len(self._candidates) + 1) // 2]
+        self._goals = {s: s.num_answered + self._num_tokens for s in tested}
+        self._queue.only = tested or None
+
     def _take_prefilling(self) -> list[Sequence]:
         taken, self._queue.prefiller.prefilling = self._queue.prefiller.prefilling, []
         return taken
-
-    def _continue_with(self, bisection: Bisection | None) -> None:
-        """Set the bisection in progress, and let the queue admit only the sequences that it tests."""
-        self._bisection = None if bisection is None or bisection.is_over else bisection
-        self._queue.only = self._bisection.tested if self._bisection else None
 
 
 class Worker:

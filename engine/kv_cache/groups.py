@@ -81,11 +81,6 @@ class Groups:
     def __len__(self) -> int:
         return len(self._groups)
 
-    @property
-    def num_rows(self) -> int:
-        """The number of rows in all groups."""
-        return len(self._places)
-
     def add(self) -> None:
         """Append a row that is in no group yet."""
         self._places.append(None)

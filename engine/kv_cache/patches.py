@@ -101,7 +101,7 @@ def _split(value: Any, groups: Groups) -> Sequence[Any]:
     if isinstance(value, CacheList):
         members = [_split(cache, groups) for cache in value.caches]
         return [CacheList(*caches) for caches in zip(*members, strict=True)]
-    if isinstance(value, mx.array) and value.ndim > 2 and len(value) == groups.num_rows:
+    if isinstance(value, mx.array) and value.ndim > 2 and len(value) == len(groups.shared.lengths):
         return groups.split(value)
     return [value] * len(groups)
 
