@@ -457,31 +457,23 @@ def _of_draft_model(draft_model: DraftModel) -> ModelMemory:
     return replace(memory, width=width, ids_per_token=MAX_IDS_PER_TOKEN, spare_ids=SPARE_IDS)
 
 
-def _limit_context(loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget) -> None:
-    info, weight_bytes = loaded.info, memory_budget.weight_bytes
-    given = weight_bytes + memory_budget.room_bytes
-    max_tokens = memory_budget.max_tokens(info.context_tokens)
-    have = f"{_in_mib(given)} of memory (--memory-bytes), {_in_mib(weight_bytes)} of it for weights,"
+def _limit_context(loaded: LoadedModel, settings: Settings, budget: MemoryBudget) -> None:
+    info, longest = loaded.info, loaded.info.context_tokens
+    max_tokens, given = budget.max_tokens(longest), budget.weight_bytes + budget.room_bytes
+    have = f"{_in_mib(given)} of memory (--memory-bytes), {_in_mib(budget.weight_bytes)} of it for weights,"
     if max_tokens < 2:
-        raise ModelError(
-            f"{have} leave no room for a row of {info.name}: even a short one takes "
-            f"{_in_mib(memory_budget.bytes_alone(2))}"
-        )
-    if max_tokens == info.context_tokens:
+        least = _in_mib(budget.bytes_alone(2))
+        raise ModelError(f"{have} leave no room for a row of {info.name}: even a short one takes {least}")
+    if max_tokens == longest:
         return
+    needed = _in_mib(budget.bytes_alone(longest))
     if settings.max_context_tokens:
-        raise ModelError(
-            f"--max-context-tokens {info.context_tokens} takes "
-            f"{_in_mib(memory_budget.bytes_alone(info.context_tokens))}; "
-            f"{have} hold {max_tokens} tokens: lower it"
-        )
-    log.warning(
-        "%s hold a context of %d tokens; the model's own limit is %d, which take %s",
-        have, max_tokens, info.context_tokens, _in_mib(memory_budget.bytes_alone(info.context_tokens)),
-    )  # fmt: skip
-    first = memory_budget.bytes_alone(max_tokens)
-    second = memory_budget.bytes_alone(max_tokens + GROWTH_TOKENS)
-    limit = MemoryLimit(memory_budget.room_bytes, max_tokens, first, (second - first) / GROWTH_TOKENS)
+        message = f"--max-context-tokens {longest} takes {needed}; {have} hold {max_tokens} tokens: lower it"
+        raise ModelError(message)
+    message = "%s hold a context of %d tokens; the model's own limit is %d, which take %s"
+    log.warning(message, have, max_tokens, longest, needed)
+    first, second = budget.bytes_alone(max_tokens), budget.bytes_alone(max_tokens + GROWTH_TOKENS)
+    limit = MemoryLimit(budget.room_bytes, max_tokens, first, (second - first) / GROWTH_TOKENS)
     loaded.info = replace(info, context_tokens=max_tokens, memory_limit=limit)
 
 
