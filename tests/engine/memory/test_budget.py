@@ -12,7 +12,7 @@ from reprise.config.settings import Settings
 from reprise.engine import prefill_plan
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.kv_cache.per_row import leaves
+from reprise.engine.kv_cache.per_row import arrays_of, leaves
 from reprise.engine.kv_cache.probes import find_sharing
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS
@@ -310,7 +310,8 @@ def test_a_prompt_s_windows_count_as_large_as_its_widest_chunk_made_them() -> No
         driven.worker.step()
         if prefilling := driven.worker.prefilling:
             mx.synchronize()
-            held.append(sum(leaf.nbytes for leaf in leaves(prefilling[0].prefill.caches)))
+            own = leaves(prefilling[0].prefill.caches)
+            held.append(sum(array.nbytes for leaf in own for array in arrays_of(leaf)))
             driven.worker._make_room()
             assert driven.worker.queue.memory_budget.used_bytes >= held[-1]
     assert held
