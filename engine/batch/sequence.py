@@ -402,11 +402,11 @@ class Sequence:
         """Return why the answer ends with this token, None if it does not."""
         if token in self.eos_ids or self.text.stopped:
             return "stop"
-        if self.num_answered >= self.request.max_tokens:
+        request, sampling, num_answered = self.request, self.request.sampling, self.num_answered
+        if num_answered >= request.max_tokens:
             return "length"
-        request, sampling = self.request, self.request.sampling
-        if not sampling.ignores_eos and self.num_answered >= sampling.min_tokens:
-            self.is_loop = ends_in_loop(self.tokens, self.num_answered, request.loop_guard_tokens)
+        if not sampling.ignores_eos and num_answered >= sampling.min_tokens:
+            self.is_loop = ends_in_loop(self.tokens, num_answered, request.loop_guard_tokens)
         return "stop" if self.is_loop else None
 
     def fail_with(self, fault: Exception) -> None:

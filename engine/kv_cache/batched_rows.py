@@ -242,7 +242,7 @@ class BatchedRows:
         Raises ValueError if a row has ranks and rows do not share a forward pass.
         """
         width = max(map(len, fed))
-        # With the row's own last token, which is surely a valid id; it lands past the row's end, and is masked.
+        # With the row's own last token, surely a valid id. It lands past the row's end, where it is masked.
         padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in fed]
         self._settle()
         self._history = None
