@@ -145,13 +145,8 @@ class PrefixCache:
     def __init__(self, budget_bytes: int, make_empty: Callable[[], Caches], needs_state: bool) -> None:
         self.budget_bytes = budget_bytes
         self.needs_state = needs_state
-        self.num_bytes = 0
         self._make_empty = make_empty
         self._hits = self._misses = self.num_evictions = self._tick = 0
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop everything."""
         self._root = _Node(None, TextKey.of([]), [], 0)
         # The least recently used entry first.
         self._entries: OrderedDict[_Node, None] = OrderedDict()
