@@ -352,10 +352,6 @@ def _length_to_admit(sequence: Sequence) -> int:
     return len(sequence.tokens) + min(left, ANSWER_TOKENS)
 
 
-HELD_COPIES = 3
-"""Copies of what a layer of a head holds while it drafts: of the last token, of the next, and one in use."""
-
-
 def make_memory_budget(
     loaded: LoadedModel,
     settings: Settings,
@@ -436,8 +432,9 @@ def _with_head(target: ModelMemory, head: HeadDrafter) -> list[ModelMemory]:
         tuple((each, window) for window, each in windows.items()),
         layer_bytes,
         kept.fed_bytes,
-        # A draft puts its own keys and values behind all that a layer holds, in a copy for each token.
-        footprint.seen_bytes + HELD_COPIES * layer_bytes / MAX_BACKLOG_TOKENS,
+        # A draft puts its own keys and values behind all that a layer holds, in a copy for each token: of the
+        # last, of the next, and one in use.
+        footprint.seen_bytes + 3 * layer_bytes / MAX_BACKLOG_TOKENS,
         footprint.logits_bytes,
     )
     return [replace(target, footprint=kept), ModelMemory(own, Sharing.BUFFERS, MAX_BACKLOG_TOKENS)]
