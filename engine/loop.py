@@ -96,6 +96,10 @@ class Loop:
                     model.engine.begin_stop(drain_s)
         self._loads.interrupt()
         self._known.wake.set()
+        self.join()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, if it runs."""
         if self._thread.is_alive():
             self._thread.join()
 
