@@ -4,9 +4,6 @@ A Footprint has the bytes per token and per row, and those of a forward pass. It
 guessed until there is time to measure. An Estimator sums the footprints of a step:
 
     estimate = what is kept + the growth of one layer + working memory
-
-Forward passes are measured under a memory limit of 0, where MLX hardly runs ahead of the device: it keeps
-what operations used until they have run, and how far it gets ahead is a matter of timing.
 """
 
 from collections.abc import Callable, Mapping
@@ -116,6 +113,7 @@ def measure(
     """
     caches = make_caches(model, kv_bits)
     trace_bytes = trace_token_bytes = 0
+    # So MLX waits after nearly every operation. Else it keeps what those used that have not run yet.
     usual = mx.set_memory_limit(0)
     try:
         short, short_logits = _probe(model, caches, note)
