@@ -65,21 +65,15 @@ class TextKey:
         return int(self.ids[0]), self.pictures[0][1] if begins_here else b""
 
     def count_equal(self, other: "TextKey") -> int:
-        """Count the leading tokens that are the same in another text."""
+        """Count the leading tokens that are the same in another text: ids, and pictures that begin there."""
         length = min(len(self.ids), len(other.ids))
-        different = np.flatnonzero(self.ids[:length] != other.ids[:length])
-        return before_other_picture(
-            int(different[0]) if len(different) else length, self.pictures, other.pictures
-        )
+        first_different = np.flatnonzero(self.ids[:length] != other.ids[:length])[:1].tolist()
+        pictures = set(self.pictures) ^ set(other.pictures)
+        return min([length, *first_different, *(at for at, _ in pictures)])
 
     def tobytes(self) -> bytes:
         """Return bytes that no other text has; those of the ids alone if it has no pictures."""
         return self.ids.tobytes() + (repr(self.pictures).encode() if self.pictures else b"")
-
-
-def before_other_picture(length: int, pictures: Pictures, others: Pictures) -> int:
-    """Reduce a number of equal leading ids to those before the first picture that is not in both texts."""
-    return min([length, *(at for at, _ in set(pictures) ^ set(others))])
 
 
 MAX_ARRAYS = 100_000
