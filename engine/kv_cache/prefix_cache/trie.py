@@ -67,9 +67,9 @@ class TextKey:
     def count_equal(self, other: "TextKey") -> int:
         """Count the leading tokens that are the same in another text: ids, and pictures that begin there."""
         length = min(len(self.ids), len(other.ids))
-        first_different = np.flatnonzero(self.ids[:length] != other.ids[:length])[:1].tolist()
-        pictures = set(self.pictures) ^ set(other.pictures)
-        return min([length, *first_different, *(at for at, _ in pictures)])
+        different = np.flatnonzero(self.ids[:length] != other.ids[:length])
+        num_equal = int(different[0]) if len(different) else length
+        return min([num_equal, *(at for at, _ in set(self.pictures) ^ set(other.pictures))])
 
     def tobytes(self) -> bytes:
         """Return bytes that no other text has; those of the ids alone if it has no pictures."""
