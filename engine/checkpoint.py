@@ -16,7 +16,7 @@ import mlx_lm.utils
 
 from reprise.config.model_settings import display_name
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.kv_cache.per_row import can_trim, is_recurrent, leaves, make_caches
+from reprise.engine.kv_cache.per_row import can_trim, count_bytes, is_recurrent, leaves, make_caches
 from reprise.engine.model import wedlm
 from reprise.engine.model.files.folder_reader import SafetensorsFile, check_files, read_header
 from reprise.engine.model.files.model_folder import (
@@ -52,8 +52,6 @@ KINDS = {"embed": "embedding model", "rerank": "ranking model"}
 
 DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 """The types in which models compute, by their names in safetensors files."""
-
-NAMES_OF_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,8 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
         drafters += ("mtp",) if len(heads) == 1 and heads[0].fault is None else ()
         drafters += ("wedlm",) if config.get("model_type") == wedlm.MODEL_TYPE else ()
     made = _describe(folder, source, config, files, "model", heads)
-    note = describe_weights(config, NAMES_OF_DTYPES.get(made.dtype, made.dtype)) if drafters else ""
+    dtype = str(DTYPES.get(made.dtype, made.dtype)).rpartition(".")[2]
+    note = describe_weights(config, dtype) if drafters else ""
     made = replace(made, cache=cache, drafters=drafters, refused=refused, weights_note=note)
     vision = find_vision(folder, config)
     return replace(made, images=vision.describe()) if vision else made
@@ -275,21 +274,10 @@ def find_cache(config: dict[str, Any], files: list[SafetensorsFile]) -> tuple[Ca
 
 
 def _measure(caches: list[Any]) -> CacheInfo:
-    token_bytes = fixed_bytes = 0
-    windows: Counter[int] = Counter()
-    for cache in leaves(caches):
-        keys = getattr(cache, "keys", None)
-        if keys is None:
-            fixed_bytes += sum(array.nbytes for array in getattr(cache, "cache", []) if array is not None)
-            continue
-        each = sum(array.nbytes // array.shape[2] for array in (keys, cache.values))
-        if window := getattr(cache, "window", None):
-            windows[window] += each
-        else:
-            token_bytes += each
+    kept = count_bytes(caches)
     are_known = all(can_trim(cache) or is_recurrent(cache) for cache in leaves(caches))
-    of_windows = tuple((each, window) for window, each in windows.items())
-    return CacheInfo(token_bytes, fixed_bytes, of_windows, are_known)
+    windows = tuple((each, window) for window, each in kept.windows.items())
+    return CacheInfo(kept.token_bytes, kept.fixed_bytes, windows, are_known)
 
 
 def _describe_heads(folder: Path, config: dict[str, Any]) -> tuple[tuple[HeadInfo, ...], tuple[str, ...]]:

@@ -157,7 +157,7 @@ class Loop:
             current.engine.pause()
         self._current, self._until = model, until
         start, is_alone = perf_counter(), len(working) == 1
-        engine.run(self._is_over if is_alone and not engine.is_blocked else _at_once)
+        engine.run(self._is_over if is_alone and not engine.is_blocked else lambda: True)
         taken_s = perf_counter() - start
         if engine.is_blocked:
             # The others go first: what it waits for is theirs. Without others it looks again soon.
@@ -230,7 +230,3 @@ class Loop:
 
     def _note_stall(self) -> None:
         self.num_stalls += 1
-
-
-def _at_once() -> bool:
-    return True

@@ -125,7 +125,7 @@ class Device:
         self.settled_s = 0.0
         self._lap_at: float | None = None
         self._num_skipped = 0
-        self._chunks: list[_Chunk] = []
+        self._chunk: _Chunk | None = None
         self._plain_s: deque[float] = deque(maxlen=NUM_PLAIN)
 
     @property
@@ -141,7 +141,7 @@ class Device:
         self._plain_s.append(seconds)
 
     def dispatch_step(self, step: Step, states: SequenceOf[mx.array]) -> None:
-        """Start computing a plain step and its states for a head, once the chunks in flight are computed.
+        """Start computing a plain step and its states for a head, once the chunk in flight is computed.
 
         If this raises, the step that was in flight before stays in flight.
         """
@@ -163,27 +163,22 @@ class Device:
         # Not the arrays themselves: a reference would make the next step copy the buffer that it writes to.
         is_computed = mx.depends([mx.zeros(1)], [leaf for leaf in leaves if isinstance(leaf, mx.array)])[0]
         mx.async_eval(arrays, is_computed)
-        self._chunks.append(_Chunk(is_computed, dispatched_at, done, fail))
+        self._chunk = _Chunk(is_computed, dispatched_at, done, fail)
 
     @span("waiting")
     def compute(self, arrays: SequenceOf[mx.array]) -> None:
-        """Wait for the chunks in flight, then compute these arrays and wait for them too."""
+        """Wait for the chunk in flight, then compute these arrays and wait for them too."""
         # Only now, when all is ready to be dispatched; so their times can be told apart.
         self.settle()
         mx.eval(*arrays)
 
     def settle(self) -> bool:
-        """Wait for the chunks in flight; return whether there were any. Raises what their fail() raises."""
-        if not self._chunks:
+        """Wait for the chunk in flight; return whether there was one. Raises what its fail() raises."""
+        chunk, self._chunk = self._chunk, None
+        if chunk is None:
             return False
-        self._settle()
-        return True
-
-    @span("waiting")
-    def _settle(self) -> None:
         start = perf_counter()
-        while self._chunks:
-            chunk = self._chunks.pop()
+        with span("waiting"):
             try:
                 mx.eval(chunk.is_computed)
                 before, self._lap_at = self._lap_at or 0.0, perf_counter()
@@ -193,6 +188,7 @@ class Device:
                 self.reset()
                 chunk.fail(fault)
         self.settled_s += perf_counter() - start
+        return True
 
     def take_step(self) -> Step | None:
         """Remove the step in flight, if there is one, and return it; the caller has to fetch it."""
@@ -229,10 +225,7 @@ class Device:
 
     def skip_moves(self) -> None:
         """Do not measure the next step: rows are moved in it, as one joined or left."""
-        self.skip_steps(1 if self.step is None or self.step.is_computed else 2)
-
-    def skip_steps(self, num_steps: int) -> None:
-        """Do not measure the next steps that are fetched: their times contain other work."""
+        num_steps = 1 if self.step is None or self.step.is_computed else 2
         self._num_skipped = max(self._num_skipped, num_steps)
 
     def reset(self) -> None:
@@ -241,7 +234,8 @@ class Device:
         The work in flight then gets no measured time.
         """
         self._lap_at = None
-        self._chunks = [replace(chunk, is_measured=False) for chunk in self._chunks]
+        if self._chunk:
+            self._chunk = replace(self._chunk, is_measured=False)
 
     def pause(self) -> None:
         """Wait for all work in flight, as another model has the device next. Raises that work's fault."""
@@ -256,7 +250,7 @@ class Device:
 
     def clear(self) -> None:
         """Forget all work in flight, which nobody waits for any more, and when the last work completed."""
-        self.step, self._lap_at, self._chunks = None, None, []
+        self.step = self._lap_at = self._chunk = None
 
     def lap(self) -> float | None:
         """Note that a step has completed; return the seconds since the last completion, None if not known."""

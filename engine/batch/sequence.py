@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import mlx.core as mx
 import numpy as np
@@ -27,8 +27,7 @@ from reprise.engine.interface.events import (
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.kv_cache.prefix_cache.disk import Loading
-from reprise.engine.kv_cache.prefix_cache.text_key import Pictures, TextKey
-from reprise.engine.kv_cache.prefix_cache.trie import BlockHashes
+from reprise.engine.kv_cache.prefix_cache.trie import Pictures, TextKey
 from reprise.engine.sampling.grammar import Grammars, Matcher
 from reprise.engine.sampling.logits import Likelihood, Penalties
 from reprise.engine.sampling.matchers import make_matcher
@@ -113,7 +112,6 @@ class PrefixSearch:
     compared: the sequences that were prefilling when one to wait for was last looked for.
     num_shared: leading tokens shared with each compared sequence, by that sequence and its number of tokens.
     num_held: leading tokens that the prefix cache held at the last lookup, and the cache's evictions by then.
-    key: the waiting sequence's text; None until it is needed.
     loading: the prefix files being read. is_disk_searched: whether files were looked for.
     unsaved: lengths at which state was kept in memory only, to be saved when its answer has ended.
     """
@@ -123,7 +121,6 @@ class PrefixSearch:
     compared: "SequenceOf[Sequence]" = ()
     num_shared: "dict[tuple[Sequence, int], int]" = field(default_factory=dict)
     num_held: tuple[int, int] = (0, 0)
-    key: TextKey | None = None
     loading: Loading | None = None
     is_disk_searched: bool = False
     unsaved: list[int] = field(default_factory=list)
@@ -134,7 +131,6 @@ class Prefill:
     """A sequence's keys, values and states before it joins the rows.
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
-    key: all of its text, if state is to be kept at some lengths; else None.
     states: the target's states of the tokens that were not found in the prefix cache, if a head reads them.
     num_found: how many tokens were in the prefix cache, with state if the model has any.
     keep_at: lengths at which the caches are to be kept in the prefix cache.
@@ -147,7 +143,6 @@ class Prefill:
 
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
-    key: TextKey | None = None
     states: States = field(default_factory=States)
     num_found: int = 0
     keep_at: set[int] = field(default_factory=set)
@@ -176,7 +171,6 @@ class Sequence:
     text: converts its tokens into text that can be sent.
     tokens: prompt and answer so far; all of them are committed. keys: the same with an id of its
         own in place of an image's placeholder, which drafters read; tokens itself without images.
-    hashes: chained hashes of the keys' blocks, extended when they are needed.
     prefix: the search for a computed prefix of its prompt. prefill: what is computed of the prompt until the
         sequence joins the rows.
     row_sampling: how its tokens are sampled, while it decodes.
@@ -195,7 +189,6 @@ class Sequence:
     tokenizer: Tokenizer
     tokens: list[int] = field(default_factory=list)
     keys: list[int] = field(default_factory=list)
-    hashes: BlockHashes = field(default_factory=BlockHashes)
     timing: Timing = field(default_factory=Timing)
     prefix: PrefixSearch = field(default_factory=PrefixSearch)
     prefill: Prefill = field(default_factory=Prefill)
@@ -209,6 +202,8 @@ class Sequence:
     num_overtaken: int = 0
     is_loop: bool = False
     ended: bool = False
+    # The keys as an array, as far as they were needed: they only grow.
+    _ids: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int32))
 
     @classmethod
     def of(
@@ -242,7 +237,9 @@ class Sequence:
 
     def text_key(self, length: int | None = None) -> TextKey:
         """Return the key of its first tokens, by which prefixes are known. length: None for all."""
-        return TextKey(np.asarray(self.keys[:length], np.int32), self.pictures)[:length]
+        if len(self._ids) < len(self.keys):
+            self._ids = np.append(self._ids, np.asarray(self.keys[len(self._ids) :], np.int32))
+        return TextKey(self._ids, self.pictures)[:length]
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
@@ -263,7 +260,7 @@ class Sequence:
         """Begin to prefill. caches: the sequence's own; they hold its first num_computed tokens."""
         self.prefill.caches, self.prefill.num_computed = caches, num_computed
         self.prefix.awaited, self.prefix.compared = None, ()
-        self.prefix.num_shared, self.prefix.key = {}, None
+        self.prefix.num_shared = {}
         if not self.timing.admitted_at:
             self.timing.admitted_at = time.perf_counter()
             self.prefix.num_cached = num_computed
@@ -405,11 +402,11 @@ class Sequence:
         """Return why the answer ends with this token, None if it does not."""
         if token in self.eos_ids or self.text.stopped:
             return "stop"
-        if self.num_answered >= self.request.max_tokens:
+        request, sampling, num_answered = self.request, self.request.sampling, self.num_answered
+        if num_answered >= request.max_tokens:
             return "length"
-        request, sampling = self.request, self.request.sampling
-        if not sampling.ignores_eos and self.num_answered >= sampling.min_tokens:
-            self.is_loop = ends_in_loop(self.tokens, self.num_answered, request.loop_guard_tokens)
+        if not sampling.ignores_eos and num_answered >= sampling.min_tokens:
+            self.is_loop = ends_in_loop(self.tokens, num_answered, request.loop_guard_tokens)
         return "stop" if self.is_loop else None
 
     def fail_with(self, fault: Exception) -> None:

@@ -1,7 +1,6 @@
 """The engine of a model that generates text."""
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
@@ -54,19 +53,14 @@ from reprise.engine.speculative.heads.loading import find_given_head, find_head
 class SuspendedWorker:
     """Takes the place of a model's worker while its weights are not in memory: its sequences wait.
 
-    queue: this object, which stands in for a Worker's queue. waiting: sequences in the order of submission.
+    waiting: sequences in the order of submission.
     """
 
     has_work, is_blocked, num_progressed = False, False, 0
     running: SequenceOf[Sequence] = ()
 
-    def __init__(self) -> None:
-        self.waiting: deque[Sequence] = deque()
-
-    @property
-    def queue(self) -> "SuspendedWorker":
-        """This object, in the place of a Worker's request queue."""
-        return self
+    def __init__(self, waiting: SequenceOf[Sequence] = ()) -> None:
+        self.waiting = list(waiting)
 
     @property
     def live(self) -> list[Sequence]:
@@ -82,13 +76,13 @@ class SuspendedWorker:
         for sequence in self.live:
             if sequence.request.id == request_id:
                 sequence.fail(Failed("cancelled", "the client left"))
-        self.waiting = deque(self.live)
+        self.waiting = self.live
 
     def end_waiting(self, failed: Failed) -> None:
         """End all waiting sequences with this failure."""
         for sequence in self.live:
             sequence.fail(failed)
-        self.waiting.clear()
+        self.waiting = []
 
     def step(self) -> None:
         """Do nothing."""
@@ -167,7 +161,7 @@ class GeneratingEngine(ModelEngine):
             return {}
         drafting = worker.draft_prefiller
         found = {
-            "target": worker.queue.prefix_lookup.kept.status(),
+            "target": worker.queue.prefixes.status(),
             "draft": drafting.prefixes.status() if drafting else None,
         }
         return {model: asdict(status) for model, status in found.items() if status}
@@ -231,14 +225,14 @@ class GeneratingEngine(ModelEngine):
             log.warning(PUT_OFF, info.name, TRIALS_AT_START_S)
             loaded.info = replace(loaded.info, is_tried=False)
             self._remake = partial(self._make_again, loaded, info, makers)
-        self._restore(worker)
+        self._restore(loaded, worker)
         return loaded, worker
 
-    def _restore(self, worker: Worker) -> None:
+    def _restore(self, loaded: LoadedModel, worker: Worker) -> None:
         """Let drafters know what an earlier run learned."""
         proposers.restore(worker.proposers.sources, self.settings)
         proposers.restore_history(worker.proposers)
-        acceptance.restore(worker.proposers.global_counts, self._acceptance_file(self._require_model()))
+        acceptance.restore(worker.proposers.global_counts, self._acceptance_file(loaded))
 
     def _make_again(self, loaded: LoadedModel, info: ModelInfo, makers: Makers) -> None:
         """Make the worker again, now that all is tried. Nothing may be running. info: as loaded."""
@@ -252,14 +246,14 @@ class GeneratingEngine(ModelEngine):
         try:
             worker = make_worker(loaded, None, self.settings, makers, lambda _stage, _share: None)
             if not old.proposers.can_draft:
-                self._restore(worker)
+                self._restore(loaded, worker)
         except ModelError as fault:
             loaded.info = replace(before, is_tried=True)
             log.warning("%s goes on as it is: %s", loaded.info.name, fault)
             return
         finally:
             loaded.findings.put_nothing_off()
-        old.queue.prefix_lookup.kept.close()
+        old.queue.prefixes.close()
         self._earlier = sum_counts([self._earlier, self._stats.counts()])
         self.worker, self._stats = worker, worker.stats
         self._about = loaded.info, loaded.tokenizer
@@ -269,13 +263,12 @@ class GeneratingEngine(ModelEngine):
     def unload(self) -> None:
         """See ModelEngine."""
         if not isinstance(worker := self.worker, SuspendedWorker):
-            suspended = self.worker = SuspendedWorker()
-            suspended.waiting.extend(worker.suspend())
+            self.worker = SuspendedWorker(worker.suspend())
             try:
                 if not self.lifecycle.is_dead:
                     self._learn(worker)
             finally:
-                worker.queue.prefix_lookup.kept.close()
+                worker.queue.prefixes.close()
         self._forget()
 
     @property
@@ -296,7 +289,7 @@ class GeneratingEngine(ModelEngine):
             case Call():
                 message.perform()
             case Stop():
-                self.worker.queue.end_waiting(STOPPING)
+                self.worker.end_waiting(STOPPING)
 
     def _queue(self, request: GenerationRequest, sink: Sink) -> None:
         try:
@@ -319,10 +312,12 @@ class GeneratingEngine(ModelEngine):
         """Do a part of the work for idle times; return whether more may be left."""
         if isinstance(self.worker, Worker) and perf_counter() - self._costs_kept_at >= KEEP_COSTS_EVERY_S:
             self._keep_costs(self.worker)
-        return self._prepare_grammars() or self._try_rest(is_over)
+        with span("grammars"):
+            if self._grammars.prepare():
+                return True
+        return self._try_rest(is_over)
 
     def _keep_costs(self, worker: Worker) -> None:
-        """Keep what steps were learned to cost for the next start."""
         self._costs_kept_at = perf_counter()
         if self._makers.costs is None:
             write_ratios(worker.planner.costs, self.loaded.info, self.settings)
@@ -343,10 +338,6 @@ class GeneratingEngine(ModelEngine):
         remake()
         return True
 
-    @span("grammars")
-    def _prepare_grammars(self) -> bool:
-        return self._grammars.prepare()
-
     def end_all(self, failed: Failed) -> None:
         """Send every live request its terminal event, including those still in the inbox."""
         for sequence in self.worker.live:
@@ -364,10 +355,6 @@ class GeneratingEngine(ModelEngine):
             counted(event)
 
         return explained
-
-    def _require_model(self) -> LoadedModel:
-        assert self._loaded
-        return self._loaded
 
     def _forget(self) -> None:
         """Let go of the model; its description and tokenizer stay."""

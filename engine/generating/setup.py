@@ -18,9 +18,8 @@ from reprise.engine.memory.budget import MemoryBudget, find_footprint, make_memo
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.pool.residency import FindHead, Makers
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
-from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
-from reprise.engine.scheduler.prefiller import Prefiller
-from reprise.engine.scheduler.request_queue import PrefixLookup, RequestQueue
+from reprise.engine.scheduler.prefixes import Checkpoints, Prefixes
+from reprise.engine.scheduler.request_queue import Prefiller, RequestQueue
 from reprise.engine.speculative.costs.kept_costs import make_costs
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes
@@ -221,27 +220,26 @@ def _make_queue(
     """Set up the request queue, with the prefix cache and prefill behind it. head: reads states, if any."""
     num_bytes = _prefix_bytes(settings, memory_budget)
     num_bytes -= memory_budget.draft_model_share(num_bytes)
-    kept = KeptPrefixes(loaded, settings, num_bytes, memory_budget)
-    if kept.cache:
-        memory_budget.prefixes.append(kept.cache)
-    checkpoints = Checkpoints(kept, loaded.tokenizer.openings)
-    prefiller = Prefiller(loaded.model, settings, kept, checkpoints, device, head.taps if head else None)
+    prefixes = Prefixes(loaded, settings, num_bytes, memory_budget)
+    if prefixes.cache:
+        memory_budget.prefixes.append(prefixes.cache)
+    checkpoints = Checkpoints(prefixes, loaded.tokenizer.openings)
+    prefiller = Prefiller(loaded.model, settings, prefixes, checkpoints, device, head.taps if head else None)
     prefiller.sight = loaded.sight
-    return RequestQueue(settings, memory_budget, PrefixLookup(kept, checkpoints), prefiller)
+    return RequestQueue(settings, memory_budget, prefixes, prefiller)
 
 
 def _make_draft_prefiller(
     model: RowDrafter, proposers: Proposers, planner: Planner, queue: RequestQueue, settings: Settings
 ) -> DraftPrefiller:
     """Set up draft prefill, of a draft model or a head, with a prefix cache of its own."""
-    budget, lookup = queue.memory_budget, queue.prefix_lookup
-    opening = lookup.checkpoints.opening
+    budget, of_target, opening = queue.memory_budget, queue.prefixes, queue.prefiller.checkpoints.opening
     num_bytes = budget.draft_model_share(_prefix_bytes(settings, budget))
     if isinstance(model, HeadDrafter):
         # Without the target's it would find nothing.
-        num_bytes *= lookup.kept.cache is not None
+        num_bytes *= of_target.cache is not None
         may_copy = partial(budget.may_copy, model=-1, num_copies=2)
-        prefixes: DraftPrefixes = HeadPrefixes(model, num_bytes, opening, lookup.kept.store, may_copy)
+        prefixes: DraftPrefixes = HeadPrefixes(model, num_bytes, opening, of_target.store, may_copy)
     else:
         prefixes = DraftPrefixes(model.model, model.loaded.prefix_fault, num_bytes, opening)
     if prefixes.cache:
@@ -251,14 +249,12 @@ def _make_draft_prefiller(
 
 
 def _prefix_bytes(settings: Settings, memory_budget: MemoryBudget) -> int:
-    """Return the memory for the prefix caches of all models."""
     if settings.prefix_cache_bytes is not None:
         return settings.prefix_cache_bytes
     return memory_budget.room_bytes // PREFIX_CACHE_SHARE
 
 
 def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Settings) -> DraftModel:
-    """Set up the draft model and the translation of its drafts. Raises ModelError."""
     names = f"{draft.info.name} cannot draft for {target.info.name}"
     try:
         translation = Translation.between(
@@ -289,7 +285,6 @@ def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Setting
 
 
 def _make_head_drafter(loaded: LoadedModel, find_head: FindHead | None) -> HeadDrafter | None:
-    """Set up the head that drafts from the model's hidden states, if there is one. Raises ModelError."""
     named = find_head(loaded) if find_head else None
     if named is None:
         return None

@@ -9,8 +9,9 @@ made again.
 """
 
 import time
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -26,25 +27,6 @@ from reprise.engine.speculative.draft_model.forecast import DraftWork
 from reprise.engine.speculative.planning.planner import Planner, window_input, without_drafts
 from reprise.engine.speculative.verify import Outcome, RowInput
 from reprise.engine.speculative.window import WindowOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """The kind of the next step, and its inputs.
-
-    inputs: the tokens that each row feeds in a verification step; empty for a plain step, in which rows feed
-        their newest token.
-    """
-
-    inputs: SequenceOf[RowInput] = ()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a plain step comes next."""
-        return not self.inputs
-
-
-PLAIN_STEP = StepPlan()
 
 
 class Decoder:
@@ -65,8 +47,8 @@ class Decoder:
         self._planning_s = 0.0
 
     @span("planning")
-    def plan(self) -> StepPlan:
-        """Choose between a plain step and the verification of drafts.
+    def plan(self) -> SequenceOf[RowInput]:
+        """Return what each row feeds in a verification step; nothing if a plain step comes next.
 
         A grammar must see a token before it can mask the next one, so with a grammar in the batch every step
         is fetched before the next: a verification step, though it may have no drafts to verify. A grammar of
@@ -86,7 +68,7 @@ class Decoder:
         has_windows = len(drafting) < len(members)
         if not inputs:
             if not has_windows and not [s for s in drafting if s.matcher and not s.matcher.may_run_ahead]:
-                return PLAIN_STEP
+                return ()
             inputs = without_drafts(drafting)
         if has_windows:
             rest, held = iter(inputs), self._batch.rows.lengths
@@ -94,17 +76,10 @@ class Decoder:
                 window_input(s, num_held) if s.window else next(rest)
                 for s, num_held in zip(members, held, strict=True)
             ]
-        return StepPlan(inputs)
+        return inputs
 
-    def run(self, plan: StepPlan) -> None:
-        """Run a step. Raises StepError."""
-        if plan.inputs:
-            self._verify(plan.inputs)
-        else:
-            self._decode()
-
-    def _decode(self) -> None:
-        """Dispatch the next plain step, then fetch the one that was in flight."""
+    def decode(self) -> None:
+        """Dispatch the next plain step, then fetch the one that was in flight. Raises StepError."""
         previous = self._device.step
         try:
             self._dispatch(previous)
@@ -139,7 +114,7 @@ class Decoder:
         with batch.tapping() as tapped:
             logits = batch.rows.forward(newest[:, None])[:, -1]
         states = batch.hand_over(tapped, [1] * len(batch.members))
-        draws = _draws_ahead(newest, [s if s in ahead else None for s in batch.members])
+        draws = _draws_ahead(newest, batch.members, ahead)
         tokens = sampler.sample(logits, [len(s.tokens) + (s in ahead) for s in batch.members], draws)
         measured = measure(logits, tokens, [s.request.top_logprobs for s in batch.members])
         self._device.dispatch_step(Step(list(batch.members), tokens, measured, self.has_drafted), states)
@@ -178,7 +153,7 @@ class Decoder:
                     sequence.drafts.counts.num_fed += 1
                 self._commit(sequence, [token], [likelihood])
 
-    def _verify(self, inputs: SequenceOf[RowInput]) -> None:
+    def verify(self, inputs: SequenceOf[RowInput]) -> None:
         """Verify drafts in one forward pass with one wait, and commit what the target model chooses.
 
         inputs: one for each row. After the step every row holds all of its tokens but the newest.
@@ -279,7 +254,6 @@ class Decoder:
         draft: Draft = NO_DRAFT,
         num_verified: int = 0,
     ) -> None:
-        """Commit one step's tokens to a sequence. See Sequence.commit()."""
         if sequence.ended:
             return
         num_before = len(sequence.tokens)
@@ -293,15 +267,17 @@ class Decoder:
             sequence.fail_with(fault)
 
 
-def _draws_ahead(newest: mx.array, ahead: SequenceOf[Sequence | None]) -> list[Draw] | None:
+def _draws_ahead(
+    newest: mx.array, members: SequenceOf[Sequence], ahead: Collection[Sequence]
+) -> list[Draw] | None:
     """Return the draws behind tokens in flight: limited to what a call begins with, where one begins a call.
 
-    newest: (rows,) the last tokens. ahead: (rows,) sequences whose last token is in flight; None for others.
+    newest: (rows,) the last tokens. ahead: the sequences whose last token is in flight.
     Returns None if there is nothing to limit. A fault in a grammar ends its sequence only.
     """
     masks: dict[int, mx.array] = {}
-    for row, sequence in enumerate(ahead):
-        if sequence is None or sequence.ended:
+    for row, sequence in enumerate(members):
+        if sequence not in ahead or sequence.ended:
             continue
         matcher = triggered_matcher(sequence.matcher)
         if matcher is None or not matcher.tokens or not matcher.may_run_ahead:
@@ -310,7 +286,7 @@ def _draws_ahead(newest: mx.array, ahead: SequenceOf[Sequence | None]) -> list[D
             masks[row] = matcher.mask_behind(newest[row])
         except Exception as fault:
             sequence.fail_with(fault)
-    return [Draw(row, mask=masks.get(row)) for row in range(len(ahead))] if masks else None
+    return [Draw(row, mask=masks.get(row)) for row in range(len(members))] if masks else None
 
 
 def _cut_by_grammar(sequence: Sequence, row_input: RowInput) -> RowInput:

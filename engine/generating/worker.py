@@ -8,20 +8,18 @@ prefilled, no prefix is kept and there is no draft prefill, fetching a step is t
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import mlx.core as mx
 
 from reprise.engine.batch.batch import Batch, EngineStats
 from reprise.engine.batch.sequence import Sequence, StepError
-from reprise.engine.generating.recovery import Preemption, Recovery
 from reprise.engine.generating.step import Decoder
 from reprise.engine.interface.events import Failed
 from reprise.engine.interface.spans import span
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
-from reprise.engine.scheduler.prefiller import Prefiller
-from reprise.engine.scheduler.request_queue import RequestQueue
+from reprise.engine.scheduler.request_queue import Prefiller, RequestQueue
 from reprise.engine.speculative.planning.planner import Planner
 from reprise.engine.speculative.proposers import Proposers
 
@@ -33,6 +31,85 @@ with it. On a slow machine both the prompts and what is gained by decoding them 
 
 CLEAR_EVERY_STEPS = 256
 """Number of steps after which MLX's cache of free buffers is cleared."""
+
+
+MAX_EXPONENT = 6
+"""A test takes 4 ** n tokens; n is the largest number of earlier bisections of any suspect, up to this."""
+
+
+class Recovery:
+    """Restarts rows after a failed step, and bisects the suspects to find the one request at fault.
+
+    Of the candidates half are tested: no other rows run until each tested one has ended or committed enough
+    tokens. Requests that took part in earlier bisections are tested for longer. So if only all rows together
+    fail, as when memory runs out, the requests finish during the tests instead of gaining one token each.
+    """
+
+    def __init__(self, batch: Batch, queue: RequestQueue, stats: EngineStats) -> None:
+        self._batch = batch
+        self._queue = queue
+        self._stats = stats
+        self._num_tokens = 0
+        self._candidates: list[Sequence] = []
+        # The number of answered tokens at which each tested sequence has passed.
+        self._goals: dict[Sequence, int] = {}
+
+    def restart(self, failed: StepError) -> None:
+        """Put every row back into the queue after a failed step, and deal with the suspects.
+
+        A single suspect is at fault and ends; several suspects are bisected; without any, all rows restart.
+        A restart costs a prefill and changes no token, as a token's noise depends on its position.
+        """
+        members, suspects = self._batch.members, failed.suspects
+        self._stats.num_failed_steps += 1
+        self._batch.clear()
+        if len(suspects) == 1:
+            suspects[0].fail_with(failed.fault)
+            self._test([])
+        elif suspects:
+            message = "a step with %d requests failed (%s); testing half of them"
+            log.warning(message, len(suspects), failed.fault)
+            members = members + self._take_prefilling()
+            if self._candidates:
+                self._test(s for s in list(self._goals) if s in suspects)
+            else:
+                self._bisect([s for s in suspects if not s.ended])
+        self._queue.put_back(members)
+
+    def advance(self) -> None:
+        """Test the other candidates once those being tested have passed.
+
+        All rows go back into the queue first; they lose time but no tokens.
+        """
+        goals = self._goals
+        if not self._candidates or not all(s.ended or s.num_answered >= goals[s] for s in goals):
+            return
+        self._test(s for s in self._candidates if s not in goals)
+        if not self._candidates:
+            log.warning("every request of the failed step passed in a smaller batch; none is at fault")
+            return
+        members = self._batch.members
+        for row, sequence in enumerate(members):
+            self._queue.prefixes.keep_row(sequence, row, self._batch.rows)
+        self._batch.clear()
+        self._queue.put_back(members + self._take_prefilling())
+
+    def _bisect(self, suspects: list[Sequence]) -> None:
+        self._num_tokens = 4 ** min(MAX_EXPONENT, max((s.num_bisections for s in suspects), default=0))
+        for sequence in suspects:
+            sequence.num_bisections += 1
+        self._test(suspects)
+
+    def _test(self, candidates: Iterable[Sequence]) -> None:
+        """Let the queue admit only half of the candidates; all sequences if there is none."""
+        self._candidates = [s for s in candidates if not s.ended]
+        tested = self._candidates[: (len(self._candidates) + 1) // 2]
+        self._goals = {s: s.num_answered + self._num_tokens for s in tested}
+        self._queue.only = tested or None
+
+    def _take_prefilling(self) -> list[Sequence]:
+        taken, self._queue.prefiller.prefilling = self._queue.prefiller.prefilling, []
+        return taken
 
 
 class Worker:
@@ -59,7 +136,6 @@ class Worker:
         self.device = batch.device
         self._decoder = Decoder(batch, planner, self.stats)
         self._recovery = Recovery(batch, queue, self.stats)
-        self._preemption = Preemption(batch, queue, draft_prefiller, self.stats)
         self._num_steps = 0
 
     @property
@@ -106,9 +182,14 @@ class Worker:
         for sequence in self.live:
             if sequence.request.id == request_id:
                 if sequence in self.prefilling:
-                    self.queue.prefix_lookup.kept.keep_cancelled(sequence)
+                    self.queue.prefixes.keep_cancelled(sequence)
                     self.device.reset()
                 sequence.fail(Failed("cancelled", "the client left"))
+
+    def end_waiting(self, failed: Failed) -> None:
+        """End all sequences that wait for a row."""
+        for sequence in self.queue.waiting:
+            sequence.fail(failed)
 
     @property
     def is_blocked(self) -> bool:
@@ -137,7 +218,7 @@ class Worker:
             action()
         # Whatever raised this, the device's state cannot be trusted any more.
         except Exception as fault:
-            self.queue.prefix_lookup.kept.drop_copies()
+            self.queue.prefixes.drop_copies()
             # No name for it here: that would be a cycle, which keeps what the failed step has.
             self._recovery.restart(_step_error(fault, self.running or list(self.queue.waiting)[:1]))
             self.device.reset()
@@ -152,18 +233,21 @@ class Worker:
             self.queue.admit(self.members, self.rows)
         if self.prefilling:
             self._open_drafters()
-        self._preemption.make_room(self._fetch_in_flight)
+        self._make_room()
         if _awaits_prompts(self.batch, self.queue.prefiller):
             self.batch.start_copies()
             self._prefill(0)
             self.proposers.work.advance(self.device.plain_s)
             return
-        plan = self._decoder.plan()
-        if self.device.step and not plan.is_plain:
+        inputs = self._decoder.plan()
+        if inputs and self.device.step:
             # The plan was made without the token in flight: fetch it and plan again.
             self._fetch_in_flight()
-            plan = self._decoder.plan()
-        self._decoder.run(plan)
+            inputs = self._decoder.plan()
+        if inputs:
+            self._decoder.verify(inputs)
+        else:
+            self._decoder.decode()
         self._prefill(len(self.batch.members))
         # Now the device is busy with what was dispatched.
         self.proposers.work.advance(self.device.plain_s)
@@ -172,6 +256,37 @@ class Worker:
         self._num_steps += 1
         if self._num_steps % CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
+
+    @span("memory")
+    def _make_room(self) -> None:
+        """End draft prefill, then preempt the youngest sequences, until the next step fits into memory."""
+        budget, drafting, batch = self.queue.memory_budget, self.draft_prefiller, self.batch
+        while not budget.make_room(
+            batch.members,
+            self.prefilling,
+            batch.rows_by_model,
+            drafting.begun(batch.members) if drafting else (),
+        ):
+            if drafting and drafting.stop(batch.members):
+                continue
+            # Alone it fits, unless other models hold the memory: then it waits for it.
+            if len(self.running) < (1 if budget.shared else 2):
+                return
+            if self.device.step:
+                # Its tokens are valid, and may end sequences.
+                self._fetch_in_flight()
+            else:
+                self._preempt(max(self.running, key=lambda s: s.timing.submitted_at))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Put a running sequence back into the queue; it restarts once there is memory for it."""
+        log.info("request %s is preempted and restarts when memory allows", sequence.request.id)
+        self.stats.num_preemptions += 1
+        if sequence in self.prefilling:
+            self.prefilling.remove(sequence)
+        else:
+            self.batch.free([self.members.index(sequence)])
+        self.queue.put_back([sequence])
 
     @span("drafters")
     def _open_drafters(self) -> None:
@@ -192,7 +307,7 @@ class Worker:
         ended = [row for row, sequence in enumerate(self.batch.members) if sequence.ended]
         for row in ended:
             sequence = self.members[row]
-            if self.queue.prefix_lookup.kept.keep_row(sequence, row, self.rows):
+            if self.queue.prefixes.keep_row(sequence, row, self.rows):
                 # It waited for its copy, and so for all that was dispatched before.
                 self.device.reset()
             if self.draft_prefiller:
@@ -267,4 +382,4 @@ def _awaits_prompts(batch: Batch, prefiller: Prefiller) -> bool:
         return False
     waited_s = time.perf_counter() - min(s.timing.joined_at for s in batch.members)
     steps_s = MAX_TOGETHER_STEPS * batch.device.plain_s
-    return waited_s + prefiller.left_s() <= max(MAX_TOGETHER_S, steps_s)
+    return waited_s + prefiller.planner.left_s(prefiller.prefilling) <= max(MAX_TOGETHER_S, steps_s)

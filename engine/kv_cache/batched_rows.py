@@ -1,7 +1,7 @@
 """Run one forward pass for all rows that decode together, over caches that hold all of them."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import mlx.core as mx
@@ -25,14 +25,14 @@ from reprise.engine.kv_cache.columns import (
     round_columns,
     shrink_extent,
 )
-from reprise.engine.kv_cache.groups import Group, Groups, attention_by_group
+from reprise.engine.kv_cache.groups import Group, Groups
 from reprise.engine.kv_cache.patches import (
     attention_classes,
-    layers_by_group,
+    by_group,
     take_masks_of_rows,
     take_positions_of_rows,
 )
-from reprise.engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, check_length, is_recurrent, leaves
+from reprise.engine.kv_cache.per_row import Caches, FittedQuantizedKVCache, is_recurrent, leaves
 from reprise.engine.kv_cache.recurrent import RaggedStateCache, StateHistory
 from reprise.engine.kv_cache.sliding_window import ChunkedWindowKVCache, WindowKVCache
 
@@ -75,7 +75,10 @@ class BatchedRows:
         return self.shared.lengths
 
     def add(self, caches: Caches, length: int) -> None:
-        """Append a prefilled row. A row alone in its group takes its caches' buffers, others copies."""
+        """Append a prefilled row, whose caches hold length tokens; the caller must not use them any more.
+
+        A row alone in its group takes its caches' buffers, others copies.
+        """
         row = len(self.shared.lengths)
         if not self.caches:
             self.caches = [self._make_cache(cache) for cache in caches]
@@ -93,7 +96,7 @@ class BatchedRows:
         self.fill(row, caches, length)
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
-        """Fill an empty row from its caches. A row alone in its group takes their buffers, others copies."""
+        """Fill an empty row from its caches, as add() does. Tokens that it was fed before are forgotten."""
         self._settle()
         if self._history:
             self._history.stay(row)
@@ -129,7 +132,7 @@ class BatchedRows:
         return GroupedKVCache(self._groups, None)
 
     def remove(self, row: int) -> None:
-        """Remove a row and copy the last row into its slot. Removing the only row frees the buffers."""
+        """Remove a row; the last row takes its index, and is copied. Without rows there are no buffers."""
         last = len(self.shared.lengths) - 1
         if last == 0:
             self._clear()
@@ -216,29 +219,43 @@ class BatchedRows:
                 cache.part(group).resize(*extent)
 
     def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
-        """Run one forward over all rows. If building it raises, every row keeps its length and its tokens."""
+        """Feed (rows, width) tokens; return logits (rows, width, vocabulary), not yet evaluated.
+
+        keeps_state: a wish, for a forward of width 1 after a ragged one: to keep recurrent state, so that
+            rows can be rolled back to the end of this forward. See roll_back().
+        If building the forward raises, every row keeps its length and its tokens.
+        """
         self._settle()
-        logits = self._forward(tokens, [tokens.shape[1]] * tokens.shape[0], (), nullcontext())
+        logits = self._forward(tokens, [tokens.shape[1]] * tokens.shape[0])
         if self._history:
             self._history.follow(keeps_state)
         return logits
 
     def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
-        """Run one forward over right-padded rows. Padding lands past a row's end, where it is masked."""
+        """Feed row r the tokens fed[r], at least one; the widths may differ.
+
+        ranks: (rows,) if a row has ranks, each new token sees all tokens that the row held before, and those
+            new tokens whose rank is no higher, wherever they stand; if None, the new tokens before it. Empty
+            if no row has ranks.
+        Returns logits (rows, largest width, vocabulary), not yet evaluated. Row r's are valid at
+            [0, len(fed[r])). The row then holds len(fed[r]) more tokens.
+        Raises ValueError if a row has ranks and rows do not share a forward pass.
+        """
         width = max(map(len, fed))
-        # Pad with the row's own last token, which is surely a valid id.
+        # With the row's own last token, surely a valid id. It lands past the row's end, where it is masked.
         padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in fed]
         self._settle()
         self._history = None
-        return self._forward(mx.array(padded), [len(tokens) for tokens in fed], ranks, self._trace())
+        return self._forward(mx.array(padded), [len(tokens) for tokens in fed], ranks, traces=True)
 
     def _forward(
         self,
         tokens: mx.array,
         widths: Sequence[int],
-        ranks: Sequence[Ranks | None],
-        tracing: AbstractContextManager[None],
+        ranks: Sequence[Ranks | None] = (),
+        traces: bool = False,
     ) -> mx.array:
+        """Run one forward. traces: whether state may be rolled back into it."""
         self._outgrow(max(widths))
         self.shared.begin_forward(widths, ranks=ranks)
         self._groups.begin_forward()
@@ -246,37 +263,36 @@ class BatchedRows:
             if moves := columns.begin_forward():
                 for cache in self._in_window(columns):
                     cache.move(moves)
+        history = StateHistory(self._states, self.shared) if traces and self._states else None
         before = [(state, list(state.cache)) for state in self._states]
-        if self._attention_classes is None:
-            by_group = attention_by_group(self._groups)
-        else:
-            by_group = layers_by_group(self._groups, self._attention_classes)
         try:
-            with tracing, by_group:
+            with ExitStack() as replaced:
+                if history:
+                    replaced.enter_context(history.trace())
+                if not self._groups.only:
+                    replaced.enter_context(by_group(self._groups, self._attention_classes))
                 logits: mx.array = self.model(tokens, cache=self.caches)
         except BaseException:
             for state, arrays in before:
                 state.cache = arrays
             raise
+        self._history = history or self._history
         self.shared.end_forward()
         self._groups.end_forward()
         for columns in self._windows.values():
             columns.end_forward()
         return logits
 
-    @contextmanager
-    def _trace(self) -> Iterator[None]:
-        """Trace the forward, so that state can go back into it."""
-        if not (states := self._states):
-            yield
-            return
-        history = StateHistory(states, self.shared)
-        with history.trace():
-            yield
-        self._history = history
-
     def roll_back(self, row: int, length: int) -> int:
-        """Lower the row's length; the next forward computes the row's state again."""
+        """Forget a row's tokens past the first length tokens; return how many its caches still hold.
+
+        length: at least the row's length before the last forward_ragged. Rolling back to the present length
+            is free.
+        Returns length itself, unless the row has recurrent state and length is past the end of the last
+            forward_ragged: then the row's length at the end of that forward, or of a later one that kept its
+            state. State goes back only once, and the next forward computes it again.
+        Raises ValueError if the row holds fewer than length tokens or cannot be rolled back that far.
+        """
         held = self.shared.lengths[row]
         shortest = max((columns.min_length(row) for columns in self._windows.values()), default=0)
         if self._states:
@@ -311,11 +327,11 @@ class BatchedRows:
                 self._history = None
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
-        """Copy the keys and values of tokens [start, end); a view would keep the shared buffers alive."""
+        """Copy the keys and values of a row's tokens [start, end), not yet evaluated. See buffers.py."""
         return [array for cache in self._full for array in cache.row_slice(row, start, end)]
 
     def state(self, row: int) -> State:
-        """Copy the state in the row's caches that do not keep every token."""
+        """Copy the part of a row's caches that KV slices do not cover, as it is now. See buffers.py."""
         self._settle()
         taken: State = []
         for cache in leaves(self.caches):
@@ -327,7 +343,6 @@ class BatchedRows:
 
 
 def _needed(group: Group) -> Extent:
-    """Return the slots and columns that a group's buffers need."""
     ends = (
         max(group.columns.dirty_ends[slot], group.columns.end_of(slot)) for slot in range(len(group.rows))
     )
@@ -337,3 +352,12 @@ def _needed(group: Group) -> Extent:
 def _needed_cells(group: Group) -> int:
     num_slots, num_columns = _needed(group)
     return num_slots * round_columns(num_columns)
+
+
+def check_length(row: int, length: int, min_length: int, held: int) -> None:
+    """Raise ValueError unless min_length <= length <= held, as rolling a row of held tokens back demands."""
+    if not min_length <= length <= held:
+        raise ValueError(
+            f"row {row} holds {held} tokens and can be rolled back to a length from {min_length} to {held}, "
+            f"not to {length}"
+        )

@@ -66,21 +66,21 @@ class RaggedKVCache:
             keys, values = (mx.where(padding, mx.zeros((), one.dtype), one) for one in (keys, values))
         encoded = self._encode(keys, values)
         self._reserve(keys.shape[0], self.columns.num_used, encoded)
-        for buffer, new in zip(self.arrays, encoded, strict=True):
-            self._write(buffer, new)
+        self._write(encoded)
         return self.keys_and_values()
 
-    def _write(self, buffer: mx.array, new: mx.array) -> None:
+    def _write(self, encoded: Sequence[mx.array]) -> None:
         """Write new columns, and erase leftovers after them."""
-        columns, num_rows = self.columns, new.shape[0]
-        if columns.uniform:
-            buffer[:num_rows, :, columns.write_slice] = new
-            return
-        slots, at = columns.write_indices
-        if columns.num_cleared:
-            new = mx.pad(new, [(0, 0), (0, 0), (0, columns.num_cleared), (0, 0)])
-        # Indexing with two arrays moves the indexed axes to the front: (rows, width, heads, head_dim).
-        buffer[slots, :, at] = new.transpose(0, 2, 1, 3)
+        columns = self.columns
+        for buffer, new in zip(self.arrays, encoded, strict=True):
+            if columns.uniform:
+                buffer[: new.shape[0], :, columns.write_slice] = new
+                continue
+            slots, at = columns.write_indices
+            if columns.num_cleared:
+                new = mx.pad(new, [(0, 0), (0, 0), (0, columns.num_cleared), (0, 0)])
+            # Indexing with two arrays moves the indexed axes to the front: (rows, width, heads, head_dim).
+            buffer[slots, :, at] = new.transpose(0, 2, 1, 3)
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """Return the keys and values of the last update, for layers that share this cache."""
@@ -251,26 +251,23 @@ class GroupedKVCache:
     @property
     def keys(self) -> Any:
         """The buffer of the keys, or PerGroup of buffers. Settable, as pipelines assign the same value."""
-        if len(self.groups) == 1:
-            return self._only.keys
-        return PerGroup([self.part(group).keys for group in self.groups])
+        parts = [self.part(group).keys for group in self.groups]
+        return parts[0] if len(parts) == 1 else PerGroup(parts)
 
     @keys.setter
     def keys(self, buffer: Any) -> None:
-        if not isinstance(buffer, PerGroup):
-            self._only.keys = buffer
-            return
-        for group, one in zip(self.groups, buffer.parts, strict=True):
+        parts = buffer.parts if isinstance(buffer, PerGroup) else [buffer]
+        for group, one in zip(self.groups, parts, strict=True):
             self.part(group).keys = one
 
     @property
     def values(self) -> mx.array:
         """The buffer of the values, if there is one group."""
-        return self._only.values
+        return self.part(*self.groups).values
 
     @values.setter
     def values(self, buffer: mx.array) -> None:
-        self._only.values = buffer
+        self.part(*self.groups).values = buffer
 
     def part(self, group: Group) -> RaggedKVCache:
         """Return the buffers of one group."""
@@ -289,21 +286,21 @@ class GroupedKVCache:
 
         keys, values: (rows, heads, width, head_dim).
         """
-        if self.groups.is_single:
-            return self._only.update_and_fetch(keys, values)
+        if only := self.groups.only:
+            return self.part(only).update_and_fetch(keys, values)
         split = zip(self.groups, self.groups.split(keys), self.groups.split(values), strict=True)
         return _per_group([self.part(group).update_and_fetch(k, v) for group, k, v in split])
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """Return the keys and values of the last update, for layers that share this cache."""
-        if self.groups.is_single:
-            return self._only.keys_and_values()
+        if only := self.groups.only:
+            return self.part(only).keys_and_values()
         return _per_group([self.part(group).keys_and_values() for group in self.groups])
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """Return the mask for mlx-lm's attention; see Columns.make_mask."""
-        if self.groups.is_single:
-            return self._only.make_mask(N, return_array, window_size)
+        if only := self.groups.only:
+            return only.columns.make_mask(N, return_array, window_size)
         return PerGroup([group.columns.make_mask(N, return_array, window_size) for group in self.groups])
 
     def fill(self, row: int, given: Any) -> None:
@@ -320,10 +317,6 @@ class GroupedKVCache:
         """Copy positions [start, end) of a row: arrays of (1, heads, end - start, any), keys first."""
         group, slot = self.groups.place_of(row)
         return self.part(group).row_slice(slot, start, end)
-
-    @property
-    def _only(self) -> RaggedKVCache:
-        return self.part(self.groups.first)
 
 
 def _per_group(keys_and_values: Sequence[tuple[Any, Any]]) -> tuple[PerGroup, PerGroup]:

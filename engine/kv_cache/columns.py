@@ -195,8 +195,10 @@ class Columns:
     For the current forward:
     uniform: whether all rows end in the same column.
     read_start, read_end: the columns that the forward reads. read_slice: the same as a slice.
-    write_slice: the columns that a uniform forward writes.
+    write_slice: the columns that a uniform forward writes. write_indices: the cells that another one writes:
+        slots (rows, 1) and columns (rows, width + num_cleared).
     num_cleared: columns of zeros that the forward writes after its tokens.
+    num_used: columns up to the last one that it reads or writes.
     """
 
     def __init__(self, shared: RowLengths, window: int | None = None, is_chunked: bool = False) -> None:
@@ -210,9 +212,9 @@ class Columns:
         # The first position of each row that is still held.
         self._oldest: list[int] = []
         self.uniform = True
-        self.read_start = self.read_end = self.num_cleared = 0
+        self.read_start = self.read_end = self.num_cleared = self.num_used = 0
         self.read_slice = self.write_slice = slice(0, 0)
-        self._indices: tuple[mx.array, mx.array] | None = None
+        self.write_indices: Sequence[mx.array] = ()
         self._masks: dict[tuple[int, bool, int | None], mx.array | str | None] = {}
 
     def end_of(self, row: int) -> int:
@@ -234,7 +236,8 @@ class Columns:
 
     def min_length(self, row: int) -> int:
         """Return the shortest length that a row can be rolled back to."""
-        return 0 if self.window is None else _shortest(self._oldest[row], self.window)
+        # Up to there a forward needs no token before the oldest that is held.
+        return 0 if self.window is None or not self._oldest[row] else self._oldest[row] + self.window - 1
 
     def add(self) -> None:
         """Append an empty row."""
@@ -275,18 +278,18 @@ class Columns:
         """
         moves: list[Move] = []
         self._masks = {}
-        self._look()
+        ends = self._look()
         if self.window is not None and self.num_used > self.num_reserved:
             moves = self._move_to_front(self.window)
-            self._look()
+            ends = self._look()
             self.num_reserved = round_block(self.num_used + SLACK_TOKENS)
         # Set now, not when the forward ends: one that fails halfway has written up to here.
         width = self.shared.width
-        ends = [end + width for end in self._ends()]
+        ends = [end + width for end in ends]
         self.dirty_ends = list(map(max, self.dirty_ends, ends))
         if not self.uniform:
             written = mx.array(ends)[:, None] + mx.arange(-width, self.num_cleared)
-            self._indices = mx.arange(len(ends))[:, None], written
+            self.write_indices = mx.arange(len(ends))[:, None], written
         return moves
 
     def columns_after(self, joining: Sequence[int], width: int) -> int:
@@ -314,8 +317,8 @@ class Columns:
         self.num_reserved = round_block(max(self.dirty_ends) + SLACK_TOKENS)
         return moves
 
-    def _look(self) -> None:
-        """Find the columns of the next forward for the present bases."""
+    def _look(self) -> list[int]:
+        """Find the columns of the next forward for the present bases; return those after each row's end."""
         width, ends = self.shared.width, self._ends()
         self.uniform = self.shared.are_equal and len(set(ends)) == 1
         # Rows that end together read only columns that hold their tokens or are written by this forward.
@@ -328,8 +331,10 @@ class Columns:
         else:
             self.read_start = min([self.first_live(row) - base for row, base in enumerate(self.bases)])
         self.read_end = max(ends) + width
+        self.num_used = self.read_end + self.num_cleared
         self.read_slice = slice(self.read_start, self.read_end)
         self.write_slice = slice(self.read_end - width, self.read_end)
+        return ends
 
     def _move_to_front(self, window: int) -> list[Move]:
         lengths = self.shared.lengths
@@ -354,17 +359,6 @@ class Columns:
         self._masks = {}
         if not self.uniform:
             self.dirty_ends = self._ends()
-
-    @property
-    def num_used(self) -> int:
-        """The number of columns up to the last one that this forward reads or writes."""
-        return self.read_end + self.num_cleared
-
-    @property
-    def write_indices(self) -> tuple[mx.array, mx.array]:
-        """The cells that a ragged forward writes: slots (rows, 1) and columns (rows, width + num_cleared)."""
-        assert self._indices is not None
-        return self._indices
 
     def make_mask(self, num_fed: int, return_array: bool, window_size: int | None) -> mx.array | str | None:
         """Return the mask for mlx-lm's attention: None, "causal" or booleans, True where a token attends.
@@ -412,8 +406,3 @@ def _see_by_rank(ranks: Sequence[Ranks | None], reads: mx.array, num_fed: int) -
 def round_block(num_columns: int) -> int:
     """Round a number of columns, or a position, up to a multiple of BLOCK_TOKENS."""
     return -(-num_columns // BLOCK_TOKENS) * BLOCK_TOKENS
-
-
-def _shortest(oldest: int, window: int) -> int:
-    """Return the shortest length at which a forward needs no token before position oldest."""
-    return oldest + window - 1 if oldest else 0

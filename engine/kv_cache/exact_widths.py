@@ -5,7 +5,7 @@ is tried with one row and with several: several of equal length need no mask, se
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, product
 from typing import Any
 
@@ -119,14 +119,18 @@ class _Text:
 
 
 @dataclass(frozen=True)
-class _Probe:
-    """A model, and how its rows are kept. tick: told of what was done."""
+class Tried:
+    """A model whose widths are tried, what its rows share, and how their caches are quantized.
+
+    context_tokens: lengths beyond it are not tried. tick: called after each part of the work.
+    """
 
     model: Any
     sharing: Sharing
     kv_bits: int | None
     vocab_size: int
-    tick: Tick
+    context_tokens: int
+    tick: Tick = lambda _: None
 
     def prefill(self, length: int, num_more: int) -> _Text:
         """Read a text of length tokens and num_more more."""
@@ -192,20 +196,6 @@ class _Probe:
         return rows
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A model whose widths are tried, what its rows share, and how their caches are quantized.
-
-    context_tokens: lengths beyond it are not tried.
-    """
-
-    model: Any
-    sharing: Sharing
-    kv_bits: int | None
-    vocab_size: int
-    context_tokens: int
-
-
 def find_exact_shapes(loaded: Tried, shapes: Iterable[Shape], progress: Tick) -> Exactness:
     """Try whether the logits of each shape (rows, width) equal those of width 1, byte for byte.
 
@@ -234,7 +224,7 @@ def find_exact_shapes(loaded: Tried, shapes: Iterable[Shape], progress: Tick) ->
         done += weight
         progress(min(1.0, done / total))
 
-    probe = _Probe(loaded.model, loaded.sharing, loaded.kv_bits, loaded.vocab_size, tick)
+    probe = replace(loaded, tick=tick)
     for length in lengths:
         is_long = length in LONG_LENGTHS
         text = probe.prefill(length, max(rows for rows, _ in trials[length]))
@@ -271,12 +261,12 @@ def _weight(num_fed: int, num_passes: int = 1) -> float:
 
 
 def _prefill_weight(length: int, num_more: int) -> float:
-    """Return the time of _Probe.prefill(), in forward passes."""
+    """Return the time of Tried.prefill(), in forward passes."""
     whole, rest = divmod(length, CHUNK_TOKENS)
     return _weight(CHUNK_TOKENS, whole) + _weight(rest, rest > 0) + _weight(1, num_more)
 
 
 def _trial_weight(num_rows: int, widths: Sequence[int]) -> float:
-    """Return the time of _Probe.find_differing(), in forward passes."""
+    """Return the time of Tried.find_differing(), in forward passes."""
     narrow = _weight(num_rows, max(widths, default=0))
     return narrow + sum(_weight(num_rows * width) + _weight(num_rows) for width in widths)

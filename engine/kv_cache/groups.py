@@ -5,18 +5,16 @@ of up to limit tokens, and the limits double. A row that outgrows its group is c
 
 All layers still take all rows at once, so weights are read once. Only attention is computed group by group.
 mlx-lm's models know nothing of groups: their caches return keys, values and masks as PerGroup objects, which
-models pass on unseen, and attention_by_group() replaces MLX's attention by one that splits them. probes.py
-finds out whether a model does more with such objects; if so, its whole attention layers run group by group
-(patches.py), or if that fails too, all its rows share one group.
+models pass on unseen, and patches.by_group() replaces MLX's attention by one that splits them. probes.py
+finds out whether a model does more with such objects; if so, its whole attention layers run group by group,
+or if that fails too, all its rows share one group.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models import base
 
 from reprise.engine.kv_cache.columns import Columns, RowLengths
 
@@ -62,7 +60,7 @@ class Groups:
     """The groups of the rows of a batch, for all layers with full attention.
 
     shared: the lengths of all rows of the batch, and the current forward's width.
-    is_single: whether one group has all rows in the batch's order, so that no array need be split.
+    only: the group that has all rows in the batch's order, so that no array need be split; else None.
     """
 
     def __init__(self, shared: RowLengths, first_limit: int | None) -> None:
@@ -72,7 +70,7 @@ class Groups:
         self._groups: list[Group] = []
         self._places: list[tuple[Group, int] | None] = []
         self._max_cells: int | None = None
-        self.is_single = True
+        self.only: Group | None = None
         self._is_laid_out = False
         self._picks: list[mx.array | slice] = []
         self._order: mx.array | None = None
@@ -82,16 +80,6 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self._groups)
-
-    @property
-    def first(self) -> Group:
-        """The first of the groups; the only one if is_single."""
-        return self._groups[0]
-
-    @property
-    def num_rows(self) -> int:
-        """The number of rows in all groups."""
-        return len(self._places)
 
     def add(self) -> None:
         """Append a row that is in no group yet."""
@@ -188,7 +176,7 @@ class Groups:
         if not self._is_laid_out:
             self._lay_out()
         for group in self._groups:
-            if self.is_single:
+            if self.only:
                 group.lengths.follow(self.shared)
             else:
                 widths = [self.shared.widths[row] for row in group.rows]
@@ -200,7 +188,8 @@ class Groups:
         """Find how arrays of all rows are split and joined, until rows come, go or move."""
         order = [row for group in self._groups for row in group.rows]
         in_order = list(range(len(order)))
-        self.is_single, self._is_laid_out = len(self._groups) <= 1 and order == in_order, True
+        self.only = self._groups[0] if len(self._groups) == 1 and order == in_order else None
+        self._is_laid_out = True
         self._picks = [_pick(group.rows) for group in self._groups]
         self._order = None if order == in_order else mx.array(sorted(in_order, key=order.__getitem__))
 
@@ -236,34 +225,6 @@ def _pick(rows: list[int]) -> mx.array | slice:
     if rows == list(range(first, first + len(rows))):
         return slice(first, first + len(rows))
     return mx.array(rows)
-
-
-def attention_by_group(groups: Groups) -> AbstractContextManager[None]:
-    """Let mlx-lm's attention take PerGroup objects inside the block. For the thread that owns MLX."""
-    return nullcontext() if groups.is_single else _attention_by_group(groups)
-
-
-@contextmanager
-def _attention_by_group(groups: Groups) -> Iterator[None]:
-    fused, quantized = mx.fast.scaled_dot_product_attention, base.quantized_scaled_dot_product_attention
-    try:
-        mx.fast.scaled_dot_product_attention = _by_group(fused, groups)
-        base.quantized_scaled_dot_product_attention = _by_group(quantized, groups)
-        yield
-    finally:
-        mx.fast.scaled_dot_product_attention = fused
-        base.quantized_scaled_dot_product_attention = quantized
-
-
-def _by_group(attention: Callable[..., mx.array], groups: Groups) -> Callable[..., mx.array]:
-    def attend(queries: mx.array, keys: Any, values: Any, *, mask: Any = None, **options: Any) -> mx.array:
-        if not isinstance(keys, PerGroup):
-            return attention(queries, keys, values, mask=mask, **options)
-        masks = mask.parts if isinstance(mask, PerGroup) else [mask] * len(groups)
-        given = zip(groups.split(queries), keys.parts, values.parts, masks, strict=True)
-        return groups.join([attention(q, k, v, mask=m, **options) for q, k, v, m in given])
-
-    return attend
 
 
 def count_cells(spans: Sequence[tuple[int, int]], columns: Sequence[int], first_limit: int | None) -> int:

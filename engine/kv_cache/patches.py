@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.convolution import Conv1d
-from mlx_lm.models import bailing_hybrid, bailing_moe_linear, gated_delta, gemma2, llama4, ssm
+from mlx_lm.models import bailing_hybrid, bailing_moe_linear, base, gated_delta, gemma2, llama4, ssm
 from mlx_lm.models.cache import CacheList
 
 from reprise.engine.kv_cache.buffers import GroupedKVCache, RaggedChunkedKVCache
@@ -32,34 +32,55 @@ def _takes_cache(module: Module) -> bool:
     return "cache" in inspect.signature(type(module).__call__).parameters
 
 
+Replacement = tuple[Any, str, Callable[[Any], Any]]
+"""An owner, the name of its attribute, and a function that makes the new value from the old one."""
+
+
 @contextmanager
-def layers_by_group(groups: Groups, classes: set[Any]) -> Iterator[None]:
-    """Run attention layers of these classes group by group inside the block. For the thread that owns MLX."""
-    if groups.is_single:
-        yield
-        return
-    originals = {one: one.__call__ for one in classes}
+def _replacing(replacements: Sequence[Replacement]) -> Iterator[None]:
+    """Replace attributes inside the block. For the thread that owns MLX."""
+    originals = [getattr(owner, name) for owner, name, _ in replacements]
     try:
-        for one, attend in originals.items():
-            one.__call__ = _by_group(attend, groups)
+        for (owner, name, make), original in zip(replacements, originals, strict=True):
+            setattr(owner, name, make(original))
         yield
     finally:
-        for one, attend in originals.items():
-            one.__call__ = attend
+        for (owner, name, _), original in zip(replacements, originals, strict=True):
+            setattr(owner, name, original)
 
 
-def _by_group(attend: Callable[..., mx.array], groups: Groups) -> Callable[..., mx.array]:
+def by_group(groups: Groups, classes: set[Any] | None) -> AbstractContextManager[None]:
+    """Run attention group by group inside the block. classes: of whole attention layers to run so, if any."""
+    if classes is None:
+        attention = partial(_attention_by_group, groups)
+        return _replacing([
+            (mx.fast, "scaled_dot_product_attention", attention),
+            (base, "quantized_scaled_dot_product_attention", attention),
+        ])  # fmt: skip
+    return _replacing([(one, "__call__", partial(_layer_by_group, groups)) for one in classes])
+
+
+def _attention_by_group(groups: Groups, attention: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def attend(queries: mx.array, keys: Any, values: Any, *, mask: Any = None, **options: Any) -> mx.array:
+        if not isinstance(keys, PerGroup):
+            return attention(queries, keys, values, mask=mask, **options)
+        masks = mask.parts if isinstance(mask, PerGroup) else [mask] * len(groups)
+        given = zip(groups.split(queries), keys.parts, values.parts, masks, strict=True)
+        return groups.join([attention(q, k, v, mask=m, **options) for q, k, v, m in given])
+
+    return attend
+
+
+def _layer_by_group(groups: Groups, attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attend_groups(layer: Any, *args: Any, **options: Any) -> mx.array:
         if not any(_is_grouped(one) for one in (*args, *options.values())):
             return attend(layer, *args, **options)
         all_args = [_split(one, groups) for one in args]
         all_options = {name: _split(one, groups) for name, one in options.items()}
-        parts = [
-            attend(
-                layer, *(one[at] for one in all_args), **{name: one[at] for name, one in all_options.items()}
-            )
-            for at in range(len(groups))
-        ]
+        parts = []
+        for at in range(len(groups)):
+            own_options = {name: one[at] for name, one in all_options.items()}
+            parts.append(attend(layer, *(one[at] for one in all_args), **own_options))
         return groups.join(parts)
 
     return attend_groups
@@ -80,7 +101,7 @@ def _split(value: Any, groups: Groups) -> Sequence[Any]:
     if isinstance(value, CacheList):
         members = [_split(cache, groups) for cache in value.caches]
         return [CacheList(*caches) for caches in zip(*members, strict=True)]
-    if isinstance(value, mx.array) and value.ndim > 2 and len(value) == groups.num_rows:
+    if isinstance(value, mx.array) and value.ndim > 2 and len(value) == len(groups.shared.lengths):
         return groups.split(value)
     return [value] * len(groups)
 
@@ -244,7 +265,7 @@ class Tracer:
     @contextmanager
     def tracing(self) -> Iterator[None]:
         """Trace until the end of the block."""
-        replaced: list[tuple[Any, str, Any]] = [
+        replacements: list[Replacement] = [
             (gated_delta, "gated_delta_ops", self._delta),
             (gated_delta, "gated_delta_kernel", self._delta),
             (ssm, "ssm_attn", self._ssm),
@@ -252,14 +273,10 @@ class Tracer:
             (bailing_moe_linear, "recurrent_gla", partial(self._gated_linear, False)),
             (Conv1d, "__call__", self._convolution),
         ]
-        originals = [getattr(owner, name) for owner, name, _ in replaced]
         try:
-            for (owner, name, make), original in zip(replaced, originals, strict=True):
-                setattr(owner, name, make(original))
-            yield
+            with _replacing(replacements):
+                yield
         finally:
-            for (owner, name, _), original in zip(replaced, originals, strict=True):
-                setattr(owner, name, original)
             self.current = None
 
     def _convolution(self, original: Any) -> Any:

@@ -5,7 +5,9 @@ trimmed. A snapshot of it only needs references to its arrays, because MLX array
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import singledispatch
+from math import ceil
 from typing import Any
 
 import mlx.core as mx
@@ -95,6 +97,38 @@ def arrays_of(cache: Any) -> list[mx.array]:
     return [leaf for _, leaf in flat if isinstance(leaf, mx.array)]
 
 
+@dataclass
+class CacheBytes:
+    """Bytes of a row's caches, by the shapes of their arrays.
+
+    fixed_bytes: whatever the row's length. token_bytes: per token, in the layers that keep every token.
+    windows: tokens of each sliding window -> bytes per token. layer_bytes: per token, in the largest layer.
+    """
+
+    fixed_bytes: int = 0
+    token_bytes: int = 0
+    windows: dict[int, int] = field(default_factory=dict)
+    layer_bytes: int = 0
+
+
+def count_bytes(caches: Caches) -> CacheBytes:
+    """Count the bytes of caches that were used. Their arrays need not be computed."""
+    counted = CacheBytes()
+    for cache in leaves(caches):
+        num_bytes = sum(array.nbytes for array in arrays_of(cache))
+        keys = getattr(cache, "keys", None)
+        if keys is None:
+            counted.fixed_bytes += num_bytes
+            continue
+        each = ceil(num_bytes / (keys[0] if isinstance(keys, tuple | list) else keys).shape[-2])
+        counted.layer_bytes = max(counted.layer_bytes, each)
+        if window := getattr(cache, "window", None) or getattr(cache, "max_size", None):
+            counted.windows[window] = counted.windows.get(window, 0) + each
+        else:
+            counted.token_bytes += each
+    return counted
+
+
 def cache_arrays(caches: Sequence[object]) -> list[object]:
     """Return the arrays of all caches, for the caller to evaluate."""
     return [cache.state for cache in caches if not cache.empty()]  # type: ignore[attr-defined]
@@ -113,15 +147,6 @@ def keeps_all_tokens(cache: Any) -> bool:
 def can_trim(cache: Any) -> bool:
     """Return whether the tokens of a cache's last update can be trimmed off exactly."""
     return type(cache) in (KVCache, FittedQuantizedKVCache) or isinstance(cache, WindowKVCache)
-
-
-def check_length(row: int, length: int, min_length: int, held: int) -> None:
-    """Raise ValueError unless min_length <= length <= held, as rolling a row of held tokens back demands."""
-    if not min_length <= length <= held:
-        raise ValueError(
-            f"row {row} holds {held} tokens and can be rolled back to a length from {min_length} to {held}, "
-            f"not to {length}"
-        )
 
 
 class Snapshot:

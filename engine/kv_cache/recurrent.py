@@ -153,8 +153,7 @@ class StateHistory:
 
         The row then has less than length tokens if length is past the traced forward and the later kept ones.
         """
-        place = self._places[row]
-        assert place is not None
+        place = self._place(row)
         self._kept[row] = min(length - self._starts[place], self._widths[place] + len(self._later))
         return self._starts[place] + self._kept[row]
 

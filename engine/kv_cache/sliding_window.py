@@ -30,9 +30,9 @@ def first_needed(position: int, window: int) -> int:
 class WindowKVCache:
     """One row's keys and values in a layer where a token sees the last `window` tokens, itself included.
 
-    It replaces mlx-lm's RotatingKVCache and has the same protocol. A buffer of shape (1, heads, columns,
-    head_dim) holds the positions [_base, offset) in order. When the buffer is full, positions that no window
-    can reach any more are dropped from its front.
+    It replaces mlx-lm's RotatingKVCache and has as much of its protocol as models use. A buffer of shape
+    (1, heads, columns, head_dim) holds the positions [_base, offset) in order. When the buffer is full,
+    positions that no window can reach any more are dropped from its front.
 
     What a forward reads starts at a multiple of BLOCK_TOKENS and is masked down to each token's window. So a
     key always falls into the same lane of a vectorized sum, and rounding does not depend on how many tokens
@@ -120,14 +120,6 @@ class WindowKVCache:
         self.offset -= n
         return n
 
-    def is_trimmable(self) -> bool:
-        """Return True: the tokens of the last update can always be forgotten."""
-        return True
-
-    def size(self) -> int:
-        """Return the number of tokens that the next token attends to, itself included."""
-        return min(self.offset, self.window)
-
     def empty(self) -> bool:
         """Return whether the cache has never been used."""
         return self.keys is None
@@ -136,11 +128,6 @@ class WindowKVCache:
     def state(self) -> tuple[mx.array | None, mx.array | None]:
         """The keys and values; None before the first use."""
         return self.keys, self.values
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the keys and values."""
-        return sum(array.nbytes for array in self.state if array is not None)
 
     def _first_needed(self, position: int) -> int:
         return first_needed(position, self.window)

@@ -1,12 +1,8 @@
-"""Estimate each request's memory before admission, and again before every step.
+"""Decide by estimates what fits into memory: a request at admission, and again every step.
 
 A request is admitted if its prompt and a part of its answer fit, so running requests may outgrow memory
 together. Then the prefix cache shrinks first, and after it the youngest request is preempted. The oldest
 never is, and any sequence fits alone: MemoryBudget.max_tokens() limits the context to that.
-
-MLX dispatches operations ahead of the device and keeps what they used until they have run. It may use all
-memory that is left for that: before each step its own limit is set one operation below the end of memory.
-Above the limit MLX waits for the device before it dispatches the next operation.
 """
 
 import logging
@@ -26,7 +22,7 @@ from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import MemoryLimit
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.columns import GROWTH_TOKENS
-from reprise.engine.kv_cache.per_row import Caches, leaves
+from reprise.engine.kv_cache.per_row import leaves
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.kv_cache.recurrent import MAX_LATER_STATES
 from reprise.engine.kv_cache.rows import Rows, Sharing
@@ -41,9 +37,9 @@ from reprise.engine.memory.estimate import (
     guess,
     measure,
 )
-from reprise.engine.memory.prefill import count_fitting, divide_tokens
 from reprise.engine.model.device import usable_bytes, wire_weights
 from reprise.engine.model.loading import LoadedModel
+from reprise.engine.prefill_plan import RESERVED_CHUNK_TOKENS, count_fitting, find_fitting, limit_chunks
 from reprise.engine.speculative.draft_model.draft_prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
 from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
 from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
@@ -54,7 +50,7 @@ log = logging.getLogger("reprise.engine")
 
 
 class Holder(Protocol):
-    """A loaded model, as one that holds memory. shared: the memory of all models; None if it is alone."""
+    """A loaded model, as one that holds memory. shared: see MemoryBudget."""
 
     weight_bytes: int
     shared: "SharedMemory | None"
@@ -70,10 +66,8 @@ class Holder(Protocol):
 class SharedMemory:
     """Divides the machine's memory among models. Used by the engine's thread only.
 
-    limit_bytes: the memory for all models together.
-    unload: unloads an idle model; returns False if there is none. Its argument: the model that needs memory,
-        None for a model that is to be loaded.
-    loading_bytes: bytes reserved for the model that is being loaded.
+    limit_bytes: of all models together. loading_bytes: reserved for the model that is being loaded.
+    unload: unloads an idle model for the given one, None for one to be loaded; False if there is none.
     """
 
     def __init__(self, limit_bytes: int, unload: Callable[[Holder | None], bool]) -> None:
@@ -87,10 +81,9 @@ class SharedMemory:
         return self.loading_bytes + sum(one.held_bytes for one in self.holders if one is not holder)
 
     def make_room(self, num_bytes: int, holder: Holder | None = None) -> bool:
-        """Free memory of other models until num_bytes are left for the holder; return whether they are.
+        """Drop others' prefixes, then unload idle models, until num_bytes are left; return whether they are.
 
         num_bytes: those besides the holder's weights. holder: None for a model to be loaded.
-        Cached prefixes are dropped first, then idle models are unloaded.
         """
         own_bytes = holder.weight_bytes if holder else 0
         while (lacking := num_bytes + own_bytes + self.beside(holder) - self.limit_bytes) > 0:
@@ -103,9 +96,6 @@ class SharedMemory:
 ANSWER_TOKENS = GROWTH_TOKENS
 """Answer tokens for which a sequence must have room to be admitted."""
 
-CHUNK_STEP = 64
-"""Prompt tokens by which chunks are lengthened while there is memory for them."""
-
 COMPARED_TOKENS = 1024
 """Tokens at which the models' caches are compared, to divide the prefix cache's memory."""
 
@@ -117,10 +107,8 @@ class MemoryBudget:
     """Compares the memory that rows need with the memory there is. Lengths are in tokens.
 
     weight_bytes: memory for weights. room_bytes: memory for everything else, if no other model is loaded.
-    estimator: estimates how much rows need.
     largest_chunk_tokens: most prompt tokens fed at once. chunk_tokens: as many have their memory reserved.
-    sight: sees images, if the model does; their features may be kept. image_bytes: the most that an image
-        takes until it was fed.
+    sight: sees images, if the model does. image_bytes: the most that an image takes until it was fed.
     shared: the memory that other models share with this one; None if there are no others.
     used_bytes: estimate of the last step that make_room() was called for, without weights and prefixes.
     prefixes: what is kept for later prompts and gives up memory that rows need, the first one first.
@@ -135,9 +123,8 @@ class MemoryBudget:
         sight: Sight | None = None,
         image_bytes: int = 0,
     ) -> None:
-        self.weight_bytes = weight_bytes
+        self.weight_bytes, self.room_bytes = weight_bytes, room_bytes
         self.shared: SharedMemory | None = None
-        self.room_bytes = room_bytes
         self._reserved_bytes = 0
         self._reserved_for: ref[Sequence] | None = None
         self._estimator = estimator
@@ -152,7 +139,6 @@ class MemoryBudget:
         # Of the last estimate, if only rows ran: its room, and the lengths of rows up to which it holds.
         self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
         # The shortest length that may_begin() refused, and the sequences that decoded and prefilled then.
-        # Weak, so that none is kept after its end.
         self._refused_tokens = 0
         self._refused_beside: tuple[list[ref[Sequence]], list[ref[Sequence]]] = ([], [])
 
@@ -181,15 +167,12 @@ class MemoryBudget:
         return count_fitting(self.bytes_alone, limit, self.room_bytes)
 
     def bytes_alone(self, num_tokens: int) -> int:
-        """Return the bytes that a sequence of that length needs with no other sequence running."""
+        """Return the bytes that a sequence of that length needs alone."""
         alone = [Demand(num_tokens, vision_bytes=self._image_bytes)]
         return max(self._estimator.step(alone, []).total, self._estimator.step([], alone).total)
 
     def may_begin(
-        self,
-        sequence: Sequence,
-        members: SequenceOf[Sequence],
-        prefilling: SequenceOf[Sequence],
+        self, sequence: Sequence, members: SequenceOf[Sequence], prefilling: SequenceOf[Sequence]
     ) -> bool:
         """Whether a waiting sequence fits beside those that decode (members) and those that prefill."""
         # Alone it always fits, since the context is limited; without this it might wait forever.
@@ -227,22 +210,22 @@ class MemoryBudget:
             if all(one is s and len(s.tokens) <= limit for s, (one, limit) in pairs):
                 return True
         self._steady = 0, []
-        if self.shared and not self._reserve([*members, *prefilling]):
+        if not self._reserve([*members, *prefilling]):
             return False
         shared = rows[0] if isinstance(rows[0], BatchedRows) else None
-        has_windows = bool(self._estimator.models[0].footprint.windows)
-        own = [_windows_of(s.prefill.caches) if has_windows else [] for s in prefilling]
-        feed = partial(self._feed, members, prefilling, shared, own)
+        feed = partial(self._feed, members, prefilling, shared)
         estimate = feed(self.chunk_tokens)
         beside = sum(self._estimator.draft_prefill_bytes(len(s.tokens)) for s in draft_prefills)
         self._shrink_prefixes(self.left_bytes - estimate.total - beside)
         spare = self.left_bytes - estimate.total - beside - self._prefix_bytes
         if prefilling and spare > 0:
             # Of half at most: buffers may grow ahead of need into the rest.
-            larger = self._feed_more(feed, estimate.total + spare // 2)
+            most, max_bytes = self._largest_chunk_tokens, estimate.total + spare // 2
+            larger = feed(find_fitting(lambda num: feed(num).total, self.chunk_tokens, most, max_bytes))
             spare -= larger.total - estimate.total
             estimate = larger
-        # MLX waits for the device while there is no room for one more operation.
+        # MLX dispatches ahead of the device, into all memory that is left. Above this limit it waits for the
+        # device before each operation.
         mx.set_memory_limit(max(0, self.weight_bytes + self.room_bytes - estimate.operation))
         if spare < 0:
             return False
@@ -281,46 +264,31 @@ class MemoryBudget:
         self._reserved_bytes, self._reserved_for = needed, ref(oldest)
         return True
 
-    def _feed_more(self, feed: Callable[[int], Estimate], max_bytes: int) -> Estimate:
-        """Let the step feed as many tokens of prompts as fit into max_bytes; return its estimate."""
-        num_steps = -(-(self._largest_chunk_tokens - self.chunk_tokens) // CHUNK_STEP)
-
-        def feed_steps(steps: int) -> Estimate:
-            return feed(min(self.chunk_tokens + steps * CHUNK_STEP, self._largest_chunk_tokens))
-
-        if (largest := feed_steps(num_steps)).total <= max_bytes:
-            return largest
-        return feed_steps(count_fitting(lambda steps: feed_steps(steps).total, num_steps, max_bytes))
-
     def _feed(
         self,
         members: SequenceOf[Sequence],
         prefilling: SequenceOf[Sequence],
         rows: BatchedRows | None,
-        own: SequenceOf[SequenceOf[WindowKVCache]],
         num_tokens: int,
     ) -> Estimate:
         """Let the next step feed num_tokens of prompts; return its estimate.
 
-        rows: of the target model, if they share buffers. own: each prompt's own caches, one per window.
+        rows: of the target model, if they share buffers.
         """
-        complete, others, chunks = [], [], divide_tokens([s.num_to_prefill for s in prefilling], num_tokens)
-        widest = 0
-        for i, sequence in enumerate(prefilling):
-            prefill = sequence.prefill
-            if chunks[i] and prefill.looking:
-                # An image may have to be fed as a whole.
-                prefill.looking.look_at(start := prefill.num_computed)
-                chunks[i] = max(1, prefill.looking.end_of(start, start + chunks[i]) - start)
-            prefill.max_chunk_tokens = chunk = chunks[i]
-            widest = max(widest, chunk, prefill.widest_chunk)
-            windows = {one.window: one.columns_after(chunk) for one in own[i]}
+        limit_chunks(prefilling, num_tokens)
+        complete, others, widest, largest = [], [], 0, 0
+        for sequence in prefilling:
+            prefill, chunk = sequence.prefill, sequence.prefill.max_chunk_tokens
+            widest, largest = max(widest, chunk, prefill.widest_chunk), max(largest, chunk)
+            # The caches of all layers with the same window are alike.
+            own = {one.window: one for one in leaves(prefill.caches) if isinstance(one, WindowKVCache)}
+            windows = {window: one.columns_after(chunk) for window, one in own.items()}
             if chunk == sequence.num_to_prefill:
                 complete.append(self._demand(sequence, len(sequence.tokens), windows))
             else:
                 others.append(self._demand(sequence, prefill.num_computed + chunk, windows))
         decoding = [self._demand(s, len(s.tokens)) for s in members]
-        return self._estimator.step(decoding, complete, others, max(chunks, default=0), widest, rows)
+        return self._estimator.step(decoding, complete, others, largest, widest, rows)
 
     def may_copy(self, num_tokens: int, model: int = 0, num_copies: int = 1, num_held: int = 0) -> bool:
         """Drop cached prefixes until copies of a row's caches fit; return whether they do.
@@ -378,23 +346,10 @@ class MemoryBudget:
         return Demand(num_tokens, request.prompt_logprobs, windows or {}, vision_bytes)
 
 
-def _windows_of(caches: Caches) -> list[WindowKVCache]:
-    """Return a sequence's cache of each window; those of all layers are alike."""
-    by_window = {one.window: one for one in leaves(caches) if isinstance(one, WindowKVCache)}
-    return list(by_window.values())
-
-
 def _length_to_admit(sequence: Sequence) -> int:
     """Return a sequence's length with the part of its answer for which admission needs room."""
     left = sequence.request.max_tokens - sequence.num_answered
     return len(sequence.tokens) + min(left, ANSWER_TOKENS)
-
-
-RESERVED_CHUNK_TOKENS = 256
-"""Prompt tokens of a chunk for which memory is reserved. A step may feed more if there is memory left."""
-
-HELD_COPIES = 3
-"""Copies of what a layer of a head holds while it drafts: of the last token, of the next, and one in use."""
 
 
 def make_memory_budget(
@@ -407,8 +362,8 @@ def make_memory_budget(
     """Make the memory budget of measured models, and lower the target's context to what fits into memory.
 
     may_draft: whether there are verification steps with drafts.
-    Raises ModelError if the weights and one row do not fit, or a row of the context that settings ask for, or
-    if weights cannot be wired as settings ask.
+    Raises ModelError if the weights and one row of the context that settings ask for do not fit, or if
+    weights cannot be wired as settings ask.
     """
     given = settings.memory_bytes or usable_bytes()
     # MLX's own buffer cache counts too, and is freed first.
@@ -431,7 +386,8 @@ def make_memory_budget(
         weight_bytes += draft_model.loaded.info.weight_bytes
         models.append(_of_draft_model(draft_model))
     room_bytes, whole_tokens, image_bytes = given - weight_bytes, 0, 0
-    sight, vision = loaded.sight, loaded.info.vision
+    vision = loaded.info.vision
+    sight = loaded.sight if vision else None
     if sight and vision:
         whole_tokens = vision.max_tokens if sight.tower.sees_whole_image else 0
         most = min(vision.max_tokens, vision.part_tokens or vision.max_tokens)
@@ -439,8 +395,7 @@ def make_memory_budget(
     chunk_tokens = max(whole_tokens, min(RESERVED_CHUNK_TOKENS, settings.prefill_chunk_tokens))
     estimator = Estimator(models, loaded.info.vocab_size, chunk_tokens, width + STEADY_TOKENS, whole_tokens)
     largest = max(chunk_tokens, settings.prefill_chunk_tokens)
-    seeing = sight if vision else None
-    budget = MemoryBudget(weight_bytes, room_bytes, estimator, largest, seeing, image_bytes)
+    budget = MemoryBudget(weight_bytes, room_bytes, estimator, largest, sight, image_bytes)
     _limit_context(loaded, settings, budget)
     return budget
 
@@ -460,10 +415,10 @@ def find_footprint(loaded: LoadedModel, kv_bits: int | None, batched: bool) -> F
 def _with_head(target: ModelMemory, head: HeadDrafter) -> list[ModelMemory]:
     """Return the memory of the target, with the states that it keeps for a head, and of the head.
 
-    Both prompts and rows keep states, and so does a forward pass: apart, and joined. The head's own forward
-    pass takes no more than one of the whole target.
+    The head's own forward pass takes no more than one of the whole target.
     """
     footprint, state_bytes = target.footprint, head.state_bytes
+    # Prompts and rows keep states, and a forward pass has them twice: apart, and joined.
     kept = replace(
         footprint,
         token_bytes=footprint.token_bytes + state_bytes,
@@ -477,8 +432,9 @@ def _with_head(target: ModelMemory, head: HeadDrafter) -> list[ModelMemory]:
         tuple((each, window) for window, each in windows.items()),
         layer_bytes,
         kept.fed_bytes,
-        # A draft puts its own keys and values behind all that a layer holds, in a copy for each token.
-        footprint.seen_bytes + HELD_COPIES * layer_bytes / MAX_BACKLOG_TOKENS,
+        # A draft puts its own keys and values behind all that a layer holds, in a copy for each token: of the
+        # last, of the next, and one in use.
+        footprint.seen_bytes + 3 * layer_bytes / MAX_BACKLOG_TOKENS,
         footprint.logits_bytes,
     )
     return [replace(target, footprint=kept), ModelMemory(own, Sharing.BUFFERS, MAX_BACKLOG_TOKENS)]
@@ -498,31 +454,23 @@ def _of_draft_model(draft_model: DraftModel) -> ModelMemory:
     return replace(memory, width=width, ids_per_token=MAX_IDS_PER_TOKEN, spare_ids=SPARE_IDS)
 
 
-def _limit_context(loaded: LoadedModel, settings: Settings, memory_budget: MemoryBudget) -> None:
-    info, weight_bytes = loaded.info, memory_budget.weight_bytes
-    given = weight_bytes + memory_budget.room_bytes
-    max_tokens = memory_budget.max_tokens(info.context_tokens)
-    have = f"{_in_mib(given)} of memory (--memory-bytes), {_in_mib(weight_bytes)} of it for weights,"
+def _limit_context(loaded: LoadedModel, settings: Settings, budget: MemoryBudget) -> None:
+    info, longest = loaded.info, loaded.info.context_tokens
+    max_tokens, given = budget.max_tokens(longest), budget.weight_bytes + budget.room_bytes
+    have = f"{_in_mib(given)} of memory (--memory-bytes), {_in_mib(budget.weight_bytes)} of it for weights,"
     if max_tokens < 2:
-        raise ModelError(
-            f"{have} leave no room for a row of {info.name}: even a short one takes "
-            f"{_in_mib(memory_budget.bytes_alone(2))}"
-        )
-    if max_tokens == info.context_tokens:
+        least = _in_mib(budget.bytes_alone(2))
+        raise ModelError(f"{have} leave no room for a row of {info.name}: even a short one takes {least}")
+    if max_tokens == longest:
         return
+    needed = _in_mib(budget.bytes_alone(longest))
     if settings.max_context_tokens:
-        raise ModelError(
-            f"--max-context-tokens {info.context_tokens} takes "
-            f"{_in_mib(memory_budget.bytes_alone(info.context_tokens))}; "
-            f"{have} hold {max_tokens} tokens: lower it"
-        )
-    log.warning(
-        "%s hold a context of %d tokens; the model's own limit is %d, which take %s",
-        have, max_tokens, info.context_tokens, _in_mib(memory_budget.bytes_alone(info.context_tokens)),
-    )  # fmt: skip
-    first = memory_budget.bytes_alone(max_tokens)
-    second = memory_budget.bytes_alone(max_tokens + GROWTH_TOKENS)
-    limit = MemoryLimit(memory_budget.room_bytes, max_tokens, first, (second - first) / GROWTH_TOKENS)
+        message = f"--max-context-tokens {longest} takes {needed}; {have} hold {max_tokens} tokens: lower it"
+        raise ModelError(message)
+    message = "%s hold a context of %d tokens; the model's own limit is %d, which take %s"
+    log.warning(message, have, max_tokens, longest, needed)
+    first, second = budget.bytes_alone(max_tokens), budget.bytes_alone(max_tokens + GROWTH_TOKENS)
+    limit = MemoryLimit(budget.room_bytes, max_tokens, first, (second - first) / GROWTH_TOKENS)
     loaded.info = replace(info, context_tokens=max_tokens, memory_limit=limit)
 
 

@@ -4,10 +4,6 @@ A Footprint has the bytes per token and per row, and those of a forward pass. It
 guessed until there is time to measure. An Estimator sums the footprints of a step:
 
     estimate = what is kept + the growth of one layer + working memory
-
-MLX dispatches operations ahead of the device, and keeps what they used until they have run. How far it gets
-is a matter of timing. So forward passes are measured under a memory limit of 0, where MLX waits after nearly
-every operation and takes no more than they need. budget.py limits how far MLX may run ahead.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,9 +18,10 @@ from mlx.utils import tree_flatten
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.columns import GROWTH_TOKENS, max_slots, round_columns
 from reprise.engine.kv_cache.groups import count_cells
-from reprise.engine.kv_cache.per_row import Caches, arrays_of, is_recurrent, leaves, make_caches
+from reprise.engine.kv_cache.per_row import Caches, count_bytes, is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.rows import Sharing, evaluate, make_batched_rows
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
+from reprise.engine.prefill_plan import PROMPT_LOGPROBS_CHUNK
 from reprise.engine.sampling.logits import ALL_NEEDS, LIKELIHOOD_ARRAYS, sampling_bytes
 
 PROBE_TOKENS = 16
@@ -39,8 +36,8 @@ RECURRENT_TOKENS = 256
 MASK_BYTES = 2
 """Of a mask, per token fed and token in the caches. The probes need none, rows of different lengths do."""
 
-FLOAT_BYTES, HELD_COPIES = 4, 3
-"""Bytes of a number, and copies of what a layer computes that are held at a time, where that is guessed."""
+HELD_BYTES = 3 * 4
+"""Bytes of all copies of a number that a layer computes, where that is guessed."""
 
 HELD_EXPERTS, HELD_HEADS = 16, 128
 """Experts that compute a token, and heads of a layer, at most."""
@@ -83,24 +80,16 @@ class Footprint:
         return self.bytes_of(num_tokens, self.window_cells(num_tokens, chunk_tokens)) + self.fixed_bytes
 
     def bytes_of(self, num_cells: int, window_cells: Mapping[int, int]) -> int:
-        """Return the bytes of keys and values, by slots times columns of buffers.
-
-        num_cells: of those that keep all tokens. window_cells: of those of each window.
-        """
+        """Return the bytes of buffers by their cells: slots times columns. window_cells: of each window's."""
         windows = sum(each * window_cells[window] for each, window in self.windows)
         return self.token_bytes * num_cells + windows
 
     def window_cells(self, num_tokens: int, chunk_tokens: int, num_slots: int = 1) -> dict[int, int]:
         """Return the cells of the buffers of each window that num_slots rows share, see row_bytes()."""
-        windows = [window for _, window in self.windows]
-        return {each: num_slots * window_columns(num_tokens, each, chunk_tokens) for each in windows}
+        return {one: num_slots * window_columns(num_tokens, one, chunk_tokens) for _, one in self.windows}
 
     def growth_bytes(self, num_cells: int, window_cells: Mapping[int, int]) -> int:
-        """Return the bytes that growing buffers take beside the grown ones, while both exist.
-
-        Layers grow one after the other, and each has its old and its new buffer for a moment.
-        Arguments: see bytes_of().
-        """
+        """Return the bytes of a layer's old buffer, beside its grown one. Arguments: see bytes_of()."""
         cells = [*window_cells.values(), num_cells if self.token_bytes else 0]
         return self.layer_bytes * max(cells)
 
@@ -120,11 +109,11 @@ def measure(
 ) -> Footprint:
     """Measure a model's footprint: feed a few tokens, and look at the caches and at MLX's peak memory.
 
-    batched: whether rows share a forward pass. note: called after most forward passes with the tokens fed;
-        may raise.
+    batched: whether rows share a forward pass. note: called with the tokens fed after most passes; may raise.
     """
     caches = make_caches(model, kv_bits)
     trace_bytes = trace_token_bytes = 0
+    # So MLX waits after nearly every operation. Else it keeps what those used that have not run yet.
     usual = mx.set_memory_limit(0)
     try:
         short, short_logits = _probe(model, caches, note)
@@ -167,34 +156,19 @@ def guess(model: Any, kv_bits: int | None, vocab_size: int) -> Footprint:
     matrices = [array for _, array in flat if array.ndim > 1]
     outputs = sum(array.shape[-2] * (HELD_EXPERTS if array.ndim > 2 else 1) for array in matrices)
     heads = getattr(getattr(model, "args", None), "num_attention_heads", None) or HELD_HEADS
-    held = HELD_COPIES * FLOAT_BYTES
     return replace(
         kept,
-        fed_bytes=held * outputs // max(1, len(caches)) + kept.fixed_bytes,
-        seen_bytes=held * heads + MASK_BYTES,
-        logits_bytes=held * vocab_size,
+        fed_bytes=HELD_BYTES * outputs // max(1, len(caches)) + kept.fixed_bytes,
+        seen_bytes=HELD_BYTES * heads + MASK_BYTES,
+        logits_bytes=HELD_BYTES * vocab_size,
         trace_bytes=kept.fixed_bytes // 2,
     )
 
 
 def _count_kept(caches: Caches) -> Footprint:
-    """Return the bytes that caches keep, by the shapes of their arrays."""
-    fixed_bytes, token_bytes, layer_bytes = 0, 0, 0
-    windows: dict[int, int] = {}
-    for cache in leaves(caches):
-        num_bytes = sum(array.nbytes for array in arrays_of(cache))
-        keys = getattr(cache, "keys", None)
-        if keys is None:
-            fixed_bytes += 2 * num_bytes
-            continue
-        each = ceil(num_bytes / (keys[0] if isinstance(keys, tuple | list) else keys).shape[-2])
-        layer_bytes = max(layer_bytes, each)
-        if window := getattr(cache, "window", None) or getattr(cache, "max_size", None):
-            windows[window] = windows.get(window, 0) + each
-        else:
-            token_bytes += each
-    of_windows = tuple((each, window) for window, each in windows.items())
-    return Footprint(fixed_bytes, token_bytes, of_windows, layer_bytes)
+    kept = count_bytes(caches)
+    windows = tuple((each, window) for window, each in kept.windows.items())
+    return Footprint(2 * kept.fixed_bytes, kept.token_bytes, windows, kept.layer_bytes)
 
 
 def _trace_bytes(model: Any, kv_bits: int | None) -> tuple[int, int]:
@@ -232,10 +206,7 @@ def _probe(model: Any, caches: Caches, note: Callable[[int], None]) -> tuple[int
 
 
 def _forward_bytes(model: Any, caches: Caches, num_tokens: int, with_logits: bool = False) -> int:
-    """Return the peak bytes of a forward pass, besides what the caches keep.
-
-    with_logits: whether the logits of every position are computed, as in a verification step.
-    """
+    """Return the peak bytes of a forward pass, besides what the caches keep. with_logits: of all tokens."""
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     logits = model(mx.ones((1, num_tokens), mx.int32), cache=caches)
@@ -260,16 +231,9 @@ def _lengthen(cache: Any, num_tokens: int) -> None:
     mx.eval(cache.update_and_fetch(*(mx.zeros(shape, dtype) for shape, dtype in like)))
 
 
-PENALTY_BYTES = 16
-BIAS_BYTES = 8
-"""Bytes of a row's penalties and of its biases per token of the vocabulary. Penalties have two arrays, both
-twice while they change; a row may have another bias for its first tokens. Every row counts as having both,
-and as sampled in the way that takes most: beside caches this is little."""
-
-PROMPT_LOGPROBS_CHUNK = 128
-"""Maximum prompt tokens in one chunk whose log probabilities are wanted: each needs logits of its own.
-
-An image that is fed as a whole may be longer."""
+ROW_SAMPLING_BYTES = 16 + 8
+"""Bytes of a row's penalties and biases per token of the vocabulary. Penalties have two arrays, both twice
+while they change; a row may have another bias for its first tokens. Every row counts as having both."""
 
 STEADY_TOKENS = 32
 """Tokens by which rows may lengthen, while none joins or leaves, before a step is estimated again."""
@@ -300,11 +264,11 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One sequence's demand for memory.
+    """What one sequence of num_tokens demands of memory.
 
-    num_tokens: the sequence's length. prompt_logprobs: whether log probabilities of its prompt are wanted.
-    windows: window -> columns of its own buffers of that window after the step, if they are known.
-    vision_bytes: memory that its images take until they have been fed.
+    prompt_logprobs: whether log probabilities of its prompt are wanted.
+    windows: window -> columns of its own buffers after the step, if they are known.
+    vision_bytes: what its images take until they have been fed.
     """
 
     num_tokens: int
@@ -321,6 +285,7 @@ class Estimate:
     operation: int = 0
 
 
+@dataclass(frozen=True, slots=True)
 class Estimator:
     """Estimates steps of models, as upper bounds. Lengths are in tokens of the target model.
 
@@ -330,18 +295,11 @@ class Estimator:
     whole_tokens: the most tokens of an image, which have to be fed at once; 0 without images.
     """
 
-    def __init__(
-        self,
-        models: SequenceOf[ModelMemory],
-        vocab_size: int,
-        chunk_tokens: int,
-        ahead_tokens: int,
-        whole_tokens: int = 0,
-    ) -> None:
-        self.models = models
-        self.chunk_tokens = chunk_tokens
-        self._vocab_size, self._ahead_tokens = vocab_size, ahead_tokens
-        self._logprobs_tokens = max(PROMPT_LOGPROBS_CHUNK, whole_tokens)
+    models: SequenceOf[ModelMemory]
+    vocab_size: int
+    chunk_tokens: int
+    ahead_tokens: int
+    whole_tokens: int = 0
 
     def step(
         self,
@@ -356,36 +314,37 @@ class Estimator:
 
         rows: those that decode. complete: prompts that the step completes, so that they join the rows.
         others: all other prompts, with as many tokens as their own caches hold after the step.
-        chunk_tokens: maximum tokens of a chunk in this step. widest_chunk: maximum tokens of all chunks so
-            far; buffers of sliding windows have room for it. Both are self.chunk_tokens unless given.
+        chunk_tokens: maximum tokens of a chunk in this step. widest_chunk: of all chunks so far, for which
+            buffers of sliding windows have room. Both are self.chunk_tokens unless given.
         members: the target's rows as they are now, if they share buffers and this is their next step.
         """
         if not (rows or complete or others):
             return Estimate()
         prompts = [*complete, *others]
-        kept = (len(rows) + len(prompts)) * self._vocab_size * (PENALTY_BYTES + BIAS_BYTES)
+        kept = (len(rows) + len(prompts)) * self.vocab_size * ROW_SAMPLING_BYTES
         kept += sum(one.vision_bytes for one in prompts)
-        logprobs_tokens = self._logprobs_tokens if any(one.prompt_logprobs for one in prompts) else 0
+        logprobs_tokens = 0
+        if any(one.prompt_logprobs for one in prompts):
+            logprobs_tokens = max(PROMPT_LOGPROBS_CHUNK, self.whole_tokens)
+        chunk = self.chunk_tokens if chunk_tokens is None else chunk_tokens
         widest = self.chunk_tokens if widest_chunk is None else widest_chunk
         growth = forward = logits = 0
         for model in self.models:
             if model is self.models[0]:
                 held, growing = self._caches(model, rows, complete, others, widest, members)
-                fed, chunk = prompts, self.chunk_tokens if chunk_tokens is None else chunk_tokens
+                passes = self._forward_bytes(model, rows, prompts, chunk)
             else:
-                # The others' draft prefill has not begun; what it takes is counted by draft_prefill_bytes().
+                # Draft prefill takes the text of rows. The others' has not begun: see draft_prefill_bytes().
                 held, growing = self._caches(model, rows, complete, (), widest, None)
-                # Draft prefill takes the text of rows.
-                fed, chunk = [*rows, *complete], self.chunk_tokens
-            kept, growth = kept + held, max(growth, growing)
-            forward = max(forward, self._forward_bytes(model, rows, fed, chunk))
+                passes = self._forward_bytes(model, rows, [*rows, *complete], self.chunk_tokens)
+            kept, growth, forward = kept + held, max(growth, growing), max(forward, passes)
             # Rows that have a forward each have their logits padded, and then joined.
             num_copies = 1 if model.sharing or len(rows) == 1 else 3
             num_positions = max(num_copies * len(rows) * model.width, logprobs_tokens)
             logits = max(logits, num_positions * model.footprint.logits_bytes)
         num_arrays = max(ALL_NEEDS.num_arrays if rows else 0.0, LIKELIHOOD_ARRAYS)
         num_draws = max(len(rows) * self.models[0].width, logprobs_tokens)
-        for_sampling = sampling_bytes(num_draws, num_arrays, self._vocab_size)
+        for_sampling = sampling_bytes(num_draws, num_arrays, self.vocab_size)
         looking = max((one.vision_bytes for one in prompts), default=0)
         # No operation of sampling takes more than half of what a portion does; half of a growth is its keys.
         operation = max(forward, for_sampling // 2, growth // 2, looking)
@@ -400,15 +359,12 @@ class Estimator:
         widest_chunk: int,
         members: BatchedRows | None,
     ) -> tuple[int, int]:
-        """Return the bytes of a model's caches, and what a growing layer takes for a moment.
-
-        Prompts grow one after another. Arguments: see step().
-        """
+        """Return the bytes of a model's caches, and what a growing layer takes. Arguments: see step()."""
         footprint, joined = model.footprint, [*rows, *complete]
         kept = len(rows) * (footprint.trace_bytes + model.width * footprint.trace_token_bytes)
         growing = [0]
         for one in others if model.sharing else [*joined, *others]:
-            columns = self.prompt_columns(model, one.num_tokens)
+            columns = self._prompt_columns(model, one.num_tokens)
             windows = footprint.window_cells(columns, widest_chunk) | one.windows
             kept += footprint.bytes_of(columns, windows) + footprint.fixed_bytes
             growing.append(footprint.growth_bytes(columns, windows))
@@ -416,7 +372,7 @@ class Estimator:
             return kept, sum(growing)
         if not joined:
             return kept, max(growing)
-        longest = model.num_ids(max(_lengths(joined))) + self._ahead_tokens + SLACK_TOKENS
+        longest = model.num_ids(max(_lengths(joined))) + self.ahead_tokens + SLACK_TOKENS
 
         def shared_windows(joining: SequenceOf[Demand]) -> dict[int, int]:
             """Return the cells of the windows that rows share, once these prompts joined them."""
@@ -427,7 +383,7 @@ class Estimator:
 
         # Prompts join one by one, and until then each has buffers of its own. Of those that have not yet, the
         # rows' buffers later take at least what each has now, but for what is to spare in its own.
-        own = sum(self.prompt_columns(model, one.num_tokens) for one in complete)
+        own = sum(self._prompt_columns(model, one.num_tokens) for one in complete)
         later = GROWTH_TOKENS * max(0, len(complete) - 1)
         cells = max(
             self.num_cells(model, _lengths(rows)) + own, self.num_cells(model, _lengths(joined)) + later
@@ -446,27 +402,26 @@ class Estimator:
         num_fed, num_seen = min(chunk_tokens, longest), model.width * self.num_cells(model, _lengths(rows))
         return max(
             model.footprint.forward_bytes(len(rows) * model.width, num_seen),
-            model.footprint.forward_bytes(num_fed, num_fed * (longest + self._ahead_tokens)),
+            model.footprint.forward_bytes(num_fed, num_fed * (longest + self.ahead_tokens)),
         )
 
     def num_cells(self, model: ModelMemory, rows: SequenceOf[int]) -> int:
         """Return the most cells, slots times columns, that rows of these lengths take in shared buffers."""
-        longest = [model.num_ids(length) + self._ahead_tokens for length in rows]
+        longest = [model.num_ids(length) + self.ahead_tokens for length in rows]
         columns = [round_columns(most) if model.sharing else most + GROWTH_TOKENS for most in longest]
         # How many ids a text has less than it may have is not known if it is translated.
         shortest = [length - 1 if model.ids_per_token == 1 else 0 for length in rows]
         return count_cells(list(zip(shortest, longest, strict=True)), columns, model.sharing.first_limit)
 
-    def prompt_columns(self, model: ModelMemory, length: int) -> int:
-        """Return the most columns of buffers that belong to one sequence of this length."""
+    def _prompt_columns(self, model: ModelMemory, length: int) -> int:
         # A buffer fed in odd chunks may end up to one growth step beyond what it has to hold.
-        return model.num_ids(length) + self._ahead_tokens + GROWTH_TOKENS
+        return model.num_ids(length) + self.ahead_tokens + GROWTH_TOKENS
 
     def draft_prefill_bytes(self, num_tokens: int) -> int:
         """Return the bytes of the caches of a text's draft prefill, until they are a row's."""
         draft = self.models[-1]
         # Rows that do not share buffers are counted as if they held the text already.
-        columns = self.prompt_columns(draft, num_tokens)
+        columns = self._prompt_columns(draft, num_tokens)
         return draft.footprint.row_bytes(columns, self.chunk_tokens) if draft.sharing else 0
 
 

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.memory.budget import MemoryBudget
-from reprise.engine.scheduler.request_queue import num_shared
+from reprise.engine.scheduler.prefixes import num_shared
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes, TextPrefill
 from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
 from reprise.engine.speculative.planning.planner import Planner
@@ -249,12 +249,9 @@ class DraftPrefiller:
             for of, other in others
         )
 
-    def _pace_of(self, prefill: TextPrefill) -> Pace:
-        return self._pace if prefill.has_begun else self._lookup_pace
-
     def _slice_s(self, sequence: Sequence, prefill: TextPrefill) -> float:
-        """Return the expected seconds of the next slice of a sequence's text."""
-        return self._pace_of(prefill).slice_s(prefill.count_left(len(sequence.tokens)))
+        pace = self._pace if prefill.has_begun else self._lookup_pace
+        return pace.slice_s(prefill.count_left(len(sequence.tokens)))
 
     def _is_payable(self, sequence: Sequence, prefill: TextPrefill, plain_s: float) -> bool:
         """Whether the sequence's budget can pay for the rest of its draft prefill before its answer ends."""

@@ -1,203 +1,208 @@
-"""The sequences that wait for a row, and the order in which they are admitted."""
+"""The sequences that wait for a row, those whose prompts are being computed, and when each goes on.
 
-import logging
+Waiting sequences are admitted to prefill, where their prompts are fed in chunks; then they join the rows.
+"""
+
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from collections.abc import Sequence as SequenceOf
 from functools import partial
+from typing import Any
+
+import mlx.core as mx
 
 from reprise.config.settings import Settings
-from reprise.engine.batch.sequence import Sequence
-from reprise.engine.interface.events import Failed
+from reprise.engine.batch.batch import Device
+from reprise.engine.batch.sequence import Sequence, StepError
 from reprise.engine.interface.spans import span
-from reprise.engine.kv_cache.buffers import KVSlice, cut_slice, rebuild, start_copies
-from reprise.engine.kv_cache.per_row import Caches
-from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, before_other_picture
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, count_shared
+from reprise.engine.kv_cache.per_row import cache_arrays
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.memory.budget import MemoryBudget
-from reprise.engine.scheduler.kept_prefixes import MIN_SHARED_TOKENS, Checkpoints, KeptPrefixes
-from reprise.engine.scheduler.prefiller import Prefiller
-from reprise.engine.vision.keys import whole_images, without_cut_images
+from reprise.engine.prefill_plan import PROMPT_LOGPROBS_CHUNK, PrefillCosts, PrefillPlanner
+from reprise.engine.sampling.logits import Likelihoods
+from reprise.engine.scheduler.prefixes import Checkpoints, Prefixes
+from reprise.engine.speculative.heads.head import Taps
+from reprise.engine.vision.image_features import Looking, Sight
 
-log = logging.getLogger("reprise.engine")
-
-MIN_LOADED_TOKENS = 128
-"""Prefixes that save fewer tokens are not read from files: computing them is as fast."""
+SNAP_SHARE = 0.75
+"""A chunk ends where state is to be kept rather than is cut there, if that is past this share of it."""
 
 
-class PrefixLookup:
-    """Finds prefixes for waiting sequences. Used by the engine's thread only.
+class Prefiller:
+    """Feeds chunks of prompts to the target model.
 
-    kept: the kept prefixes. checkpoints: chooses the lengths at which to keep state of new prompts.
+    prefilling: the sequences whose prompts are being computed, in the order of their admission.
+    checkpoints: chooses the lengths at which state is kept. device: computes the chunks, as it does steps.
+    planner: decides how many tokens of each prompt a step feeds.
+    num_done: chunks, and slices of the tower's work, that are computed; any thread may read it.
     """
 
-    def __init__(self, kept: KeptPrefixes, checkpoints: Checkpoints) -> None:
-        self.kept, self.checkpoints = kept, checkpoints
+    def __init__(
+        self,
+        model: Any,
+        settings: Settings,
+        prefixes: Prefixes,
+        checkpoints: Checkpoints,
+        device: Device,
+        taps: Taps | None = None,
+    ) -> None:
+        """taps: what a head of the target reads, if there is one."""
+        self.prefilling: list[Sequence] = []
+        self._taps = taps
+        self.sight: Sight | None = None
+        self.num_done = 0
+        self._model = model
+        self._prefixes, self.checkpoints = prefixes, checkpoints
+        self.device = device
+        self.planner = PrefillPlanner(settings.max_stall_ms, device)
 
-    def is_loading(self, sequence: Sequence, may_wait: bool) -> bool:
-        """Look for a prefix of the prompt in files, once; return whether those are still being read.
+    def begin(self, sequence: Sequence) -> None:
+        """Prefill a sequence that was just admitted."""
+        self.prefilling.append(sequence)
+        if sequence.request.images and self.sight:
+            sequence.prefill.looking = Looking(self.sight, sequence.request.images)
+        self.checkpoints.plan(sequence, self.planner.max_cuts(sequence))
+        sequence.report_progress(sequence.prefill.num_computed)
+        if sequence.needs_prompt_logprobs:
+            # The first token follows none, so no chunk measures it.
+            sequence.emit_prompt_logprobs(0, [None])
 
-        A prefix that has been read is put into the prefix cache.
+    def run(self, num_rows: int, join: Callable[[Sequence], None]) -> bool:
+        """Wait for the chunks in flight, then feed the next ones; return whether any was fed.
 
-        may_wait: wait for the files instead of returning True, as no other sequence needs the thread.
+        num_rows: rows that decode, and wait while prompts are computed.
+        join: called with each sequence whose prompt is complete.
+        Raises StepError if a step or a chunk of a sequence that has joined fails.
         """
-        if self.kept.store is None or self.kept.cache is None or sequence.request.prompt_logprobs:
+        # With one chunk in flight per prompt, a cancelled prompt stops within a chunk.
+        self.device.settle()
+        self.finish_keeping()
+        if not self.prefilling:
             return False
-        if not sequence.prefix.is_disk_searched:
-            sequence.prefix.is_disk_searched = True
-            key = _whole(sequence, self.kept.store.match)
-            if self.kept.store.match(key) >= self.kept.cache.match_usable(key) + MIN_LOADED_TOKENS:
-                sequence.prefix.loading = self.kept.store.start_load(key)
-        if (loading := sequence.prefix.loading) is None:
-            return False
-        if not may_wait and (not loading.future.done() or self.kept.store.advance_load(loading)):
-            return True
-        sequence.prefix.loading = None
-        # What was read, and the part of it that is not in memory yet.
-        if not self.kept.memory_budget.may_copy(loading.ends[-1], num_copies=2):
-            return False
-        if (taken := self.kept.store.finish_load(loading)) is not None:
-            self.kept.cache.put(sequence.text_key(loading.ends[-1]), *taken)
-        return False
+        chunks = self.planner.plan(self.prefilling, num_rows)
+        for sequence, chunk in zip(list(self.prefilling), chunks, strict=True):
+            if sequence.ended:
+                continue
+            try:
+                if chunk and (looking := sequence.prefill.looking) and looking.num_left:
+                    self._look(sequence, looking, chunk, num_rows)
+                elif chunk:
+                    self._feed(sequence, chunk, self.planner.costs_of(sequence, num_rows))
+                if sequence.num_to_prefill == 0 and not sequence.needs_prompt_logprobs:
+                    self._complete(sequence, join)
+            except StepError:
+                raise
+            except Exception as fault:
+                sequence.fail_with(fault)
+        return any(chunks)
 
-    def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
-        """Whether a waiting sequence should wait until another one has prefilled a prefix that both share."""
-        if sequence.request.prompt_logprobs or (self.kept.cache is None and not self.kept.can_share):
-            return False
-        if sequence.prefix.awaited and sequence.prefix.awaited[0] not in prefilling:
-            # It has joined the rows, or it was cancelled or preempted, perhaps before it got so far.
-            sequence.prefix.awaited, sequence.prefix.compared = None, ()
-        # Compared only when the set of prefilling sequences changed, as this is called at every step.
-        if sequence.prefix.awaited is None and sequence.prefix.compared != prefilling:
-            sequence.prefix.compared = list(prefilling)
-            sequence.prefix.awaited = self._choose_awaited(sequence, prefilling)
-            if sequence.prefix.awaited and self.kept.needs_state:
-                sequence.prefix.awaited = self._keep_shared(*sequence.prefix.awaited)
-        if sequence.prefix.awaited is None:
-            return False
-        other, shared = sequence.prefix.awaited
-        return other in prefilling and not other.ended and other.prefill.num_computed < shared
+    def _complete(self, sequence: Sequence, join: Callable[[Sequence], None]) -> None:
+        """Let a sequence join the rows, as its prompt is complete."""
+        if self.checkpoints.wants_end(sequence):
+            self._prefixes.start_keeping(sequence, sequence.prefill.num_computed)
+        join(sequence)
+        # Only now: if the engine dies meanwhile, the sequence must still be found.
+        self.prefilling.remove(sequence)
 
-    def _keep_shared(self, other: Sequence, shared: int) -> tuple[Sequence, int]:
-        """Let a prefilling sequence keep what another shares with it; return it, and how much it keeps."""
-        head = other.request.head_tokens
-        if (
-            head in other.prefill.keep_at
-            and other.prefill.num_computed < head <= shared < head + MIN_SHARED_TOKENS
-        ):
-            return other, head
-        other.prefill.keep_at.add(shared)
-        return other, shared
+    def _look(self, sequence: Sequence, looking: Looking, num_units: int, num_rows: int) -> None:
+        """Let the tower do the next units of its work on the image that a prompt has come to."""
+        drafts = sequence.drafts
 
-    def _choose_awaited(
-        self, sequence: Sequence, prefilling: SequenceOf[Sequence]
-    ) -> tuple[Sequence, int] | None:
-        """Return the prefilling sequence to wait for, and the number of leading tokens that both share."""
-        search = sequence.prefix
-        # No tokens are committed to a sequence that waits or prefills, so these counts stay true.
-        known, search.num_shared = search.num_shared, {}
-        candidates = []
-        for other in prefilling:
-            key = other, len(other.tokens)
-            shared = known.get(key)
-            search.num_shared[key] = shared = num_shared(sequence, other) if shared is None else shared
-            if other.prefill.num_computed < shared:
-                candidates.append((other, shared))
-        num_evictions = self.kept.cache.num_evictions if self.kept.cache else 0
-        num_held, at_evictions = search.num_held
-        at_least = num_held if at_evictions == num_evictions else 0
-        if all(shared < at_least + MIN_SHARED_TOKENS for _, shared in candidates):
-            return None
-        held = self._count_kept(sequence)
-        search.num_held = held, num_evictions
-        awaited = None
-        for other, shared in candidates:
-            if shared >= held + MIN_SHARED_TOKENS:
-                held, awaited = shared, (other, shared)
-        return awaited
+        def done(kind: str, units: int, seconds: float | None) -> None:
+            self.num_done += 1
+            self.planner.tower_costs[num_rows > 0, kind].observe(units, 0, seconds)
+            if drafts and seconds:
+                drafts.slowdown_budget.prefill_s += seconds
 
-    def find(
-        self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
-    ) -> tuple[Caches, int]:
-        """Return caches that hold the longest known prefix of a sequence's tokens, and the prefix's length.
+        least = 1
+        # A slice does at least a row, whatever that takes: after the first one none that is not planned.
+        while num_units >= least and looking.stages_left and not sequence.ended:
+            kind, num_done, arrays = looking.advance(num_units)
+            # A slice that ends within a unit counts as one.
+            units = max(1, num_done)
+            fail = partial(self._fail, sequence)
+            self.device.dispatch(arrays, partial(done, kind, units), fail)
+            num_units -= units
+            least = max(1, looking.least_units)
 
-        The last token is never part of the prefix, since its logits have to be computed.
-        members, rows: the sequences that decode, and their rows.
-        """
-        if sequence.request.prompt_logprobs:
-            # The logits of the whole prompt are needed.
-            return self.kept.make_caches(), 0
-        try:
-            return self._find(sequence, members, rows, prefilling)
-        # The prompt can be computed in full instead.
-        except Exception:
-            log.warning(
-                "request %s computes its whole prompt: the prefix lookup failed",
-                sequence.request.id,
-                exc_info=True,
-            )
-            return self.kept.make_caches(), 0
+    def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts) -> None:
+        """Feed the next tokens of a prompt, in parts if state is to be kept of a length between them."""
+        prefill = sequence.prefill
+        if sequence.needs_prompt_logprobs:
+            chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
+        end = min(prefill.num_computed + chunk, len(sequence.tokens) - 1)
+        if prefill.looking:
+            end = prefill.looking.end_of(prefill.num_computed, end)
+        within = (length for length in prefill.kept_lengths if prefill.num_computed < length < end)
+        cuts = [] if self._prefixes.can_look_back else sorted(within)
+        if cuts and end < len(sequence.tokens) - 1 and cuts[-1] >= end - (1 - SNAP_SHARE) * chunk:
+            end = cuts.pop()
+        for stop in (*cuts, end):
+            if stop > prefill.num_computed and not sequence.ended:
+                self._feed_part(sequence, stop, costs)
 
-    def _find(
-        self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
-    ) -> tuple[Caches, int]:
-        cache, make_caches = self.kept.cache, self.kept.make_caches
-        num_held = self._count_kept(sequence)
-        shared, kv_slice = 0, None
-        if self.kept.can_share:
-            shared, kv_slice = self._borrow(sequence, members, rows, prefilling)
-        if kv_slice is not None and shared > num_held:
-            return rebuild(make_caches(), [kv_slice], [], shared), shared
-        found = cache.find(_whole(sequence, cache.match_usable)) if cache else None
-        caches, length = found or (make_caches(), 0)
-        if cache and self.kept.needs_state:
-            self.checkpoints.choose(sequence, num_held, length)
-        return caches, length
+    def _feed_part(self, sequence: Sequence, stop: int, costs: PrefillCosts) -> None:
+        """Feed the tokens of a prompt up to a length, then keep the state of the lengths that are wanted."""
+        prefill = sequence.prefill
+        num_before = prefill.num_computed
+        logits, states = self._forward(sequence, stop)
+        measured = _likelihoods(sequence, logits[0]) if sequence.needs_prompt_logprobs else None
+        arrays = [*cache_arrays(prefill.caches), *states, *(measured.arrays if measured else ())]
+        # Not `prefill`: it would keep the caches from the rows that take them over.
+        num_fed, drafts = stop - num_before, sequence.drafts
 
-    def _count_kept(self, sequence: Sequence) -> int:
-        """Count the leading tokens that the prefix cache holds, of images all or none."""
-        held = self.kept.cache.match(_key(sequence)) if self.kept.cache else 0
-        return whole_images(sequence.request.images, held)
+        def done(seconds: float | None) -> None:
+            self.num_done += 1
+            costs.observe(num_fed, num_before, seconds)
+            if drafts and seconds:
+                drafts.slowdown_budget.prefill_s += seconds
+            if measured and not sequence.ended:
+                with span("prefill"):
+                    sequence.emit_prompt_logprobs(num_before + 1, measured.fetch())
+            sequence.report_progress(num_before + num_fed)
 
-    def _borrow(
-        self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
-    ) -> tuple[int, KVSlice | None]:
-        """Return the longest prefix that a row or a prefilling prompt holds: its length and its KV slice."""
-        holders: list[tuple[Sequence, int, CutSlice]] = [
-            (m, rows.lengths[row], partial(rows.kv_slice, row)) for row, m in enumerate(members)
-        ]
-        holders += [(p, p.prefill.num_computed, partial(cut_slice, p.prefill.caches)) for p in prefilling]
-        best, cut_best = 0, None
-        for holder, held, cut in holders:
-            shared = whole_images(sequence.request.images, min(num_shared(sequence, holder), held))
-            if shared > best:
-                best, cut_best = shared, cut
-        if cut_best is None:
-            return 0, None
-        kv_slice = cut_best(0, best)
-        # Copied now: until then the rows' next forward could not write to their buffers in place.
-        start_copies(kv_slice)
-        return best, kv_slice
+        self.device.dispatch(arrays, done, lambda fault: self._fail(sequence, fault))
+        prefill.num_computed = stop
+        prefill.widest_chunk = max(prefill.widest_chunk, num_fed)
+        for length in sorted(prefill.kept_lengths):
+            if num_before < length <= stop and not sequence.ended:
+                self._prefixes.start_keeping(sequence, length)
+
+    def finish_keeping(self) -> None:
+        """Put the state that chunks have passed into the prefix cache, once they are computed."""
+        if self._prefixes.copies:
+            self.device.settle()
+            self._prefixes.finish_keeping()
+
+    def _forward(self, sequence: Sequence, stop: int) -> tuple[mx.array, list[mx.array]]:
+        """Feed the tokens up to a length; return their logits, and their states if a head is to read them."""
+        caches, start = sequence.prefill.caches, sequence.prefill.num_computed
+        if looking := sequence.prefill.looking:
+            return looking.feed(sequence.tokens, start, stop, caches), []
+        tokens = mx.array(sequence.tokens[start:stop])[None]
+        if self._taps is None or not (sequence.drafts and sequence.drafts.uses_model):
+            return self._model(tokens, cache=caches), []
+        with self._taps.tapping() as tapped:
+            logits = self._model(tokens, cache=caches)
+        states = [each[0] for each in tapped.states()]
+        for each in states:
+            sequence.prefill.states.add(each)
+        return logits, states
+
+    def _fail(self, sequence: Sequence, fault: Exception) -> None:
+        """Handle a chunk whose computation failed. Raises StepError if its sequence has joined the rows."""
+        self._prefixes.drop_copies()
+        if sequence in self.prefilling:
+            sequence.fail_with(fault)
+        elif not sequence.ended:
+            raise StepError([sequence], fault) from fault
 
 
-def num_shared(sequence: Sequence, other: Sequence) -> int:
-    """Count the leading tokens that a sequence shares with another, without the sequence's last token."""
-    shared = count_shared(sequence.keys, sequence.hashes, other.keys, other.hashes)
-    shared = before_other_picture(shared, sequence.pictures, other.pictures)
-    return whole_images(sequence.request.images, min(shared, len(sequence.tokens) - 1))
-
-
-def _key(sequence: Sequence) -> TextKey:
-    """Return the key of a waiting sequence's text, made once."""
-    if sequence.prefix.key is None:
-        sequence.prefix.key = sequence.text_key()
-    return sequence.prefix.key
-
-
-def _whole(sequence: Sequence, match: Callable[[TextKey], int]) -> TextKey:
-    """Return the key of a waiting sequence's text, up to where match() counts no image in part."""
-    return without_cut_images(sequence.request.images, _key(sequence), match)
+def _likelihoods(sequence: Sequence, logits: mx.array) -> Likelihoods:
+    """Return the likelihoods of the tokens that follow those of a chunk. logits: (chunk, vocabulary)."""
+    start = sequence.prefill.num_computed + 1
+    following = sequence.tokens[start : start + logits.shape[0]]
+    wanted = [sequence.request.top_logprobs or 0] * len(following)
+    return Likelihoods(logits, mx.array(following), wanted)
 
 
 MAX_OVERTAKEN = 16
@@ -218,25 +223,20 @@ class RequestQueue:
         self,
         settings: Settings,
         memory_budget: MemoryBudget,
-        prefix_lookup: PrefixLookup,
+        prefixes: Prefixes,
         prefiller: Prefiller,
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self.only: Collection[Sequence] | None = None
         self.memory_budget = memory_budget
-        self.prefix_lookup = prefix_lookup
+        self.prefixes = prefixes
         self.prefiller = prefiller
         self._settings = settings
 
-    def end_waiting(self, failed: Failed) -> None:
-        """End all sequences that wait for a row."""
-        for sequence in self.waiting:
-            sequence.fail(failed)
-
     def drop_ended(self) -> None:
         """Forget sequences that ended while they waited or prefilled."""
-        self.prefiller.drop_ended()
-        if self.waiting and any(s.ended for s in self.waiting):
+        self.prefiller.prefilling = [s for s in self.prefiller.prefilling if not s.ended]
+        if any(s.ended for s in self.waiting):
             self.waiting = deque(s for s in self.waiting if not s.ended)
 
     @span("admission")
@@ -258,9 +258,9 @@ class RequestQueue:
                 return
             if self.only is not None and sequence not in self.only:
                 continue
-            if self.prefix_lookup.is_loading(sequence, may_wait=not num_running):
+            if self.prefixes.is_loading(sequence, may_wait=not num_running):
                 continue
-            if self.prefix_lookup.awaits(sequence, prefilling):
+            if self.prefixes.awaits(sequence, prefilling):
                 continue
             if not may_be_long and self._is_long(sequence):
                 continue
@@ -273,7 +273,7 @@ class RequestQueue:
                 overtaken.num_overtaken += 1
             self.prefiller.finish_keeping()
             try:
-                sequence.admit(*self.prefix_lookup.find(sequence, members, rows, prefilling))
+                sequence.admit(*self.prefixes.find(sequence, members, rows, prefilling))
                 self.prefiller.begin(sequence)
             except Exception as fault:
                 sequence.fail_with(fault)

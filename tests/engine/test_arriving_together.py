@@ -26,7 +26,7 @@ def test_prompts_that_arrive_while_the_first_is_computed_are_decoded_together_wi
 
 def test_where_steps_take_long_prompts_may_take_longer_too() -> None:
     driven = Driven(make_loaded("gemma3_text"), max_rows=8)
-    driven.worker.queue.prefiller.left_s = lambda: 2 * MAX_TOGETHER_S  # type: ignore[method-assign]
+    driven.worker.queue.prefiller.planner.left_s = lambda _: 2 * MAX_TOGETHER_S  # type: ignore[method-assign]
     for _ in range(NUM_PLAIN):
         driven.worker.device.note_plain(3 * MAX_TOGETHER_S / MAX_TOGETHER_STEPS)
     first = driven.ask(request(prompt_of(30), 40))
@@ -38,7 +38,7 @@ def test_where_steps_take_long_prompts_may_take_longer_too() -> None:
 
 def test_of_a_model_that_drafts_nothing_steps_are_not_taken_for_long() -> None:
     driven = Driven(make_loaded("gemma3_text"), max_rows=8, prefill_chunk_tokens=4)
-    driven.worker.queue.prefiller.left_s = lambda: 2 * MAX_TOGETHER_S  # type: ignore[method-assign]
+    driven.worker.queue.prefiller.planner.left_s = lambda _: 2 * MAX_TOGETHER_S  # type: ignore[method-assign]
     first = driven.ask(request(prompt_of(60), 40))
     driven.step_until(lambda: bool(driven.worker.members))
     driven.ask(request(prompt_of(50, 1), 4, name="later"))
@@ -50,7 +50,7 @@ def test_of_a_model_that_drafts_nothing_steps_are_not_taken_for_long() -> None:
 
 def test_prompts_that_take_long_are_not_waited_for() -> None:
     driven = Driven(make_loaded("gemma3_text"), max_rows=8)
-    driven.worker.queue.prefiller.left_s = lambda: 2 * MAX_TOGETHER_S  # type: ignore[method-assign]
+    driven.worker.queue.prefiller.planner.left_s = lambda _: 2 * MAX_TOGETHER_S  # type: ignore[method-assign]
     first = driven.ask(request(prompt_of(30), 40))
     driven.step_until(lambda: bool(driven.worker.members))
     driven.ask(request(prompt_of(300, 1), 4, name="later"))

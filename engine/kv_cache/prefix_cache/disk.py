@@ -26,8 +26,7 @@ from safetensors.numpy import save
 
 from reprise.config.atomic_files import remove_unfinished, unfinished_path, write_whole
 from reprise.engine.kv_cache.buffers import KVSlice, State, num_bytes
-from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, Tokens
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, TextKey, Tokens
 
 BLOCK_WORDS = 16 * 2**20
 """32-bit words that one sum covers."""
@@ -518,19 +517,17 @@ def _write(path: Path, header: Header, contents: Contents) -> int:
 
 
 def _read_all(paths: list[Path], used_at: float) -> list[Contents | Exception]:
-    return [_read(path, used_at) for path in paths]
-
-
-def _read(path: Path, used_at: float) -> Contents | Exception:
-    try:
-        os.utime(path, (used_at, used_at))
-        return read(path)
-    except Exception as fault:
-        return fault
+    found: list[Contents | Exception] = []
+    for path in paths:
+        try:
+            os.utime(path, (used_at, used_at))
+            found.append(read(path))
+        except Exception as fault:
+            found.append(fault)
+    return found
 
 
 def _with_ancestors(file: PrefixFile | None) -> Iterator[PrefixFile]:
-    """Yield a file, its parent, and so on up to the file with the first token."""
     while file:
         yield file
         file = file.parent

@@ -1,19 +1,20 @@
 """Keep the KV slices and state of earlier prompts and answers in memory, in a trie over tokens.
 
+Texts are known by TextKeys: the ids of their tokens, and the digests of the pictures among them.
+
 Each node holds the KV slice of the tokens on its edge, so a prefix that several conversations share is stored
 once. If the model has state as well, a node may hold a state snapshot taken at its end, and a row can start
 only from such a node. All stored arrays are evaluated and share no buffer with a row.
 """
 
-import hashlib
-from array import array
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from typing import Union
 
 import mlx.core as mx
+import numpy as np
 
 from reprise.engine.kv_cache.buffers import (
     KVSlice,
@@ -25,64 +26,54 @@ from reprise.engine.kv_cache.buffers import (
     start_copies,
 )
 from reprise.engine.kv_cache.per_row import Caches
-from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, Tokens
 
-BLOCK_TOKENS = 64
-"""Tokens of a block. At most one block of two sequences is compared token by token."""
+Pictures = tuple[tuple[int, bytes], ...]
+"""The index of each picture's first token, and the picture's digest."""
+
+Tokens = Union[Sequence[int], np.ndarray, "TextKey"]
+"""Token ids. A text with pictures comes as a TextKey."""
 
 
-class BlockHashes:
-    """The chained hashes of one growing list of tokens: hash i covers all tokens up to the end of block i.
+@dataclass(frozen=True, slots=True)
+class TextKey:
+    """A text as other texts are compared with it.
 
-    Blocks are hashed when they are needed. The hash is cryptographic: clients choose the tokens, and if they
-    could choose two texts with the same hash, a prompt would get the wrong keys and values.
+    ids: (n,) int32. Those of a picture have 31 bits of its digest each, and others may have the same.
+    pictures: those that begin in the text.
     """
 
-    def __init__(self) -> None:
-        self.chain: list[bytes] = []
-        self._hash = hashlib.sha256()
+    ids: np.ndarray
+    pictures: Pictures = ()
 
-    def extend(self, tokens: Sequence[int], num_blocks: int) -> None:
-        """Hash whole blocks until num_blocks are hashed, or no whole one is left.
+    @classmethod
+    def of(cls, tokens: Tokens) -> "TextKey":
+        """Return the key of a text. An array of int32 is used as it is."""
+        return tokens if isinstance(tokens, TextKey) else cls(np.asarray(tokens, np.int32))
 
-        tokens: the whole list. It may only have grown since the last call.
-        """
-        start = len(self.chain) * BLOCK_TOKENS
-        end = min(num_blocks, len(tokens) // BLOCK_TOKENS) * BLOCK_TOKENS
-        if start >= end:
-            return
-        added = memoryview(array("q", tokens[start:end]))
-        for at in range(0, end - start, BLOCK_TOKENS):
-            self._hash.update(added[at : at + BLOCK_TOKENS])
-            self.chain.append(self._hash.digest())
+    def __len__(self) -> int:
+        return len(self.ids)
 
+    def __getitem__(self, part: slice) -> "TextKey":
+        start, end, _ = part.indices(len(self.ids))
+        pictures = tuple((at - start, digest) for at, digest in self.pictures if start <= at < end)
+        return TextKey(self.ids[start:end], pictures)
 
-def count_shared(
-    tokens: Sequence[int], hashes: BlockHashes, others: Sequence[int], other_hashes: BlockHashes
-) -> int:
-    """Count the leading tokens that two sequences share.
+    @property
+    def first(self) -> tuple[int, bytes]:
+        """The first id, and the digest of the picture that begins there; b"" if none does."""
+        begins_here = self.pictures and self.pictures[0][0] == 0
+        return int(self.ids[0]), self.pictures[0][1] if begins_here else b""
 
-    hashes, other_hashes: those of tokens and of others; they are extended as far as needed.
-    Costs a binary search over the blocks and the comparison of one block.
-    """
-    chain, other_chain = hashes.chain, other_hashes.chain
-    num_wanted = max(1, min(len(chain), len(other_chain)))
-    while True:
-        hashes.extend(tokens, num_wanted)
-        other_hashes.extend(others, num_wanted)
-        num_blocks = min(len(chain), len(other_chain))
-        if num_blocks < num_wanted or chain[num_blocks - 1] != other_chain[num_blocks - 1]:
-            break
-        # Prompts that have little in common are not hashed to their ends.
-        num_wanted = 2 * num_blocks
-    # A hash covers all tokens before it too, so the equal ones stand before the different ones.
-    num_equal = bisect_left(range(num_blocks), True, key=lambda i: chain[i] != other_chain[i])
-    start, end = num_equal * BLOCK_TOKENS, (num_equal + 1) * BLOCK_TOKENS
-    for one, other in zip(tokens[start:end], others[start:end], strict=False):
-        if one != other:
-            return start
-        start += 1
-    return start
+    def count_equal(self, other: "TextKey") -> int:
+        """Count the leading tokens that are the same in another text: ids, and pictures that begin there."""
+        length = min(len(self.ids), len(other.ids))
+        different = np.flatnonzero(self.ids[:length] != other.ids[:length])
+        num_equal = int(different[0]) if len(different) else length
+        return min([num_equal, *(at for at, _ in set(self.pictures) ^ set(other.pictures))])
+
+    def tobytes(self) -> bytes:
+        """Return bytes that no other text has; those of the ids alone if it has no pictures."""
+        return self.ids.tobytes() + (repr(self.pictures).encode() if self.pictures else b"")
 
 
 MAX_ARRAYS = 100_000
@@ -148,13 +139,8 @@ class PrefixCache:
     def __init__(self, budget_bytes: int, make_empty: Callable[[], Caches], needs_state: bool) -> None:
         self.budget_bytes = budget_bytes
         self.needs_state = needs_state
-        self.num_bytes = 0
         self._make_empty = make_empty
         self._hits = self._misses = self.num_evictions = self._tick = 0
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop everything."""
         self._root = _Node(None, TextKey.of([]), [], 0)
         # The least recently used entry first.
         self._entries: OrderedDict[_Node, None] = OrderedDict()
@@ -346,7 +332,6 @@ class PrefixCache:
 
 
 def _with_ancestors(node: _Node | None) -> Iterator[_Node]:
-    """Yield a node, its parent, and so on up to the root."""
     while node:
         yield node
         node = node.parent

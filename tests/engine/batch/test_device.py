@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from reprise.engine.batch.batch import Device
-from reprise.engine.memory.prefill import MIN_CHUNK_TOKENS, PrefillCosts
+from reprise.engine.prefill_plan import MIN_CHUNK_TOKENS, PrefillCosts
 from reprise.engine.speculative.proposers import DraftSources
 from tests.clock import Clock
 from tests.drafters.fakes import Coin, scored
@@ -69,7 +69,7 @@ def test_steps_that_contain_something_else_are_not_measured_but_chunks_are(clock
     timed, taken = Device(), []
     timed.lap()
     timed.dispatch([mx.zeros(3)], taken.append, fail)
-    timed.skip_steps(1)
+    timed.skip_moves()
     clock.now += 2
     timed.settle()
     assert timed.lap() is None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from reprise.drafters.base import Draft, DraftQuery
+from reprise.engine import prefill_plan
 from reprise.engine.batch.batch import Device
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.engine import Engine
@@ -19,11 +20,10 @@ from reprise.engine.interface.request import DraftChoice, GenerationRequest
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.kv_cache.rows import SeparateRows
-from reprise.engine.memory import prefill
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.sampling.sampler import Sampler
-from reprise.engine.scheduler.kept_prefixes import KeptPrefixes
-from reprise.engine.scheduler.request_queue import PrefixLookup, RequestQueue
+from reprise.engine.scheduler.prefixes import Prefixes
+from reprise.engine.scheduler.request_queue import RequestQueue
 from reprise.engine.speculative import verify
 from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
 from reprise.engine.speculative.planning.planner import Planner
@@ -40,11 +40,11 @@ EVERYWHERE: dict[str, tuple[Any, str]] = {
     "queue": (Worker, "submit"),
     "drop": (RequestQueue, "drop_ended"),
     "admit": (RequestQueue, "admit"),
-    "await a prefill": (PrefixLookup, "awaits"),
-    "look a prefix up": (PrefixLookup, "find"),
+    "await a prefill": (Prefixes, "awaits"),
+    "look a prefix up": (Prefixes, "find"),
     "may it begin": (MemoryBudget, "may_begin"),
     "make room": (MemoryBudget, "make_room"),
-    "share the budget": (prefill, "plan_prefill"),
+    "share the budget": (prefill_plan, "plan_prefill"),
     "begin to draft": (Proposers, "begin"),
     "plan": (Planner, "plan"),
     "propose": (SequenceDrafts, "propose"),
@@ -57,7 +57,7 @@ EVERYWHERE: dict[str, tuple[Any, str]] = {
     "last characters": (Detokenizer, "finish"),
     "observe": (SequenceDrafts, "observe"),
     "usage": (Sequence, "usage"),
-    "keep a row": (KeptPrefixes, "keep_row"),
+    "keep a row": (Prefixes, "keep_row"),
     "find a prefix": (PrefixCache, "find"),
     "keep a prefix": (PrefixCache, "put"),
 }

@@ -9,14 +9,15 @@ import mlx.core as mx
 import pytest
 
 from reprise.config.settings import Settings
+from reprise.engine import prefill_plan
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.kv_cache.per_row import leaves
+from reprise.engine.kv_cache.per_row import arrays_of, leaves
 from reprise.engine.kv_cache.probes import find_sharing
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS
 from reprise.engine.memory import budget as memory_budget
-from reprise.engine.memory import estimate, prefill
+from reprise.engine.memory import estimate
 from reprise.engine.memory.estimate import Footprint
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.speculative.proposers import DraftSources
@@ -36,8 +37,7 @@ def free_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampling takes no memory. Estimates for requests that are not known yet assume the most of it."""
     monkeypatch.setattr(estimate, "sampling_bytes", lambda *_: 0)
     monkeypatch.setattr(estimate, "PROMPT_LOGPROBS_CHUNK", 0)
-    for name in ("PENALTY_BYTES", "BIAS_BYTES"):
-        monkeypatch.setattr(estimate, name, 0)
+    monkeypatch.setattr(estimate, "ROW_SAMPLING_BYTES", 0)
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_cached_prefixes_are_dropped_before_any_row_is_preempted() -> None:
     for i in range(3):
         driven.ask(request(prompt_of(250, i), name=str(i), max_tokens=2))
     driven.finish()
-    prefixes = driven.worker.queue.prefix_lookup.kept.cache
+    prefixes = driven.worker.queue.prefixes.cache
     assert prefixes is not None
     kept = prefixes.num_bytes
     assert kept > 0
@@ -281,7 +281,7 @@ def test_a_recurrent_model_that_names_no_context_takes_longer_texts_than_others(
 @pytest.mark.usefixtures("free_sampling")
 def test_a_lone_prompt_is_fed_in_larger_chunks_if_memory_is_left_over(monkeypatch) -> None:
     # So that memory alone limits the chunks, however long they take.
-    monkeypatch.setattr(prefill, "ALONE_S", 1e9)
+    monkeypatch.setattr(prefill_plan, "ALONE_S", 1e9)
     loaded = make_loaded("llama")
     fed: list[list[int]] = []
     for memory_bytes in (memory_for(loaded, 900), ROOMY):
@@ -310,7 +310,8 @@ def test_a_prompt_s_windows_count_as_large_as_its_widest_chunk_made_them() -> No
         driven.worker.step()
         if prefilling := driven.worker.prefilling:
             mx.synchronize()
-            held.append(sum(leaf.nbytes for leaf in leaves(prefilling[0].prefill.caches)))
-            driven.worker._preemption.make_room(driven.worker._fetch_in_flight)
+            own = leaves(prefilling[0].prefill.caches)
+            held.append(sum(array.nbytes for leaf in own for array in arrays_of(leaf)))
+            driven.worker._make_room()
             assert driven.worker.queue.memory_budget.used_bytes >= held[-1]
     assert held

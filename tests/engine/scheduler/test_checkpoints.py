@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.scheduler.kept_prefixes import MAX_GAP_TOKENS, NUM_RUNGS, choose_rungs
+from reprise.engine.scheduler.prefixes import MAX_GAP_TOKENS, NUM_RUNGS, choose_rungs
 from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.drafters.fakes import Coin, scored
@@ -199,18 +199,18 @@ def test_a_restart_finds_the_head_and_the_whole_prompt_in_files(name: str, tmp_p
     first, second = (session(message(200, at)) for at in (1, 2))
     before = Session(name, prefix_cache_dir=str(tmp_path))
     before.cached(first)
-    before.worker.queue.prefix_lookup.kept.close()
+    before.worker.queue.prefixes.close()
     after = Session(name, prefix_cache_dir=str(tmp_path))
     assert after.cached(second) == [len(HEAD)]
     assert after.cached(first) == [len(first.prompt) - 1]
-    after.worker.queue.prefix_lookup.kept.close()
+    after.worker.queue.prefixes.close()
 
 
 @pytest.mark.parametrize("name", every_kind_of_cache(WITH_STATE, 2, of=9))
 def test_state_is_kept_in_the_same_pass_with_few_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count what a prompt computes that nothing is shared with, with a cache and without."""
     # No chunk is smaller because the machine is slow.
-    monkeypatch.setattr("reprise.engine.memory.prefill.ALONE_S", 1e9)
+    monkeypatch.setattr("reprise.engine.prefill_plan.ALONE_S", 1e9)
     loaded = loaded_once(name)
     asked = session(*(message(70, at, at % 2 == 0) for at in range(20)), max_tokens=1)
     counts = []
@@ -259,14 +259,14 @@ def test_little_memory_keeps_the_head_longest(name: str) -> None:
     """Give memory for few states: those that save most tokens per byte stay."""
     probe = Session(name)
     probe.cached(session(message(20, 0)))
-    cache = probe.worker.queue.prefix_lookup.kept.cache
+    cache = probe.worker.queue.prefixes.cache
     assert cache
     engine = Session(name, prefix_cache_bytes=2 * cache.num_bytes)
     for start in range(9):
         engine.cached(session(message(20, start)))
     (cached,) = engine.cached(session(message(20, 50)))
     assert cached >= len(HEAD)
-    status = engine.worker.queue.prefix_lookup.kept.status()
+    status = engine.worker.queue.prefixes.status()
     assert status
     assert status.num_bytes <= status.budget_bytes
     assert status.evictions > 0

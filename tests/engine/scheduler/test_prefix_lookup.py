@@ -13,15 +13,12 @@ from reprise.config.settings import Settings
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.kv_cache.buffers import KVSlice, State, rebuild
 from reprise.engine.kv_cache.per_row import make_caches
-from reprise.engine.kv_cache.prefix_cache import trie
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.kv_cache.probes import find_sharing
 from reprise.engine.memory.budget import make_memory_budget
 from reprise.engine.sampling.grammar import Grammars
-from reprise.engine.scheduler import request_queue
-from reprise.engine.scheduler.kept_prefixes import Checkpoints, KeptPrefixes
-from reprise.engine.scheduler.request_queue import PrefixLookup
-from reprise.engine.text.templates.chat_template import MessageOpenings
+from reprise.engine.scheduler import prefixes
+from reprise.engine.scheduler.prefixes import Prefixes
 from tests.engine.driven import loaded_once
 from tests.engine.support import Answer, make_tokenizer, request
 
@@ -30,11 +27,10 @@ MIN_SHARED = 2
 
 
 @functools.cache
-def lookup_of(name: str) -> PrefixLookup:
+def lookup_of(name: str) -> Prefixes:
     loaded, settings = replace(loaded_once(name)), Settings(prefix_cache_bytes=2**20, memory_bytes=2**40)
     budget = make_memory_budget(loaded, settings, find_sharing(loaded.model), None)
-    kept = KeptPrefixes(loaded, settings, 2**20, budget)
-    return PrefixLookup(kept, Checkpoints(kept, MessageOpenings()))
+    return Prefixes(loaded, settings, 2**20, budget)
 
 
 @functools.cache
@@ -84,17 +80,10 @@ class BruteForce:
         return other in prefilling and not other.ended and other.prefill.num_computed < shared
 
 
-def patched(patch: pytest.MonkeyPatch, block: int) -> None:
-    patch.setattr(trie, "BLOCK_TOKENS", block)
-    patch.setattr(request_queue, "MIN_SHARED_TOKENS", MIN_SHARED)
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 @settings(deadline=None)
-@given(data=st.data(), block=st.integers(1, 5))
-def test_a_prompt_waits_for_the_one_that_comparing_all_tokens_finds(
-    name: str, data: st.DataObject, block: int
-) -> None:
+@given(data=st.data())
+def test_a_prompt_waits_for_the_one_that_comparing_all_tokens_finds(name: str, data: st.DataObject) -> None:
     """Let any prompts prefill, leave, come back with more tokens, be cached and be evicted."""
     lookup, needs_state = lookup_of(name), name == "qwen3_next"
     state: State = [mx.zeros(1)] if needs_state else []
@@ -103,8 +92,8 @@ def test_a_prompt_waits_for_the_one_that_comparing_all_tokens_finds(
     expected = [BruteForce(sequence_of(p)) for p in data.draw(st.lists(PROMPTS, min_size=1, max_size=4))]
     keep_at: dict[Sequence, set[int]] = {other: set() for other in running}
     with pytest.MonkeyPatch.context() as patch:
-        patched(patch, block)
-        patch.setattr(lookup.kept, "cache", cache)
+        patch.setattr(prefixes, "MIN_SHARED_TOKENS", MIN_SHARED)
+        patch.setattr(lookup, "cache", cache)
         for _ in range(data.draw(st.integers(1, 8))):
             if data.draw(st.booleans()):
                 tokens = data.draw(PROMPTS)
@@ -147,13 +136,11 @@ class FakeRows:
     prompt=PROMPTS,
     members=st.lists(st.tuples(PROMPTS, PROMPTS, st.integers(0, 25)), max_size=3),
     prompts=st.lists(st.tuples(PROMPTS, st.integers(0, 20)), max_size=3),
-    block=st.integers(1, 5),
 )
 def test_the_longest_prefix_of_a_running_sequence_is_borrowed(
     prompt: list[int],
     members: list[tuple[list[int], list[int], int]],
     prompts: list[tuple[list[int], int]],
-    block: int,
 ) -> None:
     """Commit answers after the first lookup: their tokens count at the next one."""
     lookup, model = lookup_of("llama"), loaded_once("llama").model
@@ -165,8 +152,8 @@ def test_the_longest_prefix_of_a_running_sequence_is_borrowed(
         kv_slice = slice_of(other.tokens[:held], mark)
         other.prefill.caches = rebuild(make_caches(model), [kv_slice], [], held)
     with pytest.MonkeyPatch.context() as patch:
-        patched(patch, block)
-        patch.setattr(lookup.kept, "cache", None)
+        patch.setattr(prefixes, "MIN_SHARED_TOKENS", MIN_SHARED)
+        patch.setattr(lookup, "cache", None)
         for is_answered in (False, True):
             for row, (_, answer, num) in enumerate(members):
                 decoding[row].tokens.extend(answer if is_answered else [])

@@ -60,7 +60,7 @@ def prompts_that_share(num_shared: int) -> list[list[int]]:
 
 def cache_prefix(driven: Driven, tokens: list[int]) -> None:
     """Put tokens into the prefix cache, with keys and values that are all 0."""
-    cache = driven.worker.queue.prefix_lookup.kept.cache
+    cache = driven.worker.queue.prefixes.cache
     assert cache
     cache.put(tokens, lambda start, end: [mx.zeros((1, 2, end - start, 8))] * 4, [])
 

@@ -12,7 +12,7 @@ import pytest
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
-from reprise.engine.memory.prefill import MIN_CHUNK_TOKENS
+from reprise.engine.prefill_plan import MIN_CHUNK_TOKENS
 from reprise.engine.vision import image_features, language
 from reprise.engine.vision.keys import prompt_keys
 from reprise.engine.vision.layers import WORK
@@ -176,7 +176,7 @@ def test_files_of_pictures_with_the_same_key_stand_beside_each_other(name: str, 
             # The memory of each is its own: only files are shared.
             driven = Driven(replace(seeing(name)), prefix_cache_dir=str(tmp_path))
             end = end_of(driven, one)
-            driven.worker.queue.prefix_lookup.kept.close()
+            driven.worker.queue.prefixes.close()
             assert list(end.tokens) == expected(name, one)
             assert (end.usage.num_cached_tokens > one.images[0].end) == bool(round_)
 
@@ -230,7 +230,7 @@ def test_pictures_survive_a_restart_in_files_and_are_not_looked_at_again(tmp_pat
     assert loaded.sight
     first = Driven(replace(loaded), prefix_cache_dir=str(tmp_path))
     before = answer(first, asked)
-    first.worker.queue.prefix_lookup.kept.close()
+    first.worker.queue.prefixes.close()
     num_looked = loaded.sight.num_looked
     second = Driven(replace(loaded), prefix_cache_dir=str(tmp_path))
     end = end_of(second, asked)
@@ -343,7 +343,7 @@ def test_what_the_tower_has_to_look_at_counts_as_time_that_prompts_still_take() 
     def left_s(name: str, seed: int) -> float:
         driven.ask(looked_at(prompt_of(9), Picture(seed), prompt_of(4), name=name))
         driven.step_until(lambda: bool(driven.worker.prefilling))
-        found = driven.worker.queue.prefiller.left_s()
+        found = driven.worker.queue.prefiller.planner.left_s(driven.worker.prefilling)
         driven.worker.cancel(name)
         driven.finish()
         return found

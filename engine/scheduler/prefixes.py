@@ -1,4 +1,4 @@
-"""Keep computed prefixes in memory, and in files if the settings name a folder."""
+"""Prefixes: keep what is computed of texts, in memory and in files, and find it again for later prompts."""
 
 import hashlib
 import logging
@@ -21,24 +21,35 @@ from reprise.engine.kv_cache.buffers import (
     cut_slice,
     has_state,
     num_bytes,
+    rebuild,
     start_copies,
     take_state,
 )
 from reprise.engine.kv_cache.per_row import Caches, can_trim, leaves, make_caches
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, make_store, weights_fingerprint
-from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, PrefixCache, PrefixStatus
+from reprise.engine.kv_cache.prefix_cache.trie import (
+    CutSlice,
+    PrefixCache,
+    PrefixStatus,
+    TextKey,
+)
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.text.templates.chat_template import MessageOpenings
-from reprise.engine.vision.keys import whole_images
+from reprise.engine.vision.keys import whole_images, without_cut_images
 
 log = logging.getLogger("reprise.engine")
 
+MIN_SHARED_TOKENS = 32
+"""A shorter shared prefix is not waited for, and no state is kept for it alone."""
+
+MIN_LOADED_TOKENS = 128
+"""Prefixes that save fewer tokens are not read from files: computing them is as fast."""
+
 
 @dataclass(frozen=True, slots=True)
-class _Copies:
+class Copies:
     """Copies of what a prompt's caches hold, which may not be computed yet.
 
     tokens: of the prefix. num_held: the leading ones whose keys and values are kept already.
@@ -53,17 +64,19 @@ class _Copies:
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of all copies."""
         return num_bytes(self.kv_slice) + num_bytes(self.state)
 
 
-class KeptPrefixes:
-    """Copies sequences' keys, values and state into the prefix cache. Used by the engine's thread only.
+class Prefixes:
+    """What is kept of sequences' keys, values and state, and found again. Used by the engine's thread only.
 
     budget_bytes: memory for cached prefixes. memory_budget: decides whether there is memory for a copy now.
     can_look_back: whether state at a length can be kept after a chunk has passed that length.
     needs_state: whether a prefix is of use only with the state at its end.
     can_share: whether a prefix can also be taken from a running sequence.
     cache: None if budget_bytes is 0 or the model's caches cannot be sliced.
+    copies: those that were started and are not in the prefix cache yet.
     store: the cache's second tier on disk, if the settings name a folder.
     Raises ModelError if the settings' folder is not usable.
     """
@@ -79,7 +92,7 @@ class KeptPrefixes:
         if fault:
             log.warning("no prefix cache, so every prompt is computed in full: %s", fault)
         self.can_share = fault is None and not self.needs_state
-        self._copies: list[_Copies] = []
+        self.copies: list[Copies] = []
         self.cache: PrefixCache | None = None
         if fault is None and budget_bytes:
             self.cache = PrefixCache(budget_bytes, self.make_caches, self.needs_state)
@@ -122,11 +135,10 @@ class KeptPrefixes:
         prefill = sequence.prefill
         if self.cache is None or not length:
             return
-        prefill.key = prefill.key or sequence.text_key()
-        tokens = prefill.key[:length]
+        tokens = sequence.text_key(length)
         num_held = max([
             self.cache.count_held(tokens),
-            *(len(one.tokens) for one in self._copies if one.sequence is sequence),
+            *(len(one.tokens) for one in self.copies if one.sequence is sequence),
         ])  # fmt: skip
         if num_held >= length and self.cache.state_at(tokens):
             return
@@ -140,17 +152,12 @@ class KeptPrefixes:
         except Exception:
             log.warning("a prefix could not be cached", exc_info=True)
             return
-        copies = _Copies(sequence, tokens, num_held, kv_slice, state, prefill.rungs.get(length, 1.0))
+        copies = Copies(sequence, tokens, num_held, kv_slice, state, prefill.rungs.get(length, 1.0))
         # Counted at once, so that nothing else takes their memory.
         self.cache.num_bytes += copies.num_bytes
-        self._copies.append(copies)
+        self.copies.append(copies)
         if not is_rung:
             sequence.prefix.unsaved.append(length)
-
-    @property
-    def is_keeping(self) -> bool:
-        """Whether copies were started that are not in the prefix cache yet."""
-        return bool(self._copies)
 
     def finish_keeping(self) -> None:
         """Put the started copies into the prefix cache. Call it once the chunks before them are computed."""
@@ -166,9 +173,9 @@ class KeptPrefixes:
                 # No request depends on this copy.
                 log.warning("a prefix could not be cached", exc_info=True)
 
-    def drop_copies(self) -> "list[_Copies]":
+    def drop_copies(self) -> list[Copies]:
         """Forget the started copies, and return them."""
-        copies, self._copies = self._copies, []
+        copies, self.copies = self.copies, []
         if self.cache is not None:
             self.cache.num_bytes -= sum(one.num_bytes for one in copies)
         return copies
@@ -233,6 +240,159 @@ class KeptPrefixes:
         except Exception:
             log.warning("a prefix could not be saved", exc_info=True)
 
+    def is_loading(self, sequence: Sequence, may_wait: bool) -> bool:
+        """Look for a prefix of the prompt in files, once; return whether those are still being read.
+
+        A prefix that has been read is put into the prefix cache.
+
+        may_wait: wait for the files instead of returning True, as no other sequence needs the thread.
+        """
+        if self.store is None or self.cache is None or sequence.request.prompt_logprobs:
+            return False
+        if not sequence.prefix.is_disk_searched:
+            sequence.prefix.is_disk_searched = True
+            key = _whole(sequence, self.store.match)
+            if self.store.match(key) >= self.cache.match_usable(key) + MIN_LOADED_TOKENS:
+                sequence.prefix.loading = self.store.start_load(key)
+        if (loading := sequence.prefix.loading) is None:
+            return False
+        if not may_wait and (not loading.future.done() or self.store.advance_load(loading)):
+            return True
+        sequence.prefix.loading = None
+        # What was read, and the part of it that is not in memory yet.
+        if not self.memory_budget.may_copy(loading.ends[-1], num_copies=2):
+            return False
+        if (taken := self.store.finish_load(loading)) is not None:
+            self.cache.put(sequence.text_key(loading.ends[-1]), *taken)
+        return False
+
+    def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
+        """Whether a waiting sequence should wait until another one has prefilled a prefix that both share."""
+        if sequence.request.prompt_logprobs or (self.cache is None and not self.can_share):
+            return False
+        if sequence.prefix.awaited and sequence.prefix.awaited[0] not in prefilling:
+            # It has joined the rows, or it was cancelled or preempted, perhaps before it got so far.
+            sequence.prefix.awaited, sequence.prefix.compared = None, ()
+        # Compared only when the set of prefilling sequences changed, as this is called at every step.
+        if sequence.prefix.awaited is None and sequence.prefix.compared != prefilling:
+            sequence.prefix.compared = list(prefilling)
+            sequence.prefix.awaited = self._choose_awaited(sequence, prefilling)
+            if sequence.prefix.awaited and self.needs_state:
+                sequence.prefix.awaited = self._keep_shared(*sequence.prefix.awaited)
+        if sequence.prefix.awaited is None:
+            return False
+        other, shared = sequence.prefix.awaited
+        return other in prefilling and not other.ended and other.prefill.num_computed < shared
+
+    def _keep_shared(self, other: Sequence, shared: int) -> tuple[Sequence, int]:
+        """Let a prefilling sequence keep what another shares with it; return it, and how much it keeps."""
+        head = other.request.head_tokens
+        if (
+            head in other.prefill.keep_at
+            and other.prefill.num_computed < head <= shared < head + MIN_SHARED_TOKENS
+        ):
+            return other, head
+        other.prefill.keep_at.add(shared)
+        return other, shared
+
+    def _choose_awaited(
+        self, sequence: Sequence, prefilling: SequenceOf[Sequence]
+    ) -> tuple[Sequence, int] | None:
+        """Return the prefilling sequence to wait for, and the number of leading tokens that both share."""
+        search = sequence.prefix
+        # No tokens are committed to a sequence that waits or prefills, so these counts stay true.
+        known, search.num_shared = search.num_shared, {}
+        candidates = []
+        for other in prefilling:
+            key = other, len(other.tokens)
+            shared = known.get(key)
+            search.num_shared[key] = shared = num_shared(sequence, other) if shared is None else shared
+            if other.prefill.num_computed < shared:
+                candidates.append((other, shared))
+        num_evictions = self.cache.num_evictions if self.cache else 0
+        num_held, at_evictions = search.num_held
+        at_least = num_held if at_evictions == num_evictions else 0
+        if all(shared < at_least + MIN_SHARED_TOKENS for _, shared in candidates):
+            return None
+        held = self.count_kept(sequence)
+        search.num_held = held, num_evictions
+        awaited = None
+        for other, shared in candidates:
+            if shared >= held + MIN_SHARED_TOKENS:
+                held, awaited = shared, (other, shared)
+        return awaited
+
+    def find(
+        self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
+    ) -> tuple[Caches, int]:
+        """Return caches that hold the longest known prefix of a sequence's tokens, and the prefix's length.
+
+        The last token is never part of the prefix, since its logits have to be computed.
+        members, rows: the sequences that decode, and their rows.
+        """
+        if sequence.request.prompt_logprobs:
+            # The logits of the whole prompt are needed.
+            return self.make_caches(), 0
+        try:
+            return self._find(sequence, members, rows, prefilling)
+        # The prompt can be computed in full instead.
+        except Exception:
+            log.warning(
+                "request %s computes its whole prompt: the prefix lookup failed",
+                sequence.request.id,
+                exc_info=True,
+            )
+            return self.make_caches(), 0
+
+    def _find(
+        self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
+    ) -> tuple[Caches, int]:
+        cache, make_caches = self.cache, self.make_caches
+        num_held = self.count_kept(sequence)
+        shared, kv_slice = 0, None
+        if self.can_share:
+            shared, kv_slice = self._borrow(sequence, members, rows, prefilling)
+        if kv_slice is not None and shared > num_held:
+            return rebuild(make_caches(), [kv_slice], [], shared), shared
+        found = cache.find(_whole(sequence, cache.match_usable)) if cache else None
+        return found or (make_caches(), 0)
+
+    def count_kept(self, sequence: Sequence) -> int:
+        """Count the leading tokens that the prefix cache holds, of images all or none."""
+        held = self.cache.match(sequence.text_key()) if self.cache else 0
+        return whole_images(sequence.request.images, held)
+
+    def _borrow(
+        self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
+    ) -> tuple[int, KVSlice | None]:
+        """Return the longest prefix that a row or a prefilling prompt holds: its length and its KV slice."""
+        holders: list[tuple[Sequence, int, CutSlice]] = [
+            (m, rows.lengths[row], partial(rows.kv_slice, row)) for row, m in enumerate(members)
+        ]
+        holders += [(p, p.prefill.num_computed, partial(cut_slice, p.prefill.caches)) for p in prefilling]
+        best, cut_best = 0, None
+        for holder, held, cut in holders:
+            shared = whole_images(sequence.request.images, min(num_shared(sequence, holder), held))
+            if shared > best:
+                best, cut_best = shared, cut
+        if cut_best is None:
+            return 0, None
+        kv_slice = cut_best(0, best)
+        # Copied now: until then the rows' next forward could not write to their buffers in place.
+        start_copies(kv_slice)
+        return best, kv_slice
+
+
+def num_shared(sequence: Sequence, other: Sequence) -> int:
+    """Count the leading tokens that a sequence shares with another, without the sequence's last token."""
+    shared = sequence.text_key()[:-1].count_equal(other.text_key())
+    return whole_images(sequence.request.images, shared)
+
+
+def _whole(sequence: Sequence, match: Callable[[TextKey], int]) -> TextKey:
+    """Return the key of a waiting sequence's text, up to where match() counts no image in part."""
+    return without_cut_images(sequence.request.images, sequence.text_key(), match)
+
 
 MAX_GAP_TOKENS = 1024
 """Maximum tokens between two of these lengths near the prompt's end, where most prompts part."""
@@ -240,9 +400,6 @@ MAX_GAP_TOKENS = 1024
 NUM_RUNGS = 16
 """Further away the gaps grow, unless all of them take little memory: a gap is at most 1/NUM_RUNGS of what
 follows it."""
-
-MIN_SHARED_TOKENS = 32
-"""A shorter shared prefix is not waited for, and no state is kept for it alone."""
 
 WITHIN_WEIGHT = 0.25
 """How likely a prompt parts from another in the middle of a message, if 1 is where one begins."""
@@ -260,54 +417,48 @@ class Checkpoints:
     openings: the tokens with which messages begin in prompts.
     """
 
-    def __init__(self, kept: KeptPrefixes, openings: MessageOpenings) -> None:
-        self._kept = kept
+    def __init__(self, prefixes: Prefixes, openings: MessageOpenings) -> None:
+        self._prefixes = prefixes
         self._openings, self._opening = openings, list(openings.answer)
 
-    def choose(self, sequence: Sequence, kept: int, length: int) -> None:
-        """Choose the lengths at which to keep state: where prompts diverge, and where the answer opens.
-
-        The next turn's prompt may leave out the reasoning, and then diverges where the answer opens. If the
-        tokens that open the answer stay in later turns, state is kept only after them.
-
-        kept: leading tokens in the prefix cache. length: leading tokens in the sequence's own caches.
-        """
-        opening, num_tokens = self.opening(sequence.tokens), len(sequence.tokens)
-        if num_tokens - opening == self._openings.num_lasting:
-            opening = 0
-        prefill = sequence.prefill
-        prefill.num_found, prefill.opening = length, opening
-        prefill.keep_at = {at for at in (kept, opening) if at >= length + MIN_SHARED_TOKENS}
-
     def plan(self, sequence: Sequence, max_cuts: int) -> None:
-        """Choose more lengths of a prompt at which to keep state, for later prompts that diverge from it.
+        """Choose the lengths at which to keep state of a sequence that was just admitted.
 
-        They are the end of system text and tools, and a ladder of lengths up to the prompt's end.
+        They are: where its prompt diverges from a kept one, where the answer opens, the end of system text
+        and tools, and a ladder of lengths up to the prompt's end. The next turn's prompt may leave out the
+        reasoning, and then diverges where the answer opens. If the tokens that open the answer stay in later
+        turns, state is kept only after them.
+
         max_cuts: how many chunks may be cut short only to keep state.
         """
         if not self._keeps(sequence):
             return
         prefill, start, end = sequence.prefill, sequence.prefill.num_computed, len(sequence.tokens) - 1
-        if self._kept.can_look_back:
+        opening = self.opening(sequence.tokens)
+        if len(sequence.tokens) - opening == self._openings.num_lasting:
+            opening = 0
+        prefill.num_found, prefill.opening = start, opening
+        at_least = start + MIN_SHARED_TOKENS
+        prefill.keep_at = {at for at in (self._prefixes.count_kept(sequence), opening) if at >= at_least}
+        if self._prefixes.can_look_back:
             max_cuts = end
         elif not prefill.opening:
             # Where the answer opens, other prompts are cut.
             max_cuts += 1
         head = sequence.request.head_tokens
-        if start + MIN_SHARED_TOKENS <= head < end and head not in prefill.keep_at and max_cuts:
+        if at_least <= head < end and head not in prefill.keep_at and max_cuts:
             prefill.keep_at.add(head)
             max_cuts -= 1
         if end - start <= MAX_GAP_TOKENS:
             return
-        state_bytes = self._kept.memory_budget.state_bytes(end)
+        state_bytes = self._prefixes.memory_budget.state_bytes(end)
         # One prompt's ladder takes at most half of the memory.
-        max_rungs = min(max_cuts, self._kept.budget_bytes // (2 * state_bytes + 1))
+        max_rungs = min(max_cuts, self._prefixes.budget_bytes // (2 * state_bytes + 1))
         gap = -(-(end - start) // (max_rungs + 1))
-        prefill.key = sequence.text_key()
-        borders = np.flatnonzero(np.isin(prefill.key.ids, list(self._openings.tokens))).tolist()
+        borders = np.flatnonzero(np.isin(sequence.text_key().ids, list(self._openings.tokens))).tolist()
         # Twice as many as there are gaps, as a rung at a border makes a gap shorter.
         most = 2 * (end - start) // MAX_GAP_TOKENS
-        is_even = most <= max_rungs and most * state_bytes <= EVEN_SHARE * self._kept.budget_bytes
+        is_even = most <= max_rungs and most * state_bytes <= EVEN_SHARE * self._prefixes.budget_bytes
         num_rungs = max(NUM_RUNGS, most) if is_even else NUM_RUNGS
         rungs = choose_rungs(sorted(prefill.keep_at), borders, start, end, gap, num_rungs)
         rungs = [whole_images(sequence.request.images, at) for at in rungs]
@@ -329,7 +480,7 @@ class Checkpoints:
 
     def _keeps(self, sequence: Sequence) -> bool:
         """Whether state of a sequence's prompt is kept. Where it wants log probabilities, none is used."""
-        has_use = self._kept.cache is not None and self._kept.needs_state
+        has_use = self._prefixes.cache is not None and self._prefixes.needs_state
         return has_use and not sequence.request.prompt_logprobs
 
     def opening(self, tokens: list[int]) -> int:

@@ -1,8 +1,20 @@
-"""How much of the step's time and memory prompts may take."""
+"""The prefill plan: how many tokens of each prompt the next step feeds, by memory and by time.
+
+Memory comes first: MemoryBudget.make_room() sets by limit_chunks() the most that each prompt may be fed. Then
+PrefillPlanner divides the step's seconds among the prompts, by the seconds that earlier chunks took.
+"""
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from functools import cache, partial
+
+from reprise.engine.batch.batch import Device
+from reprise.engine.batch.sequence import Sequence
+from reprise.engine.vision.image_features import Looking
 
 CONTEXT_TOKENS = 256
 """Attending to this many tokens is assumed to take no longer than the rest of a forward pass."""
@@ -156,10 +168,10 @@ class PrefillLimits:
 
 
 def plan_prefill(
-    remaining: Sequence[int],
-    costs: Sequence[Seconds],
+    remaining: SequenceOf[int],
+    costs: SequenceOf[Seconds],
     limits: PrefillLimits,
-    most: Sequence[int] | None = None,
+    most: SequenceOf[int] | None = None,
     num_passed: int = 0,
 ) -> list[int]:
     """Divide a step's seconds among prompts that lack remaining[i] >= 0 tokens; return the tokens of each.
@@ -204,7 +216,7 @@ def plan_prefill(
     return chunks
 
 
-def divide_tokens(remaining: Sequence[int], max_tokens: int) -> list[int]:
+def divide_tokens(remaining: SequenceOf[int], max_tokens: int) -> list[int]:
     """Divide max_tokens among prompts as plan_prefill() would if time were no limit."""
     limits = PrefillLimits(math.inf, 0, max_tokens)
     return plan_prefill(remaining, [lambda _: 0.0] * len(remaining), limits)
@@ -212,11 +224,120 @@ def divide_tokens(remaining: Sequence[int], max_tokens: int) -> list[int]:
 
 def count_fitting(cost: Callable[[int], float], max_tokens: int, max_cost: float) -> int:
     """Return the most tokens, up to max_tokens, whose cost is at most max_cost; 0 if none."""
-    low, high = 0, max_tokens
-    while low < high:
-        middle = (low + high + 1) // 2
-        if cost(middle) <= max_cost:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_right(range(1, max_tokens + 1), max_cost, key=cost)
+
+
+RESERVED_CHUNK_TOKENS = 256
+"""Prompt tokens of a step for which memory is reserved. A step may feed more if there is memory left."""
+
+CHUNK_STEP = 64
+"""Prompt tokens by which that is more."""
+
+PROMPT_LOGPROBS_CHUNK = 128
+"""Maximum prompt tokens in a chunk whose log probabilities are wanted, but for an image that is fed whole.
+Each token needs logits of its own."""
+
+
+def find_fitting(num_bytes: Callable[[int], int], least: int, largest: int, max_bytes: int) -> int:
+    """Return how many tokens of prompts, from least to largest, a step with max_bytes may feed."""
+    if num_bytes(largest) <= max_bytes:
+        return largest
+    sizes = range(least, max(largest, least + 1), CHUNK_STEP)
+    return sizes[max(0, bisect_right(sizes, max_bytes, key=num_bytes) - 1)]
+
+
+def limit_chunks(prefilling: SequenceOf[Sequence], num_tokens: int) -> None:
+    """Divide num_tokens, which have memory, among prompts: set each prompt's max_chunk_tokens."""
+    chunks = divide_tokens([s.num_to_prefill for s in prefilling], num_tokens)
+    for sequence, chunk in zip(prefilling, chunks, strict=True):
+        prefill = sequence.prefill
+        prefill.max_chunk_tokens = chunk
+        if chunk and prefill.looking:
+            # An image may have to be fed as a whole.
+            prefill.looking.look_at(start := prefill.num_computed)
+            prefill.max_chunk_tokens = max(1, prefill.looking.end_of(start, start + chunk) - start)
+
+
+MIN_CUT_TOKENS = 50
+"""Tokens of a prompt for each cut of a chunk to keep state, where the time is not known."""
+
+MAX_CUT_SHARE = 0.02
+"""Share of a prompt's time that all its cuts may take."""
+
+
+class PrefillPlanner:
+    """Plans each step's chunks by their seconds, and learns these. Used by the engine's thread only.
+
+    tower_costs: of the tower's units of work, by whether rows decode, and the kind of stage.
+    """
+
+    def __init__(self, max_stall_ms: float, device: Device) -> None:
+        self._max_stall_ms, self._device = max_stall_ms, device
+        # By whether rows decode, and whether log probabilities are wanted. A model's chunks of 2,048 tokens
+        # say little about its chunks of 32.
+        self._costs: defaultdict[tuple[bool, bool], PrefillCosts] = defaultdict(PrefillCosts)
+        self.tower_costs: defaultdict[tuple[bool, str], PrefillCosts] = defaultdict(PrefillCosts)
+        # Steps since the oldest prompt was fed.
+        self._num_passed = 0
+
+    def plan(self, prefilling: SequenceOf[Sequence], num_rows: int) -> list[int]:
+        """Return how many tokens of each prompt this step feeds. num_rows: those that decode meanwhile."""
+        most = [s.prefill.max_chunk_tokens for s in prefilling]
+        costs: list[Seconds] = [partial(self._seconds, s, num_rows) for s in prefilling]
+        remaining = [s.num_to_prefill for s in prefilling]
+        for at, sequence in enumerate(prefilling):
+            if looking := sequence.prefill.looking:
+                looking.look_at(num_computed := sequence.prefill.num_computed)
+                most[at] = min(most[at], looking.end_of(num_computed, num_computed + most[at]) - num_computed)
+                if looking.num_left:
+                    # The tower's units of work are its tokens until it has seen the image.
+                    remaining[at] = most[at] = looking.num_left
+                    costs[at] = self._work_s(looking, num_rows)
+        limits = PrefillLimits.of_step(num_rows, self._max_stall_ms, sum(most), self._device.plain_s)
+        chunks = plan_prefill(remaining, costs, limits, most, self._num_passed)
+        self._num_passed = 0 if chunks[0] else self._num_passed + 1
+        return chunks
+
+    def costs_of(self, sequence: Sequence, num_rows: int) -> PrefillCosts:
+        """Return the costs of a sequence's chunks. Log probabilities need logits, which others do not."""
+        return self._costs[num_rows > 0, sequence.needs_prompt_logprobs]
+
+    def left_s(self, prefilling: SequenceOf[Sequence]) -> float:
+        """Return an upper estimate of the seconds that all prompts still take if no row decodes meanwhile."""
+        total_s = 0.0
+        for sequence in prefilling:
+            prefill = sequence.prefill
+            total_s += self._seconds(sequence, 0, sequence.num_to_prefill)
+            for kind, units in prefill.looking.left(prefill.num_computed) if prefill.looking else ():
+                total_s += self.tower_costs[False, kind].seconds(units, 0)
+        return total_s
+
+    def max_cuts(self, sequence: Sequence) -> int:
+        """Return how often a prompt may be cut, each for about a forward pass of one token."""
+        num_left, plain_s = sequence.num_to_prefill, self._device.plain_s
+        if not plain_s:
+            return num_left // MIN_CUT_TOKENS
+        return int(MAX_CUT_SHARE * self._seconds(sequence, 0, num_left) / plain_s)
+
+    def _seconds(self, sequence: Sequence, num_rows: int, num_tokens: int) -> float:
+        """Return an upper estimate of the seconds that the next num_tokens of a prompt take."""
+        if not (num_fed := min(num_tokens, sequence.num_to_prefill)):
+            return 0.0
+        # Long chunks do not tell how much of their time is the forward pass itself. A plain step does.
+        costs, plain_s = self.costs_of(sequence, num_rows), self._device.plain_s
+        return max(plain_s, costs.seconds(num_fed, sequence.prefill.num_computed, plain_s))
+
+    def _work_s(self, looking: Looking, num_rows: int) -> Seconds:
+        """Return an upper estimate of the seconds that the next units of the tower's work take."""
+        seconds = cache(lambda kind, units: self.tower_costs[num_rows > 0, kind].seconds(units, 0))
+
+        def work_s(num_units: int) -> float:
+            total = 0.0
+            for kind, units in looking.stages_left:
+                if num_units <= 0:
+                    break
+                total += seconds(kind, min(units, num_units))
+                num_units -= units
+            return total
+
+        return work_s
