@@ -40,14 +40,14 @@ from reprise.server.prompt.encoder import (
     ChatPrompt,
     Hole,
     TokenIds,
-    check_ids,
-    check_length,
     decode_prompts,
     encode_chat,
     encode_holes,
     encode_prompts,
     fim_of,
+    shown,
 )
+from reprise.server.prompt.length import check_ids, check_length
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.generation_fields import GenerationFields, WindowFields
@@ -113,34 +113,50 @@ def prepare_chat(
         make_parser = parser_factory(engine.tokenizer.markers, prompt.is_thinking, rules)
         calls = {tool.name: to_json(modern(tool.parameters)).decode() for tool in relaxed_tools}
         make_parser = _checked(make_parser, body, is_relaxed, calls)
-    views, slices = leased.views.begin(body, key_digest(request))
+    views, slices = _begin_views(request, leased, body)
     prompts = Prompts([prompt.tokens], grammar, prompt.prediction, prompt.head_tokens, views, prompt.images)
     return _prepared(request, leased, body, prompts, make_parser, slices)
 
 
+def _begin_views(
+    request: Request, leased: LeasedModel, body: ChatRequest
+) -> tuple[list[View], Iterator[None] | None]:
+    """Return an empty list of views, and the slices of work that fill it.
+
+    There are no slices if no drafter looks in views, or if those of too many conversations are being made.
+    """
+    views: list[View] = []
+    draft_type = body.draft.type or leased.settings.draft_type
+    looks_up = draft_type in ("auto", "suffix") and body.draft.max_tokens != 0
+    if not looks_up or len(leased.app.making_views) >= leased.settings.capacity:
+        return views, None
+    owner = key_digest(request)
+
+    def slices() -> Iterator[None]:
+        yield from leased.view_maker.make(*shown(body), owner, views)
+
+    return views, slices()
+
+
 def encode_prompt(request: Request, leased: LeasedModel, body: ChatRequest) -> ChatPrompt:
     """Return the prompt of a chat. Raises BadRequestError."""
-    check_tools(leased, body)
-    vision = leased.engine.info.vision
+    engine = leased.engine
+    if body.shown_tools and not engine.tokenizer.markers.can_call:
+        raise BadRequestError(
+            f"'tools': the chat template of {engine.info.name} has no tool call format that this server "
+            "knows. Leave out tools, or serve a model that was trained to call them.",
+            param="tools",
+            code="tools_not_supported",
+        )
+    vision = engine.info.vision
     seen = leased.images.read(request, body.messages, vision.processor if vision else None)
-    return encode_chat(leased.engine, body, seen)
+    return encode_chat(engine, body, seen)
 
 
 def count_prompt_tokens(request: Request, leased: LeasedModel, body: ChatRequest) -> int:
     """Count the tokens of a chat's prompt. Raises BadRequestError."""
     check_ids(body, leased.engine.info)
     return len(encode_prompt(request, leased, body).tokens)
-
-
-def check_tools(leased: LeasedModel, body: ChatRequest) -> None:
-    """Raise BadRequestError if the request has tools but the chat template has no known tool call format."""
-    if body.shown_tools and not leased.engine.tokenizer.markers.can_call:
-        raise BadRequestError(
-            f"'tools': the chat template of {leased.engine.info.name} has no tool call format that this "
-            "server knows. Leave out tools, or serve a model that was trained to call them.",
-            param="tools",
-            code="tools_not_supported",
-        )
 
 
 def _call_rules(leased: LeasedModel, body: ChatRequest, *, is_streamed: bool) -> ToolCallRules | None:

@@ -12,7 +12,7 @@ import os
 import queue
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from reprise.config.setting import SettingsError
 from reprise.config.settings import Settings
-from reprise.engine.interface.events import Finished
+from reprise.engine.interface.events import Finished, Usage
 from reprise.engine.interface.request import GenerationRequest
-from reprise.server.logs import LOGGER
+from reprise.server.logs import LOGGER, RequestRecord
+from reprise.server.output.presenter import count_by_source, count_translation, count_usage, explain_undrafted
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.generation_fields import GenerationFields
 from reprise.server.requests.messages import Message
@@ -217,3 +218,30 @@ def _counts(end: Finished) -> dict[str, Any]:
         "accepted_tokens": drafting.num_accepted,
         "forwards": drafting.num_forwards,
     }
+
+
+def fill_record(
+    record: RequestRecord, engine_requests: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int
+) -> None:
+    """Write the counts and times into the request's log record."""
+    counts = count_usage(engine_requests, ended, n)
+    record.num_prompt_tokens = counts["prompt_tokens"]
+    record.num_completion_tokens = counts["completion_tokens"]
+    # Of a cancelled sequence that has yet to end nothing is known.
+    is_known = len(ended) == len(engine_requests)
+    record.num_cached_tokens = counts["prompt_tokens_details"]["cached_tokens"] if is_known else None
+    record.num_forwards = sum(usage.drafting.num_forwards for usage in ended.values())
+    record.drafts = count_by_source(ended.values())
+    record.undrafted = explain_undrafted(ended.values())
+    if any(request.window_settings for request in engine_requests):
+        record.wedlm_decoding = "streaming"
+    record.is_loop = any(usage.is_loop for usage in ended.values())
+    if translation := count_translation(ended.values()):
+        del translation["drafted"], translation["accepted"]
+        record.translation = translation
+    started = [usage for usage in ended.values() if usage.num_completion_tokens]
+    if started:
+        record.first_token_ms = 1000 * min(usage.first_token_s for usage in started)
+        decode_s = max(usage.total_s for usage in started) - record.first_token_ms / 1000
+        later = counts["completion_tokens"] - len(started)
+        record.tokens_per_s = later / decode_s if later > 0 and decode_s > 0 else None

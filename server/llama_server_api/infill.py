@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import to_json
 
 from reprise.server.errors import ApiError
-from reprise.server.generation.lease import lease_for
+from reprise.server.generation.answer import answer, response_head
 from reprise.server.generation.prepare import prepare_infill
-from reprise.server.generation.stream import answer, response_head
+from reprise.server.generation.service import lease_for
 from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
 from reprise.server.output.parts import ChoiceOutput, EndPart, Part, TextPart

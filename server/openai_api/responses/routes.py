@@ -11,10 +11,9 @@ from pydantic_core import from_json, to_json
 
 from reprise.engine.interface.events import TokenLogprob
 from reprise.server.errors import BadRequestError, ContextLengthError, NotFoundError, RequestFailedError
-from reprise.server.generation.lease import lease_for, lease_model
+from reprise.server.generation.answer import answer, known_stream, response_head
 from reprise.server.generation.prepare import count_prompt_tokens, prepare_chat
-from reprise.server.generation.service import LeasedModel
-from reprise.server.generation.stream import answer, known_stream, response_head
+from reprise.server.generation.service import LeasedModel, lease_for, lease_model
 from reprise.server.http.access import key_digest
 from reprise.server.http.body import read_body, read_query
 from reprise.server.http.executor import FORMAT
