@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from reprise.engine.interface.errors import EngineError
 from reprise.engine.interface.events import Delta, Event, Failed, Finished, Usage
-from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.interface.spans import span
 from reprise.server.errors import ApiError, RequestFailedError, from_engine, from_failure
 from reprise.server.generation.prepare import Prepared
@@ -28,7 +27,6 @@ from reprise.server.output.parts import (
     ChoiceOutput,
     ChoiceTokens,
     EndPart,
-    MakeParser,
     Part,
     ReasoningPart,
     ReportPart,
@@ -43,7 +41,6 @@ from reprise.server.output.presenter import (
     count_usage,
     measure_timings,
 )
-from reprise.server.requests.generation_fields import GenerationFields
 
 ResultT = TypeVar("ResultT")
 SETTLE_S = 5.0
@@ -110,8 +107,6 @@ class EventQueue:
 class Submission:
     """The sequences of one HTTP request: submits them, receives their events, cancels those still running.
 
-    engine_requests: one for each choice, by index. num_choices: choices of each prompt.
-    grammar_param: the request's field with the grammar, if there is one.
     on_first: called on the event loop when the first token of any sequence has come.
     ended: usage of the sequences that have ended, normally or not, by index.
     finished: the final events of the sequences that ended normally, by index.
@@ -119,20 +114,17 @@ class Submission:
     """
 
     def __init__(
-        self,
-        leased: LeasedModel,
-        engine_requests: Sequence[GenerationRequest],
-        num_choices: int,
-        grammar_param: str,
-        on_first: Callable[[], object] | None = None,
+        self, leased: LeasedModel, prepared: Prepared, on_first: Callable[[], object] | None
     ) -> None:
-        self.engine_requests = engine_requests
-        self.num_choices = num_choices
+        self.engine_requests = prepared.engine_requests
+        self.num_choices = prepared.body.n
         self.ended: dict[int, Usage] = {}
         self.finished: dict[int, Finished] = {}
-        self.deltas: list[list[Delta]] = [[] for _ in engine_requests]
+        self.deltas: list[list[Delta]] = [[] for _ in prepared.engine_requests]
         self._leased = leased
-        self._grammar_param = grammar_param
+        # Without a constraint a grammar can only be that of the tools.
+        grammar = prepared.body.requested_grammar
+        self._grammar_param = grammar[1] if grammar else "tools"
         self._on_first = on_first
         self._event_queue = EventQueue(leased.settings.keep_alive_s)
         self._num_submitted = 0
@@ -250,27 +242,21 @@ class LongAnswerLog:
 class RequestOutput:
     """Parsed output of a submission, with one parser for each choice.
 
-    record: the request's log record, completed by close(). body: the request, whose fields say which parts of
-        the output are returned.
+    record: the request's log record, completed by close().
     """
 
     def __init__(
-        self,
-        leased: LeasedModel,
-        record: RequestRecord,
-        submission: Submission,
-        make_parser: MakeParser,
-        body: GenerationFields,
+        self, leased: LeasedModel, record: RequestRecord, submission: Submission, prepared: Prepared
     ) -> None:
         self.submission = submission
-        self._body = body
+        self._body = prepared.body
         self._leased = leased
         self._record = record
-        self._parsers = [make_parser() for _ in submission.engine_requests]
+        self._parsers = [prepared.make_parser() for _ in prepared.engine_requests]
         self._events: deque[tuple[int, Delta | Finished]] = deque()
         self._ending: tuple[int, asyncio.Future[EndPart]] | None = None
-        most = max(request.max_tokens for request in submission.engine_requests)
-        self._log = LongAnswerLog(most) if body.requested_max_tokens is None else None
+        most = max(request.max_tokens for request in prepared.engine_requests)
+        self._log = LongAnswerLog(most) if prepared.body.requested_max_tokens is None else None
 
     @property
     def is_complete(self) -> bool:
@@ -345,32 +331,28 @@ class RequestOutput:
             while num_read < MAX_DELTAS_AT_ONCE and self._events and self._ending is None:
                 index, event = self._events.popleft()
                 num_read += max(1, len(event.logprobs)) if isinstance(event, Delta) else 1
-                parts += self._note_parts(index, self._read(index, event))
+                parts += ((index, part) for part in self._read(index, event))
         return parts
 
-    def _note_parts(self, index: int, parts: list[Part]) -> list[tuple[int, Part]]:
-        """Return a choice's new parts with its index. If its EndPart takes long, begin to make it."""
-        make_end = self._parsers[index].make_end
-        if make_end is not None:
-            self._ending = (index, asyncio.ensure_future(make_end()))
-        shown = (
-            parts if self._body.shows_reasoning else (p for p in parts if not isinstance(p, ReasoningPart))
-        )
-        return [(index, part) for part in shown]
-
     def _read(self, index: int, event: Delta | Finished) -> list[Part]:
-        """Return the parts of a choice's event, and what it reports."""
+        """Return the shown parts of a choice's event. Begin to make its EndPart, if that takes long."""
         parser = self._parsers[index]
         if isinstance(event, Delta):
-            return [*parser.read(event), *_reports(event)]
-        parts: list[Part] = []
-        if event.stop is not None and self._body.include_stop_str_in_output:
-            parts += parser.read(Delta(event.stop))
-        if self._body.return_token_ids:
-            answer = () if self._body.is_scoring else event.tokens
-            prompt = self.submission.engine_requests[index].prompt
-            parts.append(ReportPart(tokens=ChoiceTokens(answer, prompt)))
-        return parts + parser.end(event)
+            parts = [*parser.read(event), *_reports(event)]
+        else:
+            parts = []
+            if event.stop is not None and self._body.include_stop_str_in_output:
+                parts += parser.read(Delta(event.stop))
+            if self._body.return_token_ids:
+                answer = () if self._body.is_scoring else event.tokens
+                prompt = self.submission.engine_requests[index].prompt
+                parts.append(ReportPart(tokens=ChoiceTokens(answer, prompt)))
+            parts += parser.end(event)
+            if parser.make_end is not None:
+                self._ending = (index, asyncio.ensure_future(parser.make_end()))
+        if self._body.shows_reasoning:
+            return parts
+        return [part for part in parts if not isinstance(part, ReasoningPart)]
 
     async def format(self, write: Callable[[], bytes], *, is_long: bool = False) -> bytes:
         """Call a presenter's function that formats output; return its frames.
@@ -399,15 +381,15 @@ class RequestOutput:
         ended = self.submission.ended
         return measure_timings([ended[index] for index in range(len(self.submission.engine_requests))])
 
-    def record_error(self, fault: ApiError) -> None:
-        """Note the error that ends a running stream in the log record."""
-        self._record.note(fault.code or fault.type)
+    def note_error(self, fault: Exception) -> ApiError:
+        """Note in the log record what ends a running stream; return the error to send to the client.
 
-    def record_internal_error(self) -> ApiError:
-        """Log the server error that is being handled and return the error to send to the client."""
-        LOGGER.exception("%s %s failed in its stream", self._record.id, self._record.endpoint)
-        fault = RequestFailedError.internal(self._record.id)
-        self.record_error(fault)
+        The status has been sent already. A bug in the server is logged with its traceback.
+        """
+        if not isinstance(fault, ApiError):
+            LOGGER.error("%s %s failed in its stream", self._record.id, self._record.endpoint, exc_info=fault)
+            fault = RequestFailedError.internal(self._record.id)
+        self._record.note(fault.code or fault.type)
         return fault
 
     async def close(self) -> None:
@@ -422,10 +404,7 @@ class RequestOutput:
         await submission.close()
         fill_record(record, submission.engine_requests, submission.ended, submission.num_choices)
         if submission.is_complete:
-            finished = submission.finished
-            record.finish_reason = " ".join(
-                finished[i].reason for i in range(len(submission.engine_requests))
-            )
+            record.finish_reason = " ".join(end.reason for _, end in sorted(submission.finished.items()))
         else:
             record.finish_reason = "error" if has_failed else "cancelled"
 
@@ -488,12 +467,8 @@ async def write_frames(output: RequestOutput, presenter: Presenter, first: Event
             frame = b""
             events = await output.receive()
         frame += await output.format(partial(presenter.format_end, events, output.usage(), output.timings()))
-    except ApiError as fault:
-        output.record_error(fault)
-        frame = presenter.format_error(fault)
-    # A bug in the server. The status has been sent already, so the error is sent as the last event.
-    except Exception:  # noqa: BLE001 - logged by record_internal_error
-        frame = presenter.format_error(output.record_internal_error())
+    except Exception as fault:  # noqa: BLE001 - logged by note_error
+        frame = presenter.format_error(output.note_error(fault))
     yield frame
 
 
@@ -517,10 +492,8 @@ async def answer(
     body, start_views = prepared.body, None
     if prepared.view_slices is not None:
         start_views = _make_first_view(leased, client_of(request), prepared.view_slices)
-    # Without a constraint a grammar can only be that of the tools.
-    grammar_param = body.requested_grammar[1] if body.requested_grammar else "tools"
-    submission = Submission(leased, prepared.engine_requests, body.n, grammar_param, start_views)
-    output = RequestOutput(leased, record_of(request), submission, prepared.make_parser, body)
+    submission = Submission(leased, prepared, start_views)
+    output = RequestOutput(leased, record_of(request), submission, prepared)
     submission.start(is_streaming=body.stream)
 
     async def end() -> None:

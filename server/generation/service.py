@@ -98,10 +98,10 @@ class EventBridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._posted: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._posted: deque[tuple[Callable[[Any], object], Any]] = deque()
         self._is_wake_scheduled = False
 
-    def post(self, put: Callable[[EventT], None], event: EventT) -> None:
+    def post(self, put: Callable[[EventT], object], event: EventT) -> None:
         """Call put(event) on the event loop. Callable from any thread; neither blocks nor raises."""
         self._posted.append((put, event))
         if not self._is_wake_scheduled:

@@ -227,7 +227,12 @@ def encode_hole(tokenizer: "Tokenizer", fim: FimTokens, hole: Hole, has_special:
     """Return the tokens of the prompt that asks for the text in a hole. See encode_holes()."""
     encode = tokenizer.encode_answer
     before, after = encode(hole.before), encode(hole.after)
-    opening = _opening(tokenizer, hole.before, before) if has_special else []
+    opening: list[int] = []
+    if has_special:
+        # The tokens that prompts begin with, if they do not depend on the text.
+        whole = tokenizer.encode(hole.before)
+        num_special = len(whole) - len(before)
+        opening = whole[:num_special] if whole[num_special:] == before else []
     parts = [[fim.prefix, *before], [fim.suffix, *after]]
     if fim.is_suffix_first:
         parts.reverse()
@@ -238,13 +243,6 @@ def encode_hole(tokenizer: "Tokenizer", fim: FimTokens, hole: Hole, has_special:
         others += [fim.file, *encode(f"{THIS_FILE}\n")]
     middle = [] if fim.middle is None else [fim.middle]
     return (*opening, *others, *parts[0], *parts[1], *middle)
-
-
-def _opening(tokenizer: "Tokenizer", text: str, tokens: Sequence[int]) -> list[int]:
-    """Return the tokens that prompts begin with, found at a text and its tokens without them."""
-    whole = tokenizer.encode(text)
-    num_before = len(whole) - len(tokens)
-    return whole[:num_before] if whole[num_before:] == list(tokens) else []
 
 
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}

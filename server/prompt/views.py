@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import takewhile
@@ -279,20 +279,15 @@ def _is_long(text: Any) -> bool:
     return isinstance(text, str) and len(text) >= MIN_CHARACTERS and "\n" in text
 
 
-MAX_VIEW_BYTES = 16 << 20
-"""Maximum bytes of views that are cached for later turns: four million tokens."""
 MAX_TOKENS = 1 << 17
 """Maximum tokens of the views of one request. Those of the newest texts come first."""
-SLICE_CHARACTERS = 4096
-"""Characters that one slice reads or encodes, about 1,000 tokens, and up to the end of a line or word."""
-SLICE_LINES = 96
-"""Lines that one slice reads: short ones take time by their number, not by their characters."""
+SLICE_CHARACTERS, SLICE_LINES, SLICE_ENDS = 4096, 96, 16
+"""What one slice reads or encodes: characters (about 1,000 tokens) up to the end of a line or word; lines, as
+short ones take time by their number; ends of values, which are tried."""
 LINE_CHARACTERS = 100
 """Characters that take as long as to begin with another line."""
 MAX_SLICE_CHARACTERS = 4 * SLICE_CHARACTERS
 """A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""
-SLICE_ENDS = 16
-"""How many ends of values one slice tries."""
 SIGNS = " -+"
 """The signs of lines in patches: kept, removed and added."""
 _TIGHT = r'''
@@ -460,16 +455,16 @@ class ViewMaker:
         for fixed, copied in forms:
             for text in fixed[1:]:
                 if text not in known:
-                    known[text] = {}
-                    yield from self._find_joints(text, known[text])
+                    known[text] = yield from self._find_joints(text)
             # A space before a value is one with its first word.
             ids = tuple(self._until_end(encode(text.rstrip(" "))) for text in fixed)
             made.append(Frame(ids, copied, tuple(known[text] for text in fixed[1:])))
         yield
 
-    def _find_joints(self, fixed: str, joints: dict[int, tuple[int, ...]]) -> Iterator[None]:
-        """Add those of what is fixed behind a value; see Frame.joints."""
+    def _find_joints(self, fixed: str) -> Generator[None, None, dict[int, tuple[int, ...]]]:
+        """Return those of what is fixed behind a value, found in slices; see Frame.joints."""
         tokenizer = self._engine.tokenizer
+        joints: dict[int, tuple[int, ...]] = {}
         for number, end in enumerate((*VALUE_ENDS, *LINE_ENDS) if fixed.startswith("\n") else VALUE_ENDS):
             joined = tokenizer.encode_answer(end + fixed)
             if len(tokenizer.decode(joined[:1])) > len(end):
@@ -478,6 +473,7 @@ class ViewMaker:
                     joints[last] = self._until_end(joined)
             if number % SLICE_ENDS == 0:
                 yield
+        return joints
 
     def _until_end(self, ids: Sequence[int]) -> tuple[int, ...]:
         ends = self._engine.tokenizer.eos_ids
