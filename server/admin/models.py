@@ -11,16 +11,15 @@ from pydantic_core import to_json
 from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.models import ModelEntry
 from reprise.server.errors import ApiError
-from reprise.server.generation.lease import find_entry, lease_model, resolve
-from reprise.server.generation.served_models import (
-    begin_pull,
+from reprise.server.generation.answer import TokenStream
+from reprise.server.generation.list_and_pull import (
+    Pull,
     check_loads,
     known_sampling,
     named_entries,
     unload,
 )
-from reprise.server.generation.service import Service, service_of
-from reprise.server.generation.stream import TokenStream
+from reprise.server.generation.service import Service, find_entry, lease_model, resolve, service_of
 from reprise.server.http.body import read_body
 from reprise.server.http.error_responses import server_sent_event
 from reprise.server.http.openapi import body_schema
@@ -236,7 +235,7 @@ async def pull_model(request: Request) -> Response:
     The last event has the status success, or is an error. A download that breaks off can be continued.
     """
     service, body = service_of(request), await read_body(request, PullRequest)
-    pull = begin_pull(service, body.model)
+    pull = Pull(service, body.model)
 
     async def events() -> AsyncIterator[bytes]:
         async for state in pull.states(request):

@@ -13,10 +13,9 @@ from reprise.server.anthropic_api.schemas import (
     MessagesRequest,
     to_chat_request,
 )
-from reprise.server.generation.lease import lease_for
+from reprise.server.generation.answer import answer, response_head
 from reprise.server.generation.prepare import Prepared, count_prompt_tokens, prepare_chat
-from reprise.server.generation.service import LeasedModel
-from reprise.server.generation.stream import answer, response_head
+from reprise.server.generation.service import LeasedModel, lease_for
 from reprise.server.http.body import read_body
 from reprise.server.http.error_responses import server_sent_event
 from reprise.server.http.openapi import body_schema

@@ -3,13 +3,13 @@
 import asyncio
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
-from starlette.types import Receive, Scope, Send
 
 from reprise.engine.interface.embeddings import (
     Embedded,
@@ -25,13 +25,15 @@ from reprise.server.errors import bad_field, from_engine, from_failure
 from reprise.server.generation.service import LeasedModel, wait_unless_gone
 from reprise.server.http.executor import FORMAT
 from reprise.server.http.request_log import note_ignored, record_of
-from reprise.server.prompt.encoder import TokenIds, check_encoded, check_token_ids, encode_texts
+from reprise.server.prompt.encoder import TokenIds, encode_texts
+from reprise.server.prompt.length import check_encoded, check_token_ids
 from reprise.server.requests.embeddings import Cut, EmbeddingsRequest, RerankRequest
 
 if TYPE_CHECKING:
     from reprise.engine.embedding.embedding_engine import EmbeddingEngine
 
-FLOAT_BYTES = 4
+PART_BYTES = 256 * 2**10
+"""Bytes of a response that are sent at a time."""
 
 
 def numbers_of(vector: bytes) -> list[float]:
@@ -79,19 +81,11 @@ def encode_inputs(
     if prompt and not embedding.recipe.counts_prompt:
         (alone,) = encode_texts(leased.engine, [prompt])
         first_pooled = len(embedding.before) + len(alone)
-    return _as_inputs(body, info, encoded, first_pooled)
-
-
-def _as_inputs(
-    body: EmbeddingsRequest, info: ModelInfo, encoded: Iterator[TokenIds], first_pooled: int
-) -> tuple[EmbeddingInput, ...]:
-    """Put the special tokens around texts, and cut them. Raises BadRequestError."""
-    embedding, inputs = info.embedding, []
-    assert embedding
+    room = info.context_tokens - len(embedding.before) - len(embedding.after)
+    inputs = []
     for index, one in enumerate(body.input):
         param = f"input[{index}]" if len(body.input) > 1 else "input"
         if isinstance(one, str):
-            room = info.context_tokens - len(embedding.before) - len(embedding.after)
             tokens = (*embedding.before, *_cut(next(encoded), room, body.truncate, param, info))
             inputs.append(EmbeddingInput((*tokens, *embedding.after), min(first_pooled, len(tokens))))
         else:
@@ -118,32 +112,20 @@ def encode_pairs(request: Request, leased: LeasedModel, body: RerankRequest) -> 
         # As one text: a document's first token may begin with the space before it.
         documents = [f"{head} {document}" for document in documents]
     encoded = encode_texts(leased.engine, documents)
-    return _as_pairs(body, info, query, encoded)
-
-
-def _as_pairs(
-    body: RerankRequest, info: ModelInfo, query: TokenIds, documents: Sequence[TokenIds]
-) -> tuple[EmbeddingInput, ...]:
-    """Put the query before each document, unless it is there, and the special tokens around both.
-
-    Raises BadRequestError.
-    """
-    embedding = info.embedding
-    assert embedding
     check_encoded(query, "query", info)
-    head = (*embedding.before, *query, *embedding.between)
+    before = (*embedding.before, *query, *embedding.between)
     num_there = len(query) if embedding.pair else 0
-    room = info.context_tokens - len(head) - len(embedding.after)
+    room = info.context_tokens - len(before) - len(embedding.after)
     if room < 1:
-        most = info.context_tokens - len(head) + len(query) - len(embedding.after) - 1
+        most = info.context_tokens - len(before) + len(query) - len(embedding.after) - 1
         phrase = f"has {len(query)} tokens; this model takes {most} with a document. Shorten it"
         raise bad_field("query", phrase, "context_length_exceeded")
     limit = min(room, body.max_tokens_per_doc or room)
     pairs = []
-    for index, text in enumerate(documents):
+    for index, text in enumerate(encoded):
         document = text[num_there:][: body.max_tokens_per_doc]
         cut = _cut(document, limit, body.truncate, f"documents[{index}]", info)
-        pairs.append(EmbeddingInput((*head, *cut, *embedding.after), first_of_second=len(head)))
+        pairs.append(EmbeddingInput((*before, *cut, *embedding.after), first_of_second=len(before)))
     return tuple(pairs)
 
 
@@ -154,10 +136,12 @@ async def answer_embeddings(
     write: Callable[[Sequence[bytes], int], bytes],
     dimensions: int | None = None,
 ) -> Response:
-    """Embed or score inputs and respond with the JSON that write() makes of the vectors. Raises as embed().
+    """Embed or score inputs and respond with the JSON that write() makes of the vectors.
 
-    encode: returns the inputs. write: is given the vectors, one for each input, and the number of tokens of
-        all inputs. Both are called on a thread.
+    encode: returns the inputs. write: is given the vector of each input, or its score as a vector of one
+        number, in little-endian float32, and the number of tokens of all inputs. Both are called on a thread.
+
+    Raises ApiError if the engine refuses or fails, and ClientGoneError if the client disconnects.
     """
 
     def prepare() -> tuple[tuple[EmbeddingInput, ...], int]:
@@ -165,26 +149,8 @@ async def answer_embeddings(
         return inputs, count_alike(inputs)
 
     inputs, num_alike = await leased.run_in_turn(request, prepare)
-    numbers = await embed(request, leased, inputs, num_alike, dimensions)
-    return LongResponse(await FORMAT.run(write, numbers, sum(len(one.tokens) for one in inputs)))
-
-
-async def embed(
-    request: Request,
-    leased: LeasedModel,
-    inputs: tuple[EmbeddingInput, ...],
-    num_alike: int,
-    dimensions: int | None = None,
-) -> tuple[bytes, ...]:
-    """Return the vector of each input, or its score as a vector of one number, in little-endian float32.
-
-    num_alike: see count_alike().
-
-    Raises ApiError if the engine refuses or fails, and ClientGoneError if the client disconnects.
-    """
     engine = cast("EmbeddingEngine", leased.engine)
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Embedded | Failed] = loop.create_future()
+    done: asyncio.Future[Embedded | Failed] = asyncio.get_running_loop().create_future()
 
     def note(event: Embedded | Failed) -> None:
         if not done.done():
@@ -202,7 +168,21 @@ async def embed(
             engine.cancel(asked.id)
     if isinstance(event := done.result(), Failed):
         raise from_failure(event, "input")
-    return event.vectors
+    written = await FORMAT.run(write, event.vectors, sum(len(one.tokens) for one in inputs))
+    length = {"content-length": str(len(written))}
+    return StreamingResponse(_in_parts(written), headers=length, media_type="application/json")
+
+
+async def _in_parts(body: bytes) -> AsyncIterator[bytes]:
+    """Yield a body, which may have 100 MB and more, in parts.
+
+    Sent at once, the body would be copied on the event loop, and would count as unread output, which is
+    limited for each address.
+    """
+    for start in range(0, len(body), PART_BYTES):
+        yield body[start : start + PART_BYTES]
+        # A client that reads at once would keep the loop from others.
+        await asyncio.sleep(0)
 
 
 def _find_prompt(request: Request, body: EmbeddingsRequest, info: ModelInfo, embedding: EmbeddingInfo) -> str:
@@ -239,26 +219,3 @@ def _cut(tokens: Sequence[int], room: int, cut: Cut, param: str, info: ModelInfo
     kept = tuple(tokens[-room:] if cut == "start" else tokens[:room])
     check_encoded(kept, param, info)
     return kept
-
-
-PART_BYTES = 256 * 2**10
-
-
-class LongResponse(Response):
-    """A JSON body that may have 100 MB and more, sent in parts.
-
-    Sent at once, the body would be copied on the event loop, and would count as unread output, which is
-    limited for each address.
-    """
-
-    media_type = "application/json"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send the body in parts. See Response."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for start in range(0, len(self.body), PART_BYTES):
-            end = start + PART_BYTES
-            part = {"body": bytes(self.body[start:end]), "more_body": end < len(self.body)}
-            await send({"type": "http.response.body", **part})
-            # A client that reads at once would keep the loop from others.
-            await asyncio.sleep(0)

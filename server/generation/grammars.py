@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,21 +55,16 @@ def chat_grammar(
     Raises BadRequestError if the grammar needs tool calls and they cannot be enforced in the model's format.
     """
     tools = body.callable_tools
-    larks = {tool.name: tool.lark for tool in tools if tool.lark is not None}
-    if content is None and not body.enforced_tools and not larks:
+    if content is None and not body.enforced_tools and all(tool.lark is None for tool in tools):
         return None
     if markers.is_harmony:
-        return _grammar(_harmony(body, markers, content, larks))
+        return _grammar(_harmony(body, markers, content))
+    rules = [_TEXT, _SPACE, *(_calls(body, markers, content) if tools else [])]
     if markers.is_addressed or markers.is_in_blocks:
         layout = _messages if markers.is_addressed else _blocks
-        rules = [_TEXT, _SPACE, "content: TEXT" if content is None else _content(content)]
-        rules += _calls(body, markers, content, larks) if tools else []
-        return _grammar([*layout(body, markers, content is None, is_thinking), *rules])
+        return _grammar([*layout(body, markers, content is None, is_thinking), *rules, _content(content)])
     if not tools and not markers.can_think:
         return content
-    rules = [*_thinking(markers, is_thinking), _TEXT, _SPACE]
-    if tools:
-        rules += _calls(body, markers, content, larks)
     if body.tool_choice.mode == "required":
         output = "calls"
     elif content is None:
@@ -78,7 +73,7 @@ def chat_grammar(
     else:
         output = "(calls | content)" if tools else "content"
         rules.append(_content(content))
-    return _grammar([f"start: thinking {output}", *rules])
+    return _grammar([f"start: thinking {output}", _thinking(markers, is_thinking), *rules])
 
 
 def optional_calls(body: ChatRequest, markers: Markers, *, has_schemas: bool = True) -> Grammar | None:
@@ -87,14 +82,14 @@ def optional_calls(body: ChatRequest, markers: Markers, *, has_schemas: bool = T
     None if no call is allowed, or if nothing tells a call of this model from other JSON.
     has_schemas: whether arguments follow their tool's schema; otherwise any are allowed.
     """
-    tools, call_format = body.callable_tools, find_format(markers)
-    if not tools or not (markers.is_harmony or call_format):
+    if not (tools := body.callable_tools):
         return None
     schemas = [(tool.name, _enforceable(tool) if has_schemas else ANY_ARGUMENTS) for tool in tools]
     if markers.is_harmony:
         return _optional_harmony_calls(markers, schemas)
-    marker = markers.call_start
-    assert call_format is not None
+    call_format, marker = find_format(markers), markers.call_start
+    if call_format is None:
+        return None
     assert marker is not None
     # Where every argument has tags of its own, only those that a schema lists can be enforced.
     is_json = isinstance(call_format, JsonFormat)
@@ -160,32 +155,26 @@ def _enforceable(tool: Tool) -> dict[str, Any]:
     return _schema(tool) if form.schema is schema else closed(form.schema)
 
 
-def with_budget(
-    grammar: Grammar | None, markers: Markers, num_tokens: int | None, is_thinking: bool
-) -> Grammar | None:
-    """Limit the reasoning to num_tokens in a grammar; return the grammar unchanged if num_tokens is None.
-
-    is_thinking: the prompt has already opened the reasoning.
-    """
-    if num_tokens is None or markers.think_end is None:
-        return grammar
-    start = () if markers.think_start is None else markers.think_start.tokens
-    budget = ThinkingBudget(num_tokens, start, markers.think_end.tokens, is_thinking, markers.is_harmony)
-    return replace(grammar or Grammar("any", ""), thinking=budget)
-
-
 def _grammar(rules: Sequence[str]) -> Grammar:
     return Grammar("lark", "\n".join(rules) + "\n")
 
 
-def _calls(
-    body: ChatRequest, markers: Markers, content: Grammar | None, larks: Mapping[str, str]
-) -> list[str]:
+def _calls(body: ChatRequest, markers: Markers, content: Grammar | None) -> list[str]:
     """Return the rules of tool calls. Raises BadRequestError."""
     tools = body.callable_tools
     call_format = find_format(markers)
     if call_format is None:
-        raise _no_format(body, markers, content)
+        param, remedy = "tools", "Leave out 'strict'"
+        if body.tool_choice.mode == "required":
+            param, remedy = "tool_choice", "Leave it at 'auto'"
+        elif content is not None:
+            remedy = "A required response format together with tools needs this too: leave out one of them"
+        raise BadRequestError(
+            f"'{param}': tool calls cannot be enforced in this model's format, {markers.call_format}. "
+            f"{remedy}.",
+            param=param,
+            code="unsupported_value",
+        )
     try:
         return CallGrammar(
             call_format,
@@ -193,7 +182,7 @@ def _calls(
             [(tool.name, _schema(tool)) for tool in tools],
             {tool.name for tool in body.enforced_tools},
             {tool.name for tool in tools if tool.strict},
-            larks,
+            {tool.name: tool.lark for tool in tools if tool.lark is not None},
             # A model that was not trained to call tools does not know when to stop.
         ).rules(body.parallel_tool_calls and not markers.is_generic)
     except UnenforceableError as fault:
@@ -214,24 +203,6 @@ def _schema(tool: Tool) -> dict[str, Any]:
         return schema
     # Only here does an empty list of properties say that there are none: further in, it may stand for any.
     return {**schema, "additionalProperties": False} if takes_nothing(schema) else closed(schema)
-
-
-def _no_format(body: ChatRequest, markers: Markers, content: Grammar | None) -> BadRequestError:
-    """Make the error for a request that demands what no grammar can enforce for this model."""
-    if body.tool_choice.mode == "required":
-        param, remedy = "tool_choice", "Leave it at 'auto'"
-    elif content is not None:
-        param, remedy = (
-            "tools",
-            "A required response format together with tools needs this too: leave out one of them",
-        )
-    else:
-        param, remedy = "tools", "Leave out 'strict'"
-    return BadRequestError(
-        f"'{param}': tool calls cannot be enforced in this model's format, {markers.call_format}. {remedy}.",
-        param=param,
-        code="unsupported_value",
-    )
 
 
 def _text_and_calls(markers: Markers, is_parallel: bool) -> list[str]:
@@ -260,9 +231,7 @@ def _split_at_token(text: str, markers: Markers) -> tuple[str, Marker | None, st
 _ANY = "/(.|\\n)*/"
 
 
-def _harmony(
-    body: ChatRequest, markers: Markers, content: Grammar | None, larks: Mapping[str, str]
-) -> list[str]:
+def _harmony(body: ChatRequest, markers: Markers, content: Grammar | None) -> list[str]:
     """Return the grammar of gpt-oss: any reasoning, then one tool call or the content."""
     token = {marker.text: marker_tokens(marker) for marker in markers.inner}
     channel, message = token["<|channel|>"], token["<|message|>"]
@@ -272,7 +241,7 @@ def _harmony(
         f'preamble: {channel} "commentary" {message} TEXT {again}',
         f'final: {channel} "final" {message} content',
         _TEXT,
-        "content: TEXT" if content is None else _content(content),
+        _content(content),
     ]
     tools = body.callable_tools
     enforced = {tool.name for tool in body.enforced_tools}
@@ -282,7 +251,7 @@ def _harmony(
         rules.append(
             f'call_{index}: {channel} {head} {token["<|constrain|>"]} "json" {message} arguments_{index}'
         )
-        rules += json_arguments(index, schema, larks.get(tool.name))
+        rules += json_arguments(index, schema, tool.lark)
     calls = " | ".join(f"call_{index}" for index in range(len(tools)))
     if body.tool_choice.mode == "required":
         output = f"({calls})"
@@ -343,28 +312,26 @@ def _said_or_called(
     return f"({said} {edge} | {edge} {calls}{both})"
 
 
-def _thinking(markers: Markers, is_thinking: bool) -> list[str]:
+def _thinking(markers: Markers, is_thinking: bool) -> str:
     """Return the rule for the reasoning that may precede the rest of the output."""
-    if markers.think_end is None:
-        return ['thinking: ""']
+    if markers.think_end is None or (markers.think_start is None and not is_thinking):
+        return 'thinking: ""'
     rest = f"TEXT {marker_tokens(markers.think_end)} SPACE"
-    if is_thinking:
-        return [f"thinking: {rest}"]
-    if markers.think_start is None:
-        return ['thinking: ""']
-    return [f"thinking: (SPACE {marker_tokens(markers.think_start)} {rest})?"]
+    if not is_thinking:
+        rest = f"(SPACE {marker_tokens(markers.think_start)} {rest})?"
+    return f"thinking: {rest}"
 
 
-def _content(grammar: Grammar) -> str:
-    match grammar.kind:
-        case "json_schema":
+def _content(grammar: Grammar | None) -> str:
+    """Return the rule for the content. grammar: None if it may be any text."""
+    match grammar:
+        case Grammar(kind="json_schema"):
             return f"content: {json_rule(json.loads(grammar.text))}"
-        case "lark":
+        case Grammar(kind="lark"):
             return f"content: %lark {{\n{grammar.text}\n}}"
-        case "any":
-            return "content: TEXT"
-        case "regex":
+        case Grammar(kind="regex"):
             return f"content: %lark {{\nstart: /{escape_regex(grammar.text)}/\n}}"
+    return "content: TEXT"
 
 
 MAX_RELAXED = 128
@@ -402,7 +369,13 @@ class GrammarCompiler:
         grammar, relaxed_tools = self._compile_tools(request, body, compile_whole)
         if grammar is None:
             grammar = self._compile_optional_calls(body)
-        grammar = with_budget(grammar, markers, body.thinking_budget_tokens, is_thinking)
+        num_tokens = body.thinking_budget_tokens
+        if num_tokens is not None and markers.think_end is not None:
+            start, end = markers.think_start, markers.think_end.tokens
+            budget = ThinkingBudget(
+                num_tokens, start.tokens if start else (), end, is_thinking, markers.is_harmony
+            )
+            grammar = replace(grammar or Grammar("any", ""), thinking=budget)
         return grammar, is_relaxed, relaxed_tools
 
     def compile_requested(self, request: Request, body: GenerationFields) -> tuple[Grammar | None, bool]:
@@ -491,31 +464,22 @@ class GrammarCompiler:
 
         None if there is no such grammar: these calls are not enforced, so none of this refuses a request.
         """
-        markers = self._engine.tokenizer.markers
         for has_schemas in (True, False):
             try:
-                grammar = optional_calls(body, markers, has_schemas=has_schemas)
+                grammar = optional_calls(body, self._engine.tokenizer.markers, has_schemas=has_schemas)
             except UnenforceableError:
                 continue
             if grammar is None:
                 return None
-            if len(grammar.text) <= MAX_ENFORCED_BYTES:
-                compiled = self._compile_if_possible(grammar)
-                if compiled is not None:
-                    return compiled
+            if len(grammar.text) > MAX_ENFORCED_BYTES or grammar in self._unusable:
+                continue
+            try:
+                return self.compile(grammar, "tools")
+            except BadRequestError:
+                self._unusable[grammar] = None
+                if len(self._unusable) > MAX_UNUSABLE:
+                    self._unusable.pop(next(iter(self._unusable)), None)
         return None
-
-    def _compile_if_possible(self, grammar: Grammar) -> Grammar | None:
-        """Return the compiled grammar; None if it cannot be used, which is found only once."""
-        if grammar in self._unusable:
-            return None
-        try:
-            return self.compile(grammar, "tools")
-        except BadRequestError:
-            self._unusable[grammar] = None
-            if len(self._unusable) > MAX_UNUSABLE:
-                self._unusable.pop(next(iter(self._unusable)), None)
-            return None
 
 
 _MAX_ERROR_CHARACTERS = 500

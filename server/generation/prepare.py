@@ -1,6 +1,6 @@
 """From a validated body and a leased model to the engine's requests: prompt, grammar, parser, choices.
 
-prepare_chat() and prepare_completion() block, and run on a thread; see LeasedModel.run_in_turn().
+All of it blocks, and runs on a thread; see LeasedModel.run_in_turn().
 """
 
 import secrets
@@ -46,23 +46,21 @@ from reprise.server.prompt.encoder import (
     ChatPrompt,
     Hole,
     TokenIds,
-    check_ids,
-    check_length,
     decode_prompts,
     encode_chat,
     encode_holes,
     encode_prompts,
     fim_of,
+    shown,
 )
+from reprise.server.prompt.length import check_ids, check_length
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.generation_fields import GenerationFields, WindowFields
 from reprise.server.requests.json_schema import modern
+from reprise.server.requests.tools import Tool
 from reprise.server.tools.formats import find_format
 from reprise.server.tools.readers import bare_calls, make_reader
-
-_OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
-"""Draft types that depend on the models served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,36 +115,51 @@ def prepare_chat(
     else:
         rules = _call_rules(leased, body, is_streamed=body.stream and streams_calls)
         make_parser = parser_factory(engine.tokenizer.markers, prompt.is_thinking, rules)
-        calls = {tool.name: to_json(modern(tool.parameters)).decode() for tool in relaxed_tools}
-        make_parser = _checked(make_parser, body, is_relaxed, calls)
-    views, slices = leased.views.begin(body, key_digest(request))
+        make_parser = _checked(make_parser, body, is_relaxed, relaxed_tools)
+    views, slices = _begin_views(request, leased, body)
     prompts = Prompts([prompt.tokens], grammar, prompt.prediction, prompt.head_tokens, views, prompt.images)
     return _prepared(request, leased, body, prompts, make_parser, slices)
 
 
+def _begin_views(
+    request: Request, leased: LeasedModel, body: ChatRequest
+) -> tuple[list[View], Iterator[None] | None]:
+    """Return an empty list of views, and the slices of work that fill it.
+
+    There are no slices if no drafter looks in views, or if those of too many conversations are being made.
+    """
+    views: list[View] = []
+    draft_type = body.draft.type or leased.settings.draft_type
+    looks_up = draft_type in ("auto", "suffix") and body.draft.max_tokens != 0
+    if not looks_up or len(leased.app.making_views) >= leased.settings.capacity:
+        return views, None
+    owner = key_digest(request)
+
+    def slices() -> Iterator[None]:
+        yield from leased.view_maker.make(*shown(body), owner, views)
+
+    return views, slices()
+
+
 def encode_prompt(request: Request, leased: LeasedModel, body: ChatRequest) -> ChatPrompt:
     """Return the prompt of a chat. Raises BadRequestError."""
-    check_tools(leased, body)
-    vision = leased.engine.info.vision
+    engine = leased.engine
+    if body.shown_tools and not engine.tokenizer.markers.can_call:
+        raise BadRequestError(
+            f"'tools': the chat template of {engine.info.name} has no tool call format that this server "
+            "knows. Leave out tools, or serve a model that was trained to call them.",
+            param="tools",
+            code="tools_not_supported",
+        )
+    vision = engine.info.vision
     seen = leased.images.read(request, body.messages, vision.processor if vision else None)
-    return encode_chat(leased.engine, body, seen)
+    return encode_chat(engine, body, seen)
 
 
 def count_prompt_tokens(request: Request, leased: LeasedModel, body: ChatRequest) -> int:
     """Count the tokens of a chat's prompt. Raises BadRequestError."""
     check_ids(body, leased.engine.info)
     return len(encode_prompt(request, leased, body).tokens)
-
-
-def check_tools(leased: LeasedModel, body: ChatRequest) -> None:
-    """Raise BadRequestError if the request has tools but the chat template has no known tool call format."""
-    if body.shown_tools and not leased.engine.tokenizer.markers.can_call:
-        raise BadRequestError(
-            f"'tools': the chat template of {leased.engine.info.name} has no tool call format that this "
-            "server knows. Leave out tools, or serve a model that was trained to call them.",
-            param="tools",
-            code="tools_not_supported",
-        )
 
 
 def _call_rules(leased: LeasedModel, body: ChatRequest, *, is_streamed: bool) -> ToolCallRules | None:
@@ -205,7 +218,7 @@ def _prepare_texts(
     if body.echo or body.is_scoring:
         texts = decode_prompts(leased.engine, body) if body.echo else [""] * len(prompts)
         make_parser = echo_parsers(texts, body.n, body.is_scoring)
-    make_parser = _checked(make_parser, body, is_relaxed, {})
+    make_parser = _checked(make_parser, body, is_relaxed, [])
     return _prepared(request, leased, body, Prompts(prompts, grammar), make_parser)
 
 
@@ -222,18 +235,15 @@ class CheckedParser(OutputParser):
 
     def read(self, delta: Delta) -> list[Part]:
         """See OutputParser."""
-        return self._note(self._inner.read(delta))
+        parts = self._inner.read(delta)
+        self._parts += parts
+        return parts
 
     def end(self, finished: Finished) -> list[Part]:
-        """See OutputParser."""
-        return self._note(self._inner.end(finished))
-
-    def _note(self, parts: list[Part]) -> list[Part]:
-        """Keep the parts for the check; hold the end back until it is made."""
+        """See OutputParser. The EndPart is held back until the check is made."""
+        parts = self._inner.end(finished)
         self._parts += parts
         self.num_reasoning_tokens = self._inner.num_reasoning_tokens
-        if not parts or not isinstance(parts[-1], EndPart):
-            return parts
         self.make_end = self._make_end
         return parts[:-1]
 
@@ -255,12 +265,13 @@ class CheckedParser(OutputParser):
 
 
 def _checked(
-    make_parser: MakeParser, body: GenerationFields, is_relaxed: bool, calls: Mapping[str, str]
+    make_parser: MakeParser, body: GenerationFields, is_relaxed: bool, relaxed_tools: Sequence[Tool]
 ) -> MakeParser:
-    """Have the parsers check answers, if a schema is relaxed: the content's, or those of calls."""
-    if not is_relaxed and not calls:
+    """Have the parsers check answers, if the schema of the content or of a tool is relaxed."""
+    if not is_relaxed and not relaxed_tools:
         return make_parser
     content = to_json(modern(body.relaxable_schema or {})).decode() if is_relaxed else None
+    calls = {tool.name: to_json(modern(tool.parameters)).decode() for tool in relaxed_tools}
     return lambda: CheckedParser(make_parser(), content, calls)
 
 
@@ -298,17 +309,20 @@ def _drop_unavailable(request: Request, leased: LeasedModel, body: GenerationFie
 
 def _draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) -> BadRequestError | None:
     """Return the fault of the source of drafts that a request names; None if the server has that source."""
-    kind, missing, remedy = body.draft.type, "", ""
-    if kind == "draft-model" and (settings.draft_model is None or info.head):
-        missing, remedy = "has no draft model", ", or start the server with --draft-model"
-    if kind in ("mtp", "dflash") and info.head != kind:
-        missing = "serves no model with an MTP head" if kind == "mtp" else "has no DFlash drafter"
-        remedy = ", or start the server with --draft-model and the folder of one"
-    if kind == "wedlm" and info.mask_token_id is None:
-        missing = "serves no WeDLM model"
-    if not missing:
+    of_one = ", or start the server with --draft-model and the folder of one"
+    has_no_model = settings.draft_model is None or bool(info.head)
+    lacking: dict[str, tuple[bool, str, str]] = {
+        "draft-model": (has_no_model, "has no draft model", ", or start the server with --draft-model"),
+        "mtp": (info.head != "mtp", "serves no model with an MTP head", of_one),
+        "dflash": (info.head != "dflash", "has no DFlash drafter", of_one),
+        "wedlm": (info.mask_token_id is None, "serves no WeDLM model", ""),
+    }
+    kind = body.draft.type or ""
+    is_lacking, missing, remedy = lacking.get(kind, (False, "", ""))
+    if not is_lacking:
         return None
-    drafters = ", ".join(one for one in get_args(DraftType) if one not in _OF_MODELS)
+    # Those that need no model of a kind.
+    drafters = ", ".join(one for one in get_args(DraftType) if one not in lacking)
     phrase = f"is '{kind}', but this server {missing}; use one of {drafters}{remedy}"
     return bad_field("draft.type", phrase, "no_draft_model")
 

@@ -5,6 +5,7 @@
      "prompt_tokens": 812, "cached_tokens": 640, "completion_tokens": 97, ...}
 
 `reprise bench` can read a line as a request (`--prompts`) or as a pair of prompt and output (`--pairs`).
+fill_record() writes the counts and times into the request's log record.
 """
 
 import json
@@ -12,7 +13,7 @@ import os
 import queue
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from reprise.config.setting import SettingsError
 from reprise.config.settings import Settings
-from reprise.engine.interface.events import Finished
+from reprise.engine.interface.events import Finished, Usage
 from reprise.engine.interface.request import GenerationRequest
-from reprise.server.logs import LOGGER
+from reprise.server.logs import LOGGER, RequestRecord
+from reprise.server.output.presenter import count_by_source, count_translation, count_usage, explain_undrafted
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.generation_fields import GenerationFields
 from reprise.server.requests.messages import Message
@@ -52,7 +54,7 @@ class Recorder:
         self._waiting: queue.Queue[MakeLines | None] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
-        self._is_full = False
+        self._is_full = self._has_failed = False
         try:
             os.close(self._open())
         except OSError as fault:
@@ -71,7 +73,7 @@ class Recorder:
         try:
             self._waiting.put_nowait(make_lines)
         except queue.Full:
-            self._warn_once("late", "writing to %s is too slow; some requests are not recorded", self.path)
+            self._warn_once("writing to %s is too slow; some requests are not recorded", self.path)
 
     def close(self) -> None:
         """Write the queued lines and stop, unless that takes longer than LAST_LINES_S."""
@@ -88,15 +90,11 @@ class Recorder:
             try:
                 self._write(make_lines())
             except OSError as fault:
-                self._warn_once(
-                    "failed",
-                    "cannot write %s: %s; some requests are not recorded",
-                    self.path,
-                    fault.strerror or fault,
-                )
+                told = fault.strerror or fault
+                self._warn_once("cannot write %s: %s; some requests are not recorded", self.path, told)
             except Exception:  # noqa: BLE001
-                if "fault" not in self._warned:
-                    self._warned.add("fault")
+                if not self._has_failed:
+                    self._has_failed = True
                     LOGGER.exception("a request could not be recorded")
 
     def _write(self, lines: Iterable[bytes]) -> None:
@@ -108,7 +106,7 @@ class Recorder:
                 if size + len(line) > self._max_bytes:
                     self._is_full = True
                     message = "%s is full at %d bytes; no more requests are recorded (--record-bytes)"
-                    self._warn_once("full", message, self.path, size)
+                    self._warn_once(message, self.path, size)
                     return
                 # If a crash cut off the last line, the next one must not be appended to it.
                 has_cut_line = size and os.pread(file, 1, size - 1) != b"\n"
@@ -117,14 +115,12 @@ class Recorder:
             os.close(file)
 
     def _append(self, file: int, line: bytes, size: int) -> None:
-        is_whole = False
         try:
-            is_whole = os.write(file, line) == len(line)
-            if not is_whole:
+            if os.write(file, line) < len(line):
                 raise OSError(0, "no space left on the disk")
-        finally:
-            if not is_whole:
-                os.ftruncate(file, size)
+        except OSError:
+            os.ftruncate(file, size)
+            raise
 
     def _open(self) -> int:
         """Open the file. Raises OSError, also if it is not a regular file."""
@@ -137,13 +133,10 @@ class Recorder:
         os.fchmod(file, 0o600)
         return file
 
-    def _warn_once(self, what: str, message: str, *values: object) -> None:
-        """Log a warning, the first time only.
-
-        what: identifies the kind of warning.
-        """
-        if what not in self._warned:
-            self._warned.add(what)
+    def _warn_once(self, message: str, *values: object) -> None:
+        """Log a warning, the first time only."""
+        if message not in self._warned:
+            self._warned.add(message)
             LOGGER.warning(message, *values)
 
 
@@ -195,7 +188,17 @@ def record_lines(
         line["draft_type"] = engine_request.draft.type or settings.draft_type
         if engine_request.window_settings:
             line["streaming"] = asdict(engine_request.window_settings)
-        yield json.dumps(line | _counts(end)).encode() + b"\n"
+        usage, drafting = end.usage, end.usage.drafting
+        line |= {
+            "finish_reason": end.reason,
+            "prompt_tokens": usage.num_prompt_tokens,
+            "cached_tokens": usage.num_cached_tokens,
+            "completion_tokens": usage.num_completion_tokens,
+            "draft_tokens": drafting.num_drafted,
+            "accepted_tokens": drafting.num_accepted,
+            "forwards": drafting.num_forwards,
+        }
+        yield json.dumps(line).encode() + b"\n"
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -206,14 +209,28 @@ def _message(message: Message) -> dict[str, Any]:
     return shown
 
 
-def _counts(end: Finished) -> dict[str, Any]:
-    usage, drafting = end.usage, end.usage.drafting
-    return {
-        "finish_reason": end.reason,
-        "prompt_tokens": usage.num_prompt_tokens,
-        "cached_tokens": usage.num_cached_tokens,
-        "completion_tokens": usage.num_completion_tokens,
-        "draft_tokens": drafting.num_drafted,
-        "accepted_tokens": drafting.num_accepted,
-        "forwards": drafting.num_forwards,
-    }
+def fill_record(
+    record: RequestRecord, engine_requests: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int
+) -> None:
+    """Write the counts and times into the request's log record."""
+    counts = count_usage(engine_requests, ended, n)
+    record.num_prompt_tokens = counts["prompt_tokens"]
+    record.num_completion_tokens = counts["completion_tokens"]
+    # Of a cancelled sequence that has yet to end nothing is known.
+    is_known = len(ended) == len(engine_requests)
+    record.num_cached_tokens = counts["prompt_tokens_details"]["cached_tokens"] if is_known else None
+    record.num_forwards = sum(usage.drafting.num_forwards for usage in ended.values())
+    record.drafts = count_by_source(ended.values())
+    record.undrafted = explain_undrafted(ended.values())
+    if any(request.window_settings for request in engine_requests):
+        record.wedlm_decoding = "streaming"
+    record.is_loop = any(usage.is_loop for usage in ended.values())
+    if translation := count_translation(ended.values()):
+        del translation["drafted"], translation["accepted"]
+        record.translation = translation
+    started = [usage for usage in ended.values() if usage.num_completion_tokens]
+    if started:
+        record.first_token_ms = 1000 * min(usage.first_token_s for usage in started)
+        decode_s = max(usage.total_s for usage in started) - record.first_token_ms / 1000
+        later = counts["completion_tokens"] - len(started)
+        record.tokens_per_s = later / decode_s if later > 0 and decode_s > 0 else None

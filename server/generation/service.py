@@ -1,4 +1,8 @@
-"""The objects that all routes share, and those with which the requests for a model are prepared."""
+"""The objects that all requests share, and the lease that each request takes on its model.
+
+While a leased model is loaded, a stream of events reports the progress in comments, and a stream of JSON
+lines, which has no comments, sends lines without text.
+"""
 
 import asyncio
 import contextlib
@@ -7,24 +11,41 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from fastapi import Request
 from starlette.types import Receive
 
+from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
+from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.errors import EngineError, UnbrokenTextError
+from reprise.engine.interface.models import ModelEntry, ModelUse
 from reprise.engine.interface.spans import LoopSpan, SpanClock
-from reprise.server.errors import BadRequestError, ClientGoneError, UnavailableError, from_engine, retry_after
+from reprise.server.errors import (
+    BadRequestError,
+    ClientGoneError,
+    ForbiddenError,
+    ModelNotFoundError,
+    UnavailableError,
+    from_engine,
+    from_load,
+    retry_after,
+)
 from reprise.server.generation.grammars import GrammarCompiler
 from reprise.server.generation.recorder import Recorder
-from reprise.server.http.executor import Executor, client_of
+from reprise.server.http.executor import MODEL_FILES, Executor, client_of
+from reprise.server.http.request_log import note_ignored, record_of
+from reprise.server.http.while_loading import end_later, write_early
 from reprise.server.logs import LOGGER
 from reprise.server.metrics.loop_lag import NOT_HELD, LoopLag
 from reprise.server.metrics.registry import Metrics
+from reprise.server.output.presenter import LINES
 from reprise.server.prompt.images import ImageReader
-from reprise.server.prompt.views import PromptViews
+from reprise.server.prompt.views import ViewMaker
+from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
 
 if TYPE_CHECKING:
     from reprise.engine.engine import Engine
@@ -34,21 +55,29 @@ EventT = TypeVar("EventT")
 ResultT = TypeVar("ResultT")
 LIMIT_S = 60.0
 """Maximum time from a prompt's arrival until it is prepared."""
+MAX_VIEW_BYTES = 16 << 20
+"""Maximum bytes of a model's views that are cached for later turns: four million tokens."""
 ANY_MODEL = "*"
 """The name in --served-model-name that stands for every name."""
-
-
-async def disconnected(receive: Receive) -> None:
-    """Wait until the client has disconnected. The request's body must have been read before."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+QUIET_S = 0.25
+"""Seconds for which a stream waits for its model without a word, so that an early error has its status."""
+COMMENT_S = 1.0
+"""Seconds between comments about the progress of a load."""
 
 
 async def wait_unless_gone(
     future: asyncio.Future[Any], receive: Receive, timeout_s: float | None = None
 ) -> None:
-    """Wait for a future, at most timeout_s seconds. Raises ClientGoneError if the client leaves first."""
-    left = asyncio.ensure_future(disconnected(receive))
+    """Wait for a future, at most timeout_s seconds. Raises ClientGoneError if the client leaves first.
+
+    The request's body must have been read before.
+    """
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    left = asyncio.ensure_future(disconnected())
     try:
         either: set[asyncio.Future[Any]] = {future, left}
         await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -68,10 +97,10 @@ class EventBridge:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._posted: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._posted: deque[tuple[Callable[[Any], object], Any]] = deque()
         self._is_wake_scheduled = False
 
-    def post(self, put: Callable[[EventT], None], event: EventT) -> None:
+    def post(self, put: Callable[[EventT], object], event: EventT) -> None:
         """Call put(event) on the event loop. Callable from any thread; neither blocks nor raises."""
         self._posted.append((put, event))
         if not self._is_wake_scheduled:
@@ -156,17 +185,22 @@ class Service:
     def check_ready(self) -> None:
         """Raise UnavailableError unless the engine accepts requests."""
         status = self.models.status()
-        headers = retry_after(status.retry_after_s)
-        match status.state:
-            case "loading":
-                raise UnavailableError("The model is still loading.", code="loading", headers=headers)
-            case "draining":
-                raise UnavailableError("The server is shutting down.", code="draining", headers=headers)
-            case "stalled":
-                message = f"The engine has stalled: {status.fault}."
-                raise UnavailableError(message, code="engine_stalled", headers=headers)
-            case "dead":
-                raise UnavailableError(f"The engine has died: {status.fault}.", code="engine_dead")
+        if status.state == "ready":
+            return
+        message, code = {
+            "loading": ("The model is still loading.", "loading"),
+            "draining": ("The server is shutting down.", "draining"),
+            "stalled": (f"The engine has stalled: {status.fault}.", "engine_stalled"),
+            "dead": (f"The engine has died: {status.fault}.", "engine_dead"),
+        }[status.state]
+        headers = None if status.state == "dead" else retry_after(status.retry_after_s)
+        raise UnavailableError(message, code=code, headers=headers)
+
+
+def service_of(request: Request) -> Service:
+    """Return the service of the request's app."""
+    service: Service = request.app.state.service
+    return service
 
 
 class LeasedModel:
@@ -179,9 +213,7 @@ class LeasedModel:
         self.app, self.engine, self.settings, self.name = app, engine, settings, name
         self.grammars = GrammarCompiler(engine)
         self.images = ImageReader(settings)
-        self.views = PromptViews(
-            engine, app.executor, app.making_views, settings.capacity, settings.draft_type
-        )
+        self.view_maker = ViewMaker(engine, MAX_VIEW_BYTES)
 
     async def run_in_turn(self, request: Request, job: Callable[[], ResultT], more_bytes: int = 0) -> ResultT:
         """Run a job that makes something of a request on a thread, when its client is next.
@@ -230,7 +262,166 @@ class LeasedModel:
         return "fp_" + hashlib.sha256(repr(known).encode()).hexdigest()[:12]
 
 
-def service_of(request: Request) -> Service:
-    """Return the service of the request's app."""
-    service: Service = request.app.state.service
-    return service
+def resolve(service: Service, requested: str | None, purpose: Purpose | None = None) -> str:
+    """Return the requested name, the first model's name for its aliases, or the default model's for None.
+
+    The name may be unknown. purpose: decides which model is the default; None for generating.
+    """
+    if requested is None:
+        return _default_name(service, purpose)
+    is_alias = requested in service.settings.served_model_name
+    return service.models.first_name if is_alias else requested
+
+
+def _default_name(service: Service, purpose: Purpose | None) -> str:
+    settings = service.settings
+    source = {"embed": settings.embedding_model, "rerank": settings.rerank_model}.get(purpose or "generate")
+    return display_name(source) if source else service.models.first_name
+
+
+async def find_entry(service: Service, name: str, purpose: Purpose | None = None) -> ModelEntry:
+    """Return the entry of a model, or of the one that serves unknown names.
+
+    name: see resolve(). purpose: decides which model is the default; None for generating.
+    Raises ModelNotFoundError.
+    """
+    entry = await MODEL_FILES.run(service.models.find, name)
+    if entry is None and ANY_MODEL in service.settings.served_model_name:
+        entry = await MODEL_FILES.run(service.models.find, _default_name(service, purpose))
+    if entry is None:
+        raise ModelNotFoundError(name, () if service.models.may_unload else service.model_names)
+    return entry
+
+
+async def find_loadable(service: Service, name: str, purpose: Purpose | None = None) -> str:
+    """Return the name of a model that requests may use.
+
+    name: see resolve(). purpose: what the model must be for; None for anything.
+    Raises ModelNotFoundError, ForbiddenError or BadRequestError.
+    """
+    entry, settings = await find_entry(service, name, purpose), service.settings
+    _check_purpose(entry.name, entry.purpose, purpose)
+    may_load = settings.allow_load or entry.name == settings.model_name or entry.name in settings.beside
+    if entry.state == "unloaded" and not may_load:
+        raise ForbiddenError(
+            f"The model '{entry.name}' is not loaded, and this server loads none for requests. Start it with "
+            "--allow-load to allow it.",
+            code="loading_not_allowed",
+            param="model",
+        )
+    return entry.name
+
+
+_WHAT: dict[Purpose, str] = {
+    "generate": "generates text",
+    "embed": "makes embeddings",
+    "rerank": "ranks documents",
+}
+_WAYS_OUT: dict[Purpose, str] = {
+    "generate": "Ask for a model that generates text; GET /v1/models lists what there is.",
+    "embed": "Ask for a model that makes embeddings (GET /v1/models), or start the server with "
+    "--embedding-model.",
+    "rerank": "Ask for a model that ranks (GET /v1/models), or start the server with --rerank-model.",
+}
+
+
+def _check_purpose(name: str, purpose: Purpose, wanted: Purpose | None) -> None:
+    """Raise BadRequestError for a model that is for something else."""
+    if wanted not in (None, purpose):
+        raise BadRequestError(
+            f"The model '{name}' {_WHAT[purpose]}, and this endpoint is for a model that {_WHAT[wanted]}. "
+            f"{_WAYS_OUT[wanted]}",
+            param="model",
+            code="wrong_kind_of_model",
+        )
+
+
+async def lease_model(
+    request: Request,
+    model: str | None,
+    *,
+    silence: bytes | None = None,
+    keep_alive: KeepAlive = None,
+    purpose: Purpose | None = "generate",
+) -> LeasedModel:
+    """Return the named model, which stays loaded until the response has been sent.
+
+    model: None is the model that the server started with.
+    silence: sent by a stream while its model is loaded; b"" for comments. None if the response is no stream.
+    keep_alive: how long to keep the model loaded after the request.
+    purpose: what the model must be for; None for anything.
+    Raises ApiError if the model does not exist or cannot be loaded.
+    """
+    service = service_of(request)
+    service.check_ready()
+    models, keep_s = service.models, None
+    if models.may_unload:
+        keep_s = keep_alive_s(keep_alive)
+    else:
+        # Whatever the name: there is no other.
+        _check_purpose(models.first_name, models.info.purpose, purpose)
+        if keep_alive is not None:
+            note_ignored(request, ["keep_alive"])
+    name = resolve(service, model, purpose)
+    if (use := models.use_loaded(name)) is None:
+        name = await find_loadable(service, name, purpose)
+        use = models.use_loaded(name) or await _load(request, service, name, silence)
+    use.keep_s = keep_s
+    end_later(request, use.end)
+    _check_purpose(name, use.engine.info.purpose, purpose)
+    if models.may_unload:
+        record_of(request).model = name
+    return service.leased(use.engine, name)
+
+
+async def lease_for(request: Request, body: Any, purpose: Purpose | None = "generate") -> LeasedModel:
+    """Lease the model that a body names. See lease_model()."""
+    return await lease_model(
+        request,
+        body.model,
+        silence=b"" if getattr(body, "stream", False) else None,
+        keep_alive=getattr(body, "keep_alive", None),
+        purpose=purpose,
+    )
+
+
+async def _load(request: Request, service: Service, name: str, silence: bytes | None) -> ModelUse:
+    """Load a model, and report the progress in the stream that the response will be, if it will be one.
+
+    Raises ApiError if the model cannot be loaded within --load-timeout-s, and ClientGoneError.
+    """
+    loop, limit_s = asyncio.get_running_loop(), service.settings.load_timeout_s
+    future: Future[ModelUse] | None = None
+    try:
+        future = await MODEL_FILES.run(service.models.acquire, name)
+        loading, until = asyncio.wrap_future(future), loop.time() + limit_s
+        await wait_unless_gone(
+            loading, request.receive, limit_s if silence is None else min(QUIET_S, limit_s)
+        )
+        while silence is not None and not loading.done() and (left_s := until - loop.time()) > 0:
+            kind = LINES if silence else "text/event-stream; charset=utf-8"
+            await write_early(request, silence or _comment(service, name), kind)
+            await wait_unless_gone(loading, request.receive, min(COMMENT_S, left_s))
+        if not loading.done():
+            raise TimeoutError(name)
+        use, future = loading.result(), None
+        return use
+    except Exception as fault:
+        raise from_load(fault) from fault
+    finally:
+        # Whoever waits no longer must not keep the model.
+        if future is not None and not future.cancel():
+            future.add_done_callback(_end_use)
+
+
+def _comment(service: Service, name: str) -> bytes:
+    """Return a comment of a stream about how far a model is."""
+    entries = service.models.loaded_entries()
+    progress = next((entry.progress for entry in entries if entry.name == name), None)
+    what = "waiting for memory" if progress is None else f"{progress:.0%}"
+    return f": loading {name}, {what}\n".encode()
+
+
+def _end_use(future: "Future[ModelUse]") -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().end()

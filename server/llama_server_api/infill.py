@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field
 from pydantic_core import to_json
 
-from reprise.server.generation.lease import lease_for
+from reprise.server.generation.answer import answer
 from reprise.server.generation.prepare import prepare_infill
-from reprise.server.generation.stream import answer
+from reprise.server.generation.service import lease_for
 from reprise.server.http.body import read_body
 from reprise.server.http.error_responses import server_sent_event
 from reprise.server.http.openapi import body_schema

@@ -9,9 +9,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field, ValidationInfo, model_validator
 from pydantic_core import to_json
 
-from reprise.server.generation.lease import lease_for, lease_model
 from reprise.server.generation.prepare import encode_prompt
-from reprise.server.generation.service import LeasedModel
+from reprise.server.generation.service import LeasedModel, lease_for, lease_model
 from reprise.server.http.body import read_body
 from reprise.server.http.executor import FORMAT
 from reprise.server.http.openapi import body_schema

@@ -21,12 +21,19 @@ from reprise.server.errors import (
     ClientGoneError,
     ModelNotFoundError,
 )
+from reprise.server.generation.answer import TokenStream, answer
 from reprise.server.generation.embeddings import answer_embeddings, encode_inputs, write_numbers
-from reprise.server.generation.lease import find_entry, find_loadable, lease_model, resolve
+from reprise.server.generation.list_and_pull import Pull, known_sampling, named_entries, unload
 from reprise.server.generation.prepare import Prepared, prepare_chat, prepare_completion
-from reprise.server.generation.served_models import begin_pull, known_sampling, named_entries, unload
-from reprise.server.generation.service import LeasedModel, Service, service_of
-from reprise.server.generation.stream import TokenStream, answer
+from reprise.server.generation.service import (
+    LeasedModel,
+    Service,
+    find_entry,
+    find_loadable,
+    lease_model,
+    resolve,
+    service_of,
+)
 from reprise.server.http.body import read_body
 from reprise.server.http.error_responses import ollama_error
 from reprise.server.http.openapi import body_schema
@@ -357,7 +364,7 @@ async def pull(request: Request) -> Response:
     body = await read_body(request, OllamaPullRequest)
     if await _is_here(_ready(request), body.model):
         return Response(b'{"status":"success"}\n', media_type=LINES if body.stream else "application/json")
-    download = begin_pull(service_of(request), body.model.removesuffix(TAG))
+    download = Pull(service_of(request), body.model.removesuffix(TAG))
 
     async def lines() -> AsyncIterator[bytes]:
         async for state in download.states(request):

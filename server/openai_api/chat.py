@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from reprise.engine.interface.events import TokenLogprob
-from reprise.server.generation.lease import lease_for
+from reprise.server.generation.answer import answer, response_head
 from reprise.server.generation.prepare import prepare_chat, prepare_completion
-from reprise.server.generation.stream import answer, response_head
+from reprise.server.generation.service import lease_for
 from reprise.server.http.body import read_body
 from reprise.server.http.error_responses import server_sent_event
 from reprise.server.http.openapi import body_schema

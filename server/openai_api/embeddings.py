@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from reprise.server.generation.embeddings import answer_embeddings, encode_inputs, encode_pairs, numbers_of
-from reprise.server.generation.lease import lease_for
+from reprise.server.generation.service import lease_for
 from reprise.server.http.body import read_body
 from reprise.server.http.openapi import body_schema
 from reprise.server.http.request_log import record_of

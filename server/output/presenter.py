@@ -11,7 +11,6 @@ from typing import Any
 from reprise.engine.interface.events import TokenLogprob, Usage
 from reprise.engine.interface.request import GenerationRequest
 from reprise.server.errors import ApiError
-from reprise.server.logs import RequestRecord
 from reprise.server.output.parts import ChoiceOutput, EndPart, Events, Part, merge_events
 from reprise.server.tools.values import unescape
 
@@ -276,33 +275,6 @@ def explain_undrafted(usages: Collection[Usage]) -> str | None:
     num_accepted = sum(usage.drafting.num_accepted for usage in usages)
     num_tokens = sum(usage.num_completion_tokens for usage in usages)
     return reasons[0] if reasons and all(reasons) and num_accepted < FEW * num_tokens else None
-
-
-def fill_record(
-    record: RequestRecord, engine_requests: Sequence[GenerationRequest], ended: Mapping[int, Usage], n: int
-) -> None:
-    """Write the counts and times into the request's log record."""
-    counts = count_usage(engine_requests, ended, n)
-    record.num_prompt_tokens = counts["prompt_tokens"]
-    record.num_completion_tokens = counts["completion_tokens"]
-    # Of a cancelled sequence that has yet to end nothing is known.
-    is_known = len(ended) == len(engine_requests)
-    record.num_cached_tokens = counts["prompt_tokens_details"]["cached_tokens"] if is_known else None
-    record.num_forwards = sum(usage.drafting.num_forwards for usage in ended.values())
-    record.drafts = count_by_source(ended.values())
-    record.undrafted = explain_undrafted(ended.values())
-    if any(request.window_settings for request in engine_requests):
-        record.wedlm_decoding = "streaming"
-    record.is_loop = any(usage.is_loop for usage in ended.values())
-    if translation := count_translation(ended.values()):
-        del translation["drafted"], translation["accepted"]
-        record.translation = translation
-    started = [usage for usage in ended.values() if usage.num_completion_tokens]
-    if started:
-        record.first_token_ms = 1000 * min(usage.first_token_s for usage in started)
-        decode_s = max(usage.total_s for usage in started) - record.first_token_ms / 1000
-        later = counts["completion_tokens"] - len(started)
-        record.tokens_per_s = later / decode_s if later > 0 and decode_s > 0 else None
 
 
 def _rate(count: int, duration_s: float) -> float:

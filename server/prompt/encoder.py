@@ -4,116 +4,32 @@ All of it blocks: see LeasedModel.run_in_turn(). A job that encodes cannot be st
 that is certainly too long for the context is refused before it is encoded.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from pydantic_core import to_json
+from typing import TYPE_CHECKING, Any
 
 from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.images import PromptImage, before_images
-from reprise.engine.interface.models import ModelInfo
 from reprise.engine.text.markers import PREAMBLE, FimTokens
-from reprise.server.errors import BadRequestError, ContextLengthError
+from reprise.server.errors import BadRequestError
 from reprise.server.prompt.images import Placed, Seen
+from reprise.server.prompt.length import (
+    check_size,
+    check_token_ids,
+    context_error,
+    fit,
+    newest_turn,
+    num_systems,
+)
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.requests.generation_fields import GenerationFields
 
 if TYPE_CHECKING:
     from reprise.engine.generating.generating_engine import GeneratingEngine
     from reprise.engine.text.tokenizer import Tokenizer
 
-
-def check_token_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:
-    """Raise BadRequestError for token ids that the model does not have.
-
-    param: path of the prompt in the body.
-    """
-    if min(prompt) < 0 or max(prompt) >= info.vocab_size:
-        index = next(i for i, token in enumerate(prompt) if not 0 <= token < info.vocab_size)
-        raise _unknown_id(f"{param}[{index}]", prompt[index], info)
-
-
-def check_encoded(tokens: Sequence[int], param: str, info: ModelInfo) -> None:
-    """Raise BadRequestError if a text has tokens that the weights lack: MLX would read beyond the weights.
-
-    tokens: the text's tokens. param: the text's path in the body.
-    """
-    if tokens and (highest := max(tokens)) >= info.vocab_size:
-        raise _unknown_id(param, highest, info)
-
-
-def check_ids(body: GenerationFields, info: ModelInfo) -> None:
-    """Raise BadRequestError if a sampling field, such as logit_bias, has token ids that the model lacks."""
-    for name in ("stop_token_ids", "allowed_token_ids"):
-        if given := getattr(body, name):
-            check_token_ids(given, name, info)
-    for token, _ in body.logit_bias:
-        if token >= info.vocab_size:
-            raise _unknown_id("logit_bias", token, info)
-
-
-def _unknown_id(param: str, token: int, info: ModelInfo) -> BadRequestError:
-    subject = f"token id {token} is" if abs(token) < 10**20 else "the token id is far too large,"
-    return BadRequestError(
-        f"'{param}': {subject} outside the vocabulary of {info.vocab_size} tokens; "
-        f"ids go from 0 to {info.vocab_size - 1}.",
-        param=param,
-        code="invalid_token_id",
-    )
-
-
-def check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
-    """Return the number of tokens of the context that are left for the output, at least one.
-
-    Raises BadRequestError if the prompt is empty, leaves no room, or has tokens that the weights lack.
-    """
-    if not prompt:
-        raise BadRequestError(
-            "The prompt is empty; send at least one token.", param=param, code="invalid_value"
-        )
-    room = info.context_tokens - len(prompt)
-    if room < 1:
-        raise context_error(len(prompt), param, info)
-    check_encoded(prompt, param, info)
-    return room
-
-
-def context_error(
-    num_tokens: int, param: str, info: ModelInfo, is_lower_bound: bool = False
-) -> BadRequestError:
-    """Make the error for a prompt, prediction or array of tokens that leaves no room in the context.
-
-    is_lower_bound: the tokens were not counted exactly; there are at least num_tokens.
-    """
-    noun = {"prediction": "prediction", "tokens": "array 'tokens'"}.get(param, "prompt")
-    counted = f"{'at least ' if is_lower_bound else ''}{num_tokens} tokens"
-    limit = info.memory_limit
-    if limit is None:
-        message = (
-            f"The {noun} has {counted}; the limit is {info.context_tokens}, prompt and output together "
-            "(the model's own limit, or --max-context-tokens). Shorten it."
-        )
-    else:
-        message = (
-            f"The {noun} has {counted}, which would take {limit.bytes_of(num_tokens) / 2**20:,.1f} MiB of "
-            f"memory to compute; this server has {limit.room_bytes / 2**20:,.1f} MiB for it, that is "
-            f"{info.context_tokens} tokens, prompt and output together. Shorten it, or start the server with "
-            "a larger --memory-bytes."
-        )
-    if noun != "prompt":
-        return BadRequestError(message, param=param, code="context_length_exceeded")
-    return ContextLengthError(num_tokens, info.context_tokens, param, message)
-
-
 TokenIds = tuple[int, ...]
 Json = dict[str, Any]
-Messages = Sequence[Json]
-MAX_TRUNCATED_CONTEXTS = 4
-"""Maximum length of a prompt of which only the end is kept, in contexts: all of it has to be encoded."""
 SNIPPET = "\n\n--- snippet ---\n\n"
 """The text before another file for a model that knows no further files, as in llama-server."""
 THIS_FILE = "filename"
@@ -150,10 +66,10 @@ def encode_chat(engine: "GeneratingEngine", body: ChatRequest, seen: Seen) -> Ch
     else:
         calls = (call.arguments for message in seen.messages for call in message.calls)
         num_characters = sum(len(one["content"]) for one in messages) + sum(map(_text_size, calls))
-        _check_size(engine, num_characters, "messages", _num_contexts(body))
+        check_size(engine, num_characters, "messages", body)
     predicted = body.prediction.content if body.prediction else ""
-    _check_size(engine, len(predicted), "prediction")
-    _check_size(engine, _text_size(tools), "tools")
+    check_size(engine, len(predicted), "prediction")
+    check_size(engine, _text_size(tools), "tools")
     is_harmony, arguments = tokenizer.markers.is_harmony, body.template_arguments
     shown_tools = to_harmony_tools(tools) if is_harmony else tools
     arguments = to_harmony_arguments(arguments) if is_harmony else arguments
@@ -161,12 +77,10 @@ def encode_chat(engine: "GeneratingEngine", body: ChatRequest, seen: Seen) -> Ch
     def encode(some: Sequence[Json]) -> Placed:
         check_wanted()
         given = to_harmony_messages(some) if is_harmony else list(some)
-        # A tokenizer of a model that sees nothing need not know of images.
-        more = {} if seen.processor is None else {"processor": seen.processor}
         try:
             # None, not an empty list: some templates treat an empty list as a request with tools.
             ids = tokenizer.render_chat(
-                given, shown_tools or None, arguments or None, body.prompt_end, **more
+                given, shown_tools or None, arguments or None, body.prompt_end, seen.processor
             )
         # TemplateError is a ValueError; importing it would import MLX.
         except ValueError as fault:
@@ -181,16 +95,15 @@ def encode_chat(engine: "GeneratingEngine", body: ChatRequest, seen: Seen) -> Ch
         placed = encode(messages)
     else:
         # The newest turn may be too long to encode.
-        newest_size = sum(len(one["content"] or "") for one in newest_turn(messages))
-        _check_size(engine, newest_size, "messages")
+        check_size(engine, sum(len(one["content"]) for one in newest_turn(messages)), "messages")
         placed, num_dropped = fit(messages, context_tokens, reserved_tokens, encode)
-    said = next((one["content"] for one in messages if one["role"] == "user"), None)
+    said = next((one["content"] for one in messages if one["role"] == "user"), "")
     return ChatPrompt(
         placed.tokens,
         prediction,
         tokenizer.opens_thinking(placed.tokens),
         num_dropped,
-        tokenizer.find_head_end(placed.tokens, before_images(said or "")),
+        tokenizer.find_head_end(placed.tokens, before_images(said)),
         placed.images,
     )
 
@@ -203,11 +116,6 @@ def shown(body: ChatRequest) -> tuple[list[Json], list[Json]]:
         content = "\n\n".join(message["content"] for message in messages[:num_first])
         messages = [{**messages[0], "content": content}, *messages[num_first:]]
     return messages, [tool.for_template() for tool in body.shown_tools]
-
-
-def num_systems(messages: Messages) -> int:
-    """Return how many system messages a conversation begins with."""
-    return next((at for at, one in enumerate(messages) if one["role"] != "system"), len(messages))
 
 
 def _text_size(value: Any) -> int:
@@ -234,7 +142,7 @@ def encode_prompts(engine: "GeneratingEngine", body: CompletionRequest) -> list[
     encode = engine.tokenizer.encode if body.add_special_tokens else engine.tokenizer.encode_answer
     for prompt in body.prompt:
         if isinstance(prompt, str):
-            _check_size(engine, len(prompt), "prompt", _num_contexts(body))
+            check_size(engine, len(prompt), "prompt", body)
     encoded: list[TokenIds] = []
     for index, prompt in enumerate(body.prompt):
         check_wanted()
@@ -254,17 +162,16 @@ def encode_text(engine: "GeneratingEngine", text: str, param: str, *, is_prompt:
 
     is_prompt: whether to add the special tokens that prompts start or end with.
     """
-    _check_size(engine, len(text), param)
+    check_size(engine, len(text), param)
     return tuple((engine.tokenizer.encode if is_prompt else engine.tokenizer.encode_answer)(text))
 
 
 def encode_texts(engine: "GeneratingEngine", texts: Iterable[str]) -> list[TokenIds]:
     """Return the token ids of texts without special tokens."""
-    encode: Callable[[str], list[int]] = engine.tokenizer.encode_answer
     encoded: list[TokenIds] = []
     for text in texts:
         check_wanted()
-        encoded.append(tuple(encode(text)))
+        encoded.append(tuple(engine.tokenizer.encode_answer(text)))
     return encoded
 
 
@@ -277,18 +184,6 @@ def decode(engine: "GeneratingEngine", tokens: Sequence[int]) -> str:
     check_token_ids(tokens, "tokens", engine.info)
     text: str = engine.tokenizer.decode(tokens)
     return text
-
-
-def _num_contexts(body: GenerationFields) -> int:
-    """Return how many contexts a prompt may be long."""
-    return 1 if body.truncate_prompt_tokens is None else MAX_TRUNCATED_CONTEXTS
-
-
-def _check_size(engine: "GeneratingEngine", num_characters: int, param: str, num_contexts: int = 1) -> None:
-    """Refuse text that certainly has more tokens than so many contexts."""
-    min_tokens = num_characters // engine.tokenizer.longest_token
-    if min_tokens >= num_contexts * engine.info.context_tokens:
-        raise context_error(min_tokens, param, engine.info, is_lower_bound=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +219,7 @@ def encode_holes(
     """
     for hole in holes:
         others = sum(len(name) + len(text) for name, text in hole.others)
-        _check_size(engine, len(hole.before) + len(hole.after) + others, "prompt")
+        check_size(engine, len(hole.before) + len(hole.after) + others, "prompt")
     return [encode_hole(engine.tokenizer, fim, hole, has_special) for hole in holes]
 
 
@@ -332,7 +227,12 @@ def encode_hole(tokenizer: "Tokenizer", fim: FimTokens, hole: Hole, has_special:
     """Return the tokens of the prompt that asks for the text in a hole. See encode_holes()."""
     encode = tokenizer.encode_answer
     before, after = encode(hole.before), encode(hole.after)
-    opening = _opening(tokenizer, hole.before, before) if has_special else []
+    opening: list[int] = []
+    if has_special:
+        # The tokens that prompts begin with, if they do not depend on the text.
+        whole = tokenizer.encode(hole.before)
+        num_special = len(whole) - len(before)
+        opening = whole[:num_special] if whole[num_special:] == before else []
     parts = [[fim.prefix, *before], [fim.suffix, *after]]
     if fim.is_suffix_first:
         parts.reverse()
@@ -343,13 +243,6 @@ def encode_hole(tokenizer: "Tokenizer", fim: FimTokens, hole: Hole, has_special:
         others += [fim.file, *encode(f"{THIS_FILE}\n")]
     middle = [] if fim.middle is None else [fim.middle]
     return (*opening, *others, *parts[0], *parts[1], *middle)
-
-
-def _opening(tokenizer: "Tokenizer", text: str, tokens: Sequence[int]) -> list[int]:
-    """Return the tokens that prompts begin with, found at a text and its tokens without them."""
-    whole = tokenizer.encode(text)
-    num_before = len(whole) - len(tokens)
-    return whole[:num_before] if whole[num_before:] == list(tokens) else []
 
 
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
@@ -366,8 +259,7 @@ def to_harmony_messages(messages: Sequence[Json]) -> list[Json]:
     for message in messages[num_first:]:
         match message["role"]:
             case "assistant" if message.get("tool_calls"):
-                calls = message["tool_calls"]
-                converted += _calls(message, results, placed, is_only=len(calls) == 1)
+                converted += _calls(message, results, placed)
             case "assistant":
                 converted.append({"role": "assistant", "content": message["content"] or ""})
             case "tool":
@@ -390,94 +282,14 @@ def to_harmony_arguments(arguments: Json) -> Json:
     return arguments if effort not in _EFFORTS else {**arguments, "reasoning_effort": _EFFORTS[effort]}
 
 
-def _calls(message: Json, results: dict[str, Json], placed: set[str], *, is_only: bool) -> Iterator[Json]:
-    """Yield the words before the calls, and a message for each; after all but the last one its result."""
+def _calls(message: Json, results: dict[str, Json], placed: set[str]) -> Iterator[Json]:
+    """Yield the words before the calls, and a message for each; if there are several, with its result."""
     if words := (message["content"] or "").replace(PREAMBLE, ""):
         yield {"role": "user", "content": f"{PREAMBLE}{words}{PREAMBLE}"}
-    thinking = message.get("reasoning_content")
+    thinking, has_several = message.get("reasoning_content"), len(message["tool_calls"]) > 1
     for index, call in enumerate(message["tool_calls"]):
         shown: Json = {"role": "assistant", "tool_calls": [call]}
         yield shown | ({"thinking": thinking} if thinking and not index else {})
-        if not is_only and (result := results.get(call["id"])) is not None:
+        if has_several and (result := results.get(call["id"])) is not None:
             placed.add(call["id"])
             yield {"role": "tool", "content": result["content"]}
-
-
-EncodedT = TypeVar("EncodedT", bound=Sized)
-MAX_CHARACTERS_PER_TOKEN = 6
-"""More is never encoded to see whether it fits: turns are left out until the average is at most this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A conversation without some of its oldest turns.
-
-    num_characters: length of the messages that are left, as JSON. num_dropped: messages that were left out.
-    """
-
-    messages: Messages
-    num_characters: int
-    num_dropped: int = 0
-
-
-def cuts(messages: Messages, step: int) -> list[Cut]:
-    """Return the whole conversation, and then shorter and shorter cuts of it without its oldest turns.
-
-    Every cut has the system messages at the head and the newest turn. step: each cut leaves out at least so
-    many characters more than the one before.
-    """
-    head, starts = _turns(messages)
-    sizes = [len(to_json(message)) for message in messages]
-    found = [Cut(messages, sum(sizes))]
-    left_out = [0, *accumulate(sizes[head:])]
-    reached = step
-    for start in starts:
-        num_left_out = left_out[start - head]
-        if num_left_out >= reached or start == starts[-1]:
-            rest = _without(messages, head, start)
-            found.append(Cut(rest, found[0].num_characters - num_left_out, start - head))
-            reached = num_left_out - num_left_out % step + step
-    return found
-
-
-def newest_turn(messages: Messages) -> Messages:
-    """Return the system messages at a conversation's head and its newest turn, which are always there."""
-    head, starts = _turns(messages)
-    return _without(messages, head, starts[-1]) if starts else messages
-
-
-def _turns(messages: Messages) -> tuple[int, list[int]]:
-    """Return how many system messages a conversation begins with, and where its later turns start."""
-    head = num_systems(messages)
-    return head, [at for at in range(head + 1, len(messages)) if messages[at]["role"] == "user"]
-
-
-def _without(messages: Messages, head: int, start: int) -> Messages:
-    return [*messages[:head], *messages[start:]]
-
-
-def fit(
-    messages: Messages,
-    context_tokens: int,
-    reserved_tokens: int,
-    encode: Callable[[Messages], EncodedT],
-) -> tuple[EncodedT, int]:
-    """Encode a conversation, without its oldest turns if it does not fit into the context.
-
-    reserved_tokens: room that is left for the answer if turns are left out. encode: returns the tokens.
-    Returns what encode returned, and how many messages were left out. It may still be too long, if the newest
-        turn alone is.
-    """
-    every = cuts(messages, max(1, context_tokens // 2))
-    longest = MAX_CHARACTERS_PER_TOKEN * context_tokens
-    tried = [cut for cut in every if cut.num_characters <= longest] or every[-1:]
-    encoded: dict[int, EncodedT] = {}
-
-    def fits(at: int) -> bool:
-        tokens = encoded[at] = encode(tried[at].messages)
-        reserved = reserved_tokens if tried[at].num_dropped else 1
-        return len(tokens) <= context_tokens - reserved
-
-    # With fewer messages the prompt only gets shorter.
-    at = min(bisect_left(range(len(tried)), True, key=fits), len(tried) - 1)
-    return encoded[at], tried[at].num_dropped

@@ -1,68 +1,295 @@
-"""Make the views of conversations: encoded, in slices of work, and kept for the next turn."""
+"""Make views of conversations: texts that an answer may copy, as the answer would write them, for drafters.
 
-import asyncio
+drafters/README.md says what views are. They are encoded in slices of work, and cached for the next turn.
+"""
+
 import contextlib
 import hashlib
-import logging
+import json
 import re
 from array import array
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from reprise.engine.interface.bounded_cache import BoundedCache
-from reprise.engine.interface.request import DraftType, Frame, SignedLines, View
-from reprise.server.http.executor import Executor
-from reprise.server.prompt.encoder import shown, to_harmony_messages
-from reprise.server.prompt.view_texts import (
-    AS_IT_IS,
-    AS_JSON,
-    HARMONY_REASONING,
-    ArgumentForm,
-    Form,
-    Wanted,
-    block_forms,
-    call_forms,
-    harmony_calls,
-    patch_forms,
-    probe_arguments,
-    read_shapes,
-    rendered_call,
-    spoken_patches,
-    texts_of,
-)
-from reprise.server.requests.chat import ChatRequest
+from reprise.engine.interface.request import Frame, SignedLines, View
+from reprise.server.prompt.encoder import to_harmony_messages
 
 if TYPE_CHECKING:
     from reprise.engine.engine import Engine
     from reprise.engine.generating.generating_engine import GeneratingEngine
 
-log = logging.getLogger("reprise.server")
+Json = dict[str, Any]
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
-MAX_VIEW_BYTES = 16 << 20
-"""Maximum bytes of views that are kept for later turns: four million tokens."""
+
+@dataclass(frozen=True, slots=True)
+class ArgumentForm:
+    """How a model writes text within an argument.
+
+    written: by a character's code, the text written for the character, if that is not the character itself.
+    is_ascii: whether JSON escapes are written for all characters that are not ASCII.
+    """
+
+    written: dict[int, str] = field(default_factory=dict)
+    is_ascii: bool = False
+
+    @property
+    def has_escapes(self) -> bool:
+        """Whether line breaks are escaped, so that a text of several lines is changed."""
+        return ord("\n") in self.written
+
+    def write(self, text: str) -> str:
+        """Return a text as the model would write it in an argument."""
+        written = text.translate(self.written) if self.written else text
+        return _NOT_ASCII.sub(lambda some: json.dumps(some[0])[1:-1], written) if self.is_ascii else written
+
+
+AS_IT_IS = ArgumentForm()
+AS_JSON = ArgumentForm({ord(one): json.dumps(one)[1:-1] for one in '\n\t\r"\\'})
+"""As models write JSON: characters that are not ASCII stand for themselves."""
+PROBED = "\n\t\r\"\\/<>&'é"
+"""Characters some of which are written otherwise within arguments."""
+
+
+def probe_arguments(render: Callable[[list[Json]], str]) -> ArgumentForm | None:
+    """Return the form in which a chat template writes arguments; None if it does not show calls' arguments.
+
+    render: returns the text of rendered messages; it may raise ValueError.
+    """
+    marks = [f"q{at:02}z" for at in range(len(PROBED) + 1)]
+    probe = "".join(map("".join, zip(marks, PROBED, strict=False))) + marks[-1]
+    rest = render(_with_call("", {"name": "look", "arguments": {"text": probe}})).partition(marks[0])[2]
+    written: dict[str, str] = {}
+    for character, mark in zip(PROBED, marks[1:], strict=True):
+        written[character], found, rest = rest.partition(mark)
+        if not found:
+            return None
+    changed = {ord(one): text for one, text in written.items() if text != one and one.isascii()}
+    return ArgumentForm(changed, written["é"].startswith("\\u"))
+
+
+def _with_call(said: str, function: Json) -> list[Json]:
+    calls = [{"id": "probeid01", "type": "function", "function": function}]
+    return [{"role": "user", "content": "a"}, {"role": "assistant", "content": said, "tool_calls": calls}]
+
+
+Form = tuple[tuple[str, ...], tuple[int | None, ...]]
+"""Frame.fixed as text, and Frame.copied."""
+BLOCKS: tuple[Form, ...] = (
+    (("<<<<<<< SEARCH\n", "=======\n", ">>>>>>> REPLACE"), (None, 0)),
+    (("------- SEARCH\n", "=======\n", "+++++++ REPLACE"), (None, 0)),
+)
+"""The blocks in which agents without a tool for it change files: the second text is like the first."""
+PATCH = ("*** Begin Patch\n*** Update File: ", "@@\n", "*** End Patch")
+PATCHES: tuple[Form, ...] = ((PATCH, (None, None)), (("--- a/", "+++ b/", "@@ -"), (None, 0)))
+"""A patch of a file, around its path and its hunks; and a diff, around its paths, which are alike."""
+HARMONY_REASONING: Form = (
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>"),
+    (None,),
+)
+"""The markers around gpt-oss's reasoning."""
+_BEFORE = re.compile(r"(?:^|_)(?:old|original|search|find|before)(?:$|_|[A-Z])")
+_AFTER = re.compile(r"(?:^|_)(?:new|updated|replace|replacement|after)(?:$|_|[A-Z])")
+"""Names of arguments, the second of which is often like the first: old_string and new_string, oldText ..."""
+_SPOKEN = "qspokenz"
+
+
+def call_forms(tool: Json, write: Callable[[Json], Iterable[str]], arguments: ArgumentForm) -> Iterator[Form]:
+    """Yield the forms of a tool's calls, with places for the required arguments that are text.
+
+    A tool without such arguments has no forms. If its only one is a patch, the patch's path and hunks are the
+    places instead.
+    write: returns the texts that a model may write for a call; may raise ValueError.
+    """
+    function = tool["function"]
+    names = _text_arguments(function["parameters"])
+    if not names:
+        return
+    words = (PATCH[0].splitlines()[0], "apply_patch")
+    is_patch = len(names) == 1 and any(word in str(tool) for word in words)
+    marks = [f"q{at:03}z" for at in range(len(names) + is_patch)]
+    values = [f"{PATCH[0]}{marks[0]}\n{PATCH[1]}{marks[1]}\n{PATCH[2]}"] if is_patch else marks
+    for rest in write({"name": function["name"], "arguments": dict(zip(names, values, strict=True))}):
+        fixed: list[str] = []
+        for mark in marks:
+            before, _, rest = rest.partition(mark)
+            fixed.append(before)
+        if not rest:
+            continue
+        if is_patch:
+            # Line ends do not say that a value ends here, so they are the values'.
+            line_end = arguments.write("\n")
+            yield (fixed[0], fixed[1].removeprefix(line_end), rest.removeprefix(line_end)), (None, None)
+        else:
+            yield (*fixed, rest), tuple(_like(names, at) for at in range(len(names)))
+
+
+def rendered_call(call: Json, render: Callable[[list[Json]], str]) -> str:
+    """Return a call as a chat template writes it. render: returns the text of rendered messages."""
+    return render(_with_call(_SPOKEN, call)).rpartition(_SPOKEN)[2].lstrip()
+
+
+def _harmony_calls(call: Json) -> Iterator[str]:
+    """Yield a call as gpt-oss writes it, unlike its template: its JSON with spaces, and without.
+
+    The channel that stands before the call also ends the reasoning; see HARMONY_REASONING.
+    """
+    head = f"commentary to=functions.{call['name']} <|constrain|>json<|message|>"
+    for separators in ((", ", ": "), (",", ":")):
+        yield f"{head}{json.dumps(call['arguments'], ensure_ascii=False, separators=separators)}<|call|>"
+
+
+def _text_arguments(schema: Json) -> list[str]:
+    """Return the names of the texts among the arguments that must be there."""
+    properties, required = schema.get("properties"), schema.get("required") or ()
+    if not isinstance(properties, dict):
+        return []
+    found = {name: one for name, one in properties.items() if name in required and isinstance(one, dict)}
+    return [name for name, one in found.items() if one.get("type") == "string"]
+
+
+def _like(names: Sequence[str], at: int) -> int | None:
+    if not _AFTER.search(names[at]):
+        return None
+    return next((before for before in range(at) if _BEFORE.search(names[before])), None)
+
+
+MIN_NUMBERED = 3
+"""Lines in a row that must be numbered to be taken for a file's, unless an arrow or a path stands there."""
+_NUMBERED = re.compile(r"(?:<\w+>)?[ ]*L?(?P<number>\d{1,7})(?P<mark>→|\t| ?\||[:-])(?P<line>.*)")
+"""A line with its number. A tag may be glued to the first line of a file."""
+_FOUND = re.compile(r"(?P<path>[\w./~][^\s:]*?)(?P<mark>[:-])(?P<number>\d{1,7})(?P=mark)(?P<line>.*)")
+"""A line that was found, or stands beside one, as grep prints it."""
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){80,}"')
+"""A long string of JSON, as in the result of a tool that answers with JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A text in which shown files are as on disk. plain: the whole text. cut: only the lines that differ."""
+
+    plain: str
+    cut: str
+
+
+def read_shapes(text: str) -> Shown:
+    """Find the files that a text shows, and return the text with the files as on disk."""
+    plain: list[str] = []
+    cut: list[str] = []
+    lines, at = text.split("\n"), 0
+    while at < len(lines):
+        for read in (_read_diff, _read_found, _read_numbered):
+            num_lines, found = read(lines, at)
+            if num_lines:
+                break
+        cut += found
+        plain += found if num_lines else [lines[at]]
+        at += num_lines or 1
+    for quoted in _QUOTED.findall(text) if "\\n" in text else ():
+        with contextlib.suppress(ValueError):
+            if "\n" in (inner := str(from_json(quoted))):
+                found = read_shapes(inner).plain.split("\n")
+                plain += found
+                cut += found
+    return Shown("\n".join(plain), "".join(f"{line}\n" for line in cut))
+
+
+def _read_diff(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
+    """Return how many lines from start on are a hunk of a diff, and the new lines of the file."""
+    if not lines[start].startswith("@@"):
+        return 0, []
+    found: list[str] = []
+    at = start + 1
+    while at < len(lines) and lines[at][:1] in " +-\\" and lines[at][:4] not in ("--- ", "+++ "):
+        if lines[at][:1] in " +":
+            found.append(lines[at][1:])
+        at += 1
+    return at - start, found
+
+
+def _read_found(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
+    """Return how many lines from start on were found in one file, and the lines of the file."""
+    found: list[str] = []
+    path = ""
+    for line in lines[start:]:
+        match = _FOUND.fullmatch(line)
+        if match is None or path not in ("", match["path"]):
+            break
+        path = match["path"]
+        found.append(match["line"])
+    return len(found), found
+
+
+def _read_numbered(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
+    """Return how many lines from start on are numbered, and the lines of the file."""
+    found: list[str] = []
+    first, last = "", 0
+    for line in lines[start:]:
+        match = _NUMBERED.fullmatch(line)
+        if match is None:
+            break
+        number, mark = int(match["number"]), match["mark"]
+        # A search finds some lines, and marks those beside them otherwise.
+        is_found = mark in ":-" and first in ":-"
+        if found and not (number > last if is_found else mark == first and number == last + 1):
+            break
+        first, last = first or mark, number
+        found.append(match["line"])
+    if len(found) < MIN_NUMBERED and first != "→":
+        return 0, []
+    if first not in "→\t":
+        # Files are indented by even numbers of spaces, so an odd one has the gap behind the mark in it.
+        depths = [len(line) - len(line.lstrip(" ")) for line in found if line.strip()]
+        if min(depths, default=0) % 2:
+            found = [line[1:] for line in found]
+    return len(found), found
+
+
+MIN_CHARACTERS = 40
+"""Shorter texts have no views, nor have those of one line."""
+_PATCH_WORDS = ("*** Begin Patch", "apply_patch", "unified diff", "```diff")
+"""Words of a conversation that asks for patches."""
+
+
+def _spoken_patches(
+    messages: Sequence[Json], tools: Sequence[Json], arguments: ArgumentForm
+) -> tuple[ArgumentForm, ...]:
+    """Return the ways in which answers may write a patch's lines: in arguments of calls, in text, or both.
+
+    Empty if neither tools nor messages speak of patches.
+    """
+    said = [message["content"] or "" for message in messages if message["role"] != "tool"]
+    forms = [arguments] if any(map(_speaks_of_patches, map(str, tools))) else []
+    if AS_IT_IS not in forms and any(map(_speaks_of_patches, said)):
+        forms.append(AS_IT_IS)
+    return tuple(forms)
+
+
+def _speaks_of_patches(text: str) -> bool:
+    return any(word in text for word in _PATCH_WORDS)
+
+
+def _is_long(text: Any) -> bool:
+    return isinstance(text, str) and len(text) >= MIN_CHARACTERS and "\n" in text
+
 
 MAX_TOKENS = 1 << 17
 """Maximum tokens of the views of one request. Those of the newest texts come first."""
-
-SLICE_CHARACTERS = 4096
-"""Characters that one slice reads or encodes, about 1,000 tokens, and up to the end of a line or word."""
-
-SLICE_LINES = 96
-"""Lines that one slice reads: short ones take time by their number, not by their characters."""
-
-SIGNS = " -+"
-"""The signs of lines in patches: kept, removed and added."""
-
+SLICE_CHARACTERS, SLICE_LINES, SLICE_ENDS = 4096, 96, 16
+"""What one slice reads or encodes: characters (about 1,000 tokens) up to the end of a line or word; lines, as
+short ones take time by their number; ends of values, which are tried."""
 LINE_CHARACTERS = 100
 """Characters that take as long as to begin with another line."""
-
 MAX_SLICE_CHARACTERS = 4 * SLICE_CHARACTERS
 """A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""
-
+SIGNS = " -+"
+"""The signs of lines in patches: kept, removed and added."""
 _TIGHT = r'''
     \" \", \") )) )] }) ): ), ); ], }, }; () [] {} """ ()) ()] (): (), (); )); )), ]) }), }); ")
     ') "), '), "); "] '] "], ', ", "; '; (" "> /> */ => ({ ([ ." ').
@@ -72,13 +299,8 @@ VALUE_ENDS = (*")]}>:;,.!?'+-*/=_|&%#@$^~`", *_TIGHT.split(), *(f" {end}" for en
 LINE_ENDS = ("\n", *(f"{end}\n" for end in VALUE_ENDS))
 """Ends of values that tokenizers may join to the text behind them, and the same of those that end with
 a line."""
-
-SLICE_ENDS = 16
-"""How many of them one slice tries."""
-
 _BEFORE_WORD = re.compile(r"(?<=[a-zA-Z]) (?=[a-zA-Z])")
 
-Json = dict[str, Any]
 Views = list[View]
 Make = Callable[[Views], Iterator[None]]
 """Adds views to a list, in slices."""
@@ -87,7 +309,7 @@ Make = Callable[[Views], Iterator[None]]
 class ViewMaker:
     """Makes the views of conversations, a slice of work at a time.
 
-    max_kept_bytes: limit of the kept views, of which the last used ones stay; a token takes four bytes.
+    max_kept_bytes: limit of the cached views, of which the last used ones stay; a token takes four bytes.
     """
 
     def __init__(self, engine: "Engine | GeneratingEngine", max_kept_bytes: int) -> None:
@@ -96,7 +318,7 @@ class ViewMaker:
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes of all kept views."""
+        """The bytes of all cached views."""
         return self._kept.num_bytes
 
     @cached_property
@@ -116,20 +338,19 @@ class ViewMaker:
         return tokenizer.decode(tokenizer.render_chat(given, end="messages"))
 
     def _write_call(self, call: Json) -> Iterable[str]:
-        if self._engine.tokenizer.markers.is_harmony:
-            return harmony_calls(call)
-        return [rendered_call(call, self._render)]
+        is_harmony = self._engine.tokenizer.markers.is_harmony
+        return _harmony_calls(call) if is_harmony else [rendered_call(call, self._render)]
 
     def make(
         self, messages: Sequence[Json], tools: Sequence[Json], owner: str, views: Views
     ) -> Iterator[None]:
-        """Add views to the given list: kept ones at once, then new ones in slices, of the newest texts first.
+        """Add views to the list: cached ones at once, then new ones in slices, of the newest texts first.
 
         messages, tools: as chat templates expect them. owner: only views made for the same owner are reused.
         """
         missing: list[tuple[bytes, Make]] = []
         room_tokens = MAX_TOKENS
-        for seed, make in self._works(messages, tools):
+        for seed, make in self._groups(messages, tools):
             key = hashlib.blake2b(f"{owner}\0{seed}".encode(errors="surrogatepass"), digest_size=16).digest()
             if (kept := self._kept.get(key)) is None:
                 missing.append((key, make))
@@ -144,31 +365,58 @@ class ViewMaker:
                 return
             views += made
 
-    def _works(self, messages: Sequence[Json], tools: Sequence[Json]) -> Iterator[tuple[str, Make]]:
+    def _groups(self, messages: Sequence[Json], tools: Sequence[Json]) -> Iterator[tuple[str, Make]]:
         """Yield the key of each group of views, and the function that makes the group."""
         arguments = self._arguments if tools else AS_IT_IS
-        patches = spoken_patches(messages, tools, arguments)
-        yield to_json(tools).decode(), partial(self._make_frames, tools, arguments)
-        yield f"{patches}", partial(self._make_forms, [*patch_forms(patches)])
-        for text, wanted in texts_of(messages, arguments, patches):
-            yield f"{wanted}\0{text}", partial(self._make_views, text, wanted)
+        escapes = arguments if arguments.has_escapes else None
+        patches = _spoken_patches(messages, tools, arguments)
 
-    def _make_views(self, text: str, wanted: Wanted, made: Views) -> Iterator[None]:
-        parts: list[Sequence[str]] = []
+        def group(text: str, *forms: Any) -> tuple[str, Make]:
+            return f"{forms}\0{text}", partial(self._make_texts, text, *forms)
+
+        yield to_json(tools).decode(), partial(self._make_tool_frames, tools, arguments)
+        yield f"{patches}", partial(self._make_frames, [*_written(PATCHES, patches)])
+        for message in reversed(messages):
+            for call in reversed(message.get("tool_calls", ())):
+                given = call["function"]["arguments"]
+                values = given.values() if isinstance(given, dict) else ()
+                # What was written in a call stands in the prompt as it would in the next call.
+                yield from (group(text, escapes is not None, None, ()) for text in values if _is_long(text))
+            text = message["content"]
+            if message["role"] != "system" and _is_long(text):
+                yield group(text, False, escapes, patches)
+
+    def _make_texts(
+        self,
+        text: str,
+        has_plain: bool,
+        escapes: ArgumentForm | None,
+        patches: Sequence[ArgumentForm],
+        made: Views,
+    ) -> Iterator[None]:
+        """Add a text in each form in which an answer may quote the files in it.
+
+        has_plain: whether to add the whole text, with its files as on disk; else only lines that differ.
+        escapes: how calls write text in arguments, if that changes it. patches: how answers write a patch's
+            lines, which become SignedLines.
+        """
+        parts: list[list[str]] = []
         plain: list[str] = []
         for lines in _cut_lines(text):
-            shown = read_shapes(lines)
-            parts.append([*wanted.write(shown)])
-            plain.append(shown.plain)
+            read = read_shapes(lines)
+            plain.append(read.plain)
+            parts.append([read.plain if has_plain else read.cut])
+            if escapes is not None:
+                parts[-1].append(escapes.write(read.plain))
             yield
         for written in map("".join, zip(*parts, strict=True)):
             view = array("I")
-            for chunk in _chunks(written):
+            for chunk in _cut_words(written):
                 view.extend(self._engine.tokenizer.encode_answer(chunk))
                 yield
             if view:
                 made.append(view)
-        for form in wanted.patches:
+        for form in patches:
             yield from self._make_lines("".join(plain), form, made)
 
     def _make_lines(self, text: str, form: ArgumentForm, made: Views) -> Iterator[None]:
@@ -188,24 +436,10 @@ class ViewMaker:
                 yield
         made.append(SignedLines(*texts, ends))
 
-    def _answered(self, ids: Sequence[int]) -> tuple[int, ...]:
-        ends = self._engine.tokenizer.eos_ids
-        return tuple(takewhile(lambda token: token not in ends, ids))
-
-    def _make_joints(self, fixed: str, joints: dict[int, tuple[int, ...]]) -> Iterator[None]:
-        """Add those of what is fixed behind a value; see Frame.joints."""
-        tokenizer = self._engine.tokenizer
-        for number, end in enumerate((*VALUE_ENDS, *LINE_ENDS) if fixed.startswith("\n") else VALUE_ENDS):
-            joined = tokenizer.encode_answer(end + fixed)
-            if len(tokenizer.decode(joined[:1])) > len(end):
-                last, *more = tokenizer.encode_answer(end)
-                if not more:
-                    joints[last] = self._answered(joined)
-            if number % SLICE_ENDS == 0:
-                yield
-
-    def _make_frames(self, tools: Sequence[Json], arguments: ArgumentForm, made: Views) -> Iterator[None]:
-        forms = [*block_forms(arguments)]
+    def _make_tool_frames(
+        self, tools: Sequence[Json], arguments: ArgumentForm, made: Views
+    ) -> Iterator[None]:
+        forms = [*_written(BLOCKS, [AS_IT_IS, *([arguments] if arguments.has_escapes else [])])]
         if self._engine.tokenizer.markers.is_harmony:
             forms.append(HARMONY_REASONING)
         for tool in tools:
@@ -213,101 +447,57 @@ class ViewMaker:
             with contextlib.suppress(ValueError):
                 forms += call_forms(tool, self._write_call, arguments)
             yield
-        yield from self._make_forms(forms, made)
+        yield from self._make_frames(forms, made)
 
-    def _make_forms(self, forms: Sequence[Form], made: Views) -> Iterator[None]:
-        tokenizer = self._engine.tokenizer
+    def _make_frames(self, forms: Sequence[Form], made: Views) -> Iterator[None]:
+        encode = self._engine.tokenizer.encode_answer
         known: dict[str, dict[int, tuple[int, ...]]] = {}
         for fixed, copied in forms:
             for text in fixed[1:]:
                 if text not in known:
-                    known[text] = {}
-                    yield from self._make_joints(text, known[text])
+                    known[text] = yield from self._find_joints(text)
             # A space before a value is one with its first word.
-            ids = tuple(self._answered(tokenizer.encode_answer(text.rstrip(" "))) for text in fixed)
+            ids = tuple(self._until_end(encode(text.rstrip(" "))) for text in fixed)
             made.append(Frame(ids, copied, tuple(known[text] for text in fixed[1:])))
         yield
 
+    def _find_joints(self, fixed: str) -> Generator[None, None, dict[int, tuple[int, ...]]]:
+        """Return those of what is fixed behind a value, found in slices; see Frame.joints."""
+        tokenizer = self._engine.tokenizer
+        joints: dict[int, tuple[int, ...]] = {}
+        for number, end in enumerate((*VALUE_ENDS, *LINE_ENDS) if fixed.startswith("\n") else VALUE_ENDS):
+            joined = tokenizer.encode_answer(end + fixed)
+            if len(tokenizer.decode(joined[:1])) > len(end):
+                last, *more = tokenizer.encode_answer(end)
+                if not more:
+                    joints[last] = self._until_end(joined)
+            if number % SLICE_ENDS == 0:
+                yield
+        return joints
 
-class PromptViews:
-    """Makes the views of a model's conversations, on the threads of the executor.
+    def _until_end(self, ids: Sequence[int]) -> tuple[int, ...]:
+        ends = self._engine.tokenizer.eos_ids
+        return tuple(takewhile(lambda token: token not in ends, ids))
 
-    making: the tasks of all models that are making views.
-    max_pending: maximum number of them. draft_type: the draft type of requests that name none.
-    """
 
-    def __init__(
-        self,
-        engine: "GeneratingEngine",
-        executor: Executor,
-        making: set[asyncio.Task[None]],
-        max_pending: int,
-        draft_type: DraftType,
-    ) -> None:
-        self._background, self._making = executor.background, making
-        self._max_pending, self._draft_type = max_pending, draft_type
-        self._maker = ViewMaker(engine, MAX_VIEW_BYTES)
-
-    def begin(self, body: ChatRequest, owner: str) -> tuple[Views, Iterator[None] | None]:
-        """Return an empty list of views, and the slices of work that fill it.
-
-        There are no slices if no drafter looks in views, or if those of max_pending conversations are being
-        made. owner: see ViewMaker.make().
-        """
-        views: Views = []
-        looks_up = (body.draft.type or self._draft_type) in ("auto", "suffix") and body.draft.max_tokens != 0
-        if not looks_up or len(self._making) >= self._max_pending:
-            return views, None
-
-        def slices() -> Iterator[None]:
-            yield from self._maker.make(*shown(body), owner, views)
-
-        return views, slices()
-
-    def start(self, client: str, slices: Iterator[None]) -> Callable[[], None]:
-        """Do the first slice, which finds what was kept from earlier turns; return what does the others.
-
-        Call that once the first token has come, which it would delay, and both on the event loop.
-        """
-        first = self._run(self._make(client, slices, is_first=True))
-
-        async def make_others() -> None:
-            await asyncio.wait({first})
-            await self._make(client, slices, is_first=False)
-
-        def start_others() -> None:
-            self._run(make_others())
-
-        return start_others
-
-    def _run(self, making: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(making)
-        self._making.add(task)
-        task.add_done_callback(self._making.discard)
-        return task
-
-    async def _make(self, client: str, slices: Iterator[None], *, is_first: bool) -> None:
-        """Make views slice by slice. An answer needs none, so a fault is only logged."""
-        try:
-            work = partial(next, slices, True)
-            while await self._background.run(client, work) is None and not is_first:
-                pass
-        except Exception:
-            log.error("the views of a conversation cannot be made", exc_info=True)
+def _written(forms: Sequence[Form], ways: Iterable[ArgumentForm]) -> Iterator[Form]:
+    """Yield each form in each of the ways in which an answer may write it."""
+    for way in ways:
+        for fixed, copied in forms:
+            yield tuple(map(way.write, fixed)), copied
 
 
 def _count(views: Sequence[View]) -> int:
     """Count the tokens of views, and something for what holds them."""
-    return sum(16 + _count_one(view) for view in views)
-
-
-def _count_one(view: View) -> int:
-    if isinstance(view, SignedLines):
-        return sum(map(len, (view.kept, view.removed, view.added, *view.ends)))
-    if not isinstance(view, Frame):
-        return len(view)
-    joined = (tokens for joints in view.joints for tokens in joints.values())
-    return sum(map(len, (*view.fixed, *joined)))
+    count = 0
+    for view in views:
+        parts: Iterable[Any] = (view,)
+        if isinstance(view, SignedLines):
+            parts = (view.kept, view.removed, view.added, *view.ends)
+        elif isinstance(view, Frame):
+            parts = (*view.fixed, *(tokens for joints in view.joints for tokens in joints.values()))
+        count += 16 + sum(map(len, parts))
+    return count
 
 
 def _cut_lines(text: str) -> Iterator[str]:
@@ -315,20 +505,16 @@ def _cut_lines(text: str) -> Iterator[str]:
     while start < len(text):
         most = start + MAX_SLICE_CHARACTERS
         end = text.find("\n", start + SLICE_CHARACTERS, most) + 1 or min(most, len(text))
-        end = _after_lines(text, start, end)
+        line_end = start
+        for _ in range(SLICE_LINES):
+            if not (line_end := text.find("\n", line_end, end) + 1):
+                break
+        end = line_end or end
         yield text[start:end]
         start = end
 
 
-def _after_lines(text: str, start: int, end: int) -> int:
-    """Return where the next SLICE_LINES lines end, at most end."""
-    for _ in range(SLICE_LINES):
-        if not (start := text.find("\n", start, end) + 1):
-            return end
-    return start
-
-
-def _chunks(text: str) -> Iterator[str]:
+def _cut_words(text: str) -> Iterator[str]:
     """Cut a text before words within lines, where tokenizers cut it too."""
     start = 0
     while start < len(text):

@@ -11,12 +11,11 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.events import DraftingReport, Usage
 from reprise.engine.interface.request import GenerationRequest, Sampling
 from reprise.server.app import create_app
-from reprise.server.generation import stream as request_output
-from reprise.server.generation.stream import LongAnswerLog
-from reprise.server.generation.submit import Submission
+from reprise.server.generation import answer as request_output
+from reprise.server.generation.answer import LongAnswerLog, Submission
+from reprise.server.generation.recorder import fill_record
 from reprise.server.logs import LoadingLog, RequestRecord, configure_logs
 from reprise.server.metrics import loop_lag
-from reprise.server.output.presenter import fill_record
 from tests.server import fake_engine
 
 SECRET = "my secret"

@@ -9,10 +9,9 @@ from fastapi.responses import JSONResponse
 from pydantic_core import from_json, to_json
 
 from reprise.server.errors import BadRequestError, ContextLengthError, NotFoundError
-from reprise.server.generation.lease import lease_for, lease_model
+from reprise.server.generation.answer import answer, known_stream, response_head
 from reprise.server.generation.prepare import count_prompt_tokens, prepare_chat
-from reprise.server.generation.service import LeasedModel
-from reprise.server.generation.stream import answer, known_stream, response_head
+from reprise.server.generation.service import LeasedModel, lease_for, lease_model
 from reprise.server.http.access import key_digest
 from reprise.server.http.body import read_body, read_query
 from reprise.server.http.error_responses import note_error

@@ -27,7 +27,7 @@ from reprise.engine.pool.catalogue import Catalogue
 from reprise.engine.pool.model_engine import Inbox
 from reprise.engine.pool.residency import Makers
 from reprise.server.app import create_app
-from reprise.server.generation.served_models import MAX_PULLS
+from reprise.server.generation.list_and_pull import MAX_PULLS
 from tests.end_to_end.conftest import serving as real_server
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model import fake_hub

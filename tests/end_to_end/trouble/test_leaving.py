@@ -25,8 +25,7 @@ from reprise.engine.batch.sequence import Sequence
 from reprise.engine.engine import Engine
 from reprise.engine.generating.setup import flat_costs
 from reprise.server.app import create_app
-from reprise.server.generation.stream import RequestOutput
-from reprise.server.generation.submit import EventQueue, Submission
+from reprise.server.generation.answer import EventQueue, RequestOutput, Submission
 from tests.end_to_end.trouble.traffic import SCHEMA, TOOLS
 from tests.server.served import served
 

@@ -2,8 +2,8 @@ import asyncio
 import threading
 
 from reprise.engine.interface.events import Delta
+from reprise.server.generation.answer import EventQueue
 from reprise.server.generation.service import EventBridge
-from reprise.server.generation.submit import EventQueue
 
 NEVER_S = 1000
 

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from reprise.server.generation.stream import RequestOutput
-from reprise.server.generation.submit import Submission
+from reprise.server.generation.answer import RequestOutput, Submission
 from reprise.server.openai_api.chat import OpenAIPresenter
 from reprise.server.output.parser_base import PlainParser
 from tests.server import fake_engine

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from reprise.engine.interface.events import DraftingReport, Failed, Usage
 from reprise.engine.interface.status import GAP_BOUNDS_S, EngineCounts
 from reprise.server.app import create_app
-from reprise.server.generation import submit as submission
+from reprise.server.generation import answer as submission
 from reprise.server.metrics.definitions import GROUPS
 from reprise.server.metrics.loop_lag import HELD_S
 from reprise.server.reference import METRICS_PAGE, write_metrics_page

@@ -7,8 +7,9 @@ import pytest
 
 from reprise.engine.interface.events import DraftingReport, Usage
 from reprise.engine.interface.request import GenerationRequest, Sampling
+from reprise.server.generation.recorder import fill_record
 from reprise.server.logs import RequestRecord
-from reprise.server.output.presenter import explain_undrafted, fill_record, measure_timings
+from reprise.server.output.presenter import explain_undrafted, measure_timings
 from tests.server import fake_engine
 from tests.server.openai_shapes import stream_data, valid_timings
 

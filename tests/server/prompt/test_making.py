@@ -16,17 +16,17 @@ from reprise.engine.interface.request import Frame, SignedLines, View
 from reprise.engine.speculative.acceptance import count_accepted
 from reprise.engine.text.markers import HARMONY
 from reprise.server.prompt import views as making
-from reprise.server.prompt.view_texts import (
+from reprise.server.prompt.views import (
     AS_IT_IS,
     AS_JSON,
     PROBED,
     ArgumentForm,
     Shown,
+    ViewMaker,
     call_forms,
     probe_arguments,
     rendered_call,
 )
-from reprise.server.prompt.views import ViewMaker
 from tests.server.fake_engine import CALLING, FakeTokenizer
 
 Json = dict[str, Any]

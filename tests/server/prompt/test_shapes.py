@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from reprise.server.prompt.view_texts import read_shapes
+from reprise.server.prompt.views import read_shapes
 
 FILE = "def area(w, h):\n    return w * h\n\n\nclass Box:\n    side = 2"
 LINES = FILE.split("\n")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reprise.server.prompt.encoder import cuts, fit
+from reprise.server.prompt.length import cuts, fit
 from tests.server.openai_shapes import assert_error
 
 PATH, CHAT = "/v1/responses", "/v1/chat/completions"

@@ -1,28 +1,29 @@
-"""Turn the engine's events into a response: whole, or as a stream."""
+"""Produce an answer: submit requests to the engine, and make its events a response, whole or streamed."""
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextvars import copy_context
 from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
-from reprise.engine.interface.events import Delta, Finished
+from reprise.engine.interface.errors import EngineError
+from reprise.engine.interface.events import Delta, Event, Failed, Finished, Usage
 from reprise.engine.interface.spans import span
-from reprise.server.errors import CLIENT_CLOSED_REQUEST, ApiError, ClientGoneError
+from reprise.server.errors import ApiError, from_engine, from_failure
 from reprise.server.generation.prepare import Prepared
-from reprise.server.generation.recorder import record_lines
-from reprise.server.generation.service import LeasedModel
-from reprise.server.generation.submit import Submission
+from reprise.server.generation.recorder import fill_record, record_lines
+from reprise.server.generation.service import LeasedModel, wait_unless_gone
 from reprise.server.http.error_responses import error_frame, internal_error, note_error
 from reprise.server.http.executor import FORMAT, PROMPT_LOG, SMALL_BYTES, client_of
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
-from reprise.server.output.parser_base import MakeParser
 from reprise.server.output.parts import (
     ChoiceOutput,
     ChoiceTokens,
@@ -39,17 +40,181 @@ from reprise.server.output.presenter import (
     Presenter,
     ResponseHead,
     count_usage,
-    fill_record,
     measure_timings,
 )
-from reprise.server.requests.generation_fields import GenerationFields
 
+ResultT = TypeVar("ResultT")
+SETTLE_S = 5.0
+"""How long a cancelled request waits for its sequences to end: a step and a chunk if a step takes a second.
+The log line lacks the usage of later ones."""
 MAX_DELTAS_AT_ONCE = 256
 """Maximum deltas, and about as many log probabilities, that are parsed and formatted before the event loop
 serves other requests."""
-
 LONG_S = 60.0
 """Seconds after which it is logged that an answer without max_tokens still runs; then after twice as many."""
+
+ChoiceEvent = tuple[int, Event]
+"""(index of the choice, event)."""
+
+
+class EventQueue:
+    """Events of one HTTP request, in order of arrival. Use it on the event loop only.
+
+    silence_s: receive() returns an empty list after this many seconds without an event.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._silence_s = silence_s
+        self._events: list[ChoiceEvent] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_received_s = self._loop.time()
+
+    def put(self, event: ChoiceEvent) -> None:
+        """Add an event."""
+        self._events.append(event)
+        self._wake()
+
+    async def receive(self) -> list[ChoiceEvent]:
+        """Wait for an event and return all that have arrived; none after silence_s."""
+        if not self._events:
+            self._waiter = self._loop.create_future()
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._silence_s, self._check_silence)
+            await self._waiter
+        self._last_received_s = self._loop.time()
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _check_silence(self) -> None:
+        # The timer restarts itself for the time that is left: a new timer for each token costs too much.
+        left_s = self._last_received_s + self._silence_s - self._loop.time()
+        if left_s <= 0:
+            self._wake()
+            left_s = self._silence_s
+        self._timer = self._loop.call_later(left_s, self._check_silence)
+
+
+class Submission:
+    """The sequences of one HTTP request: submits them, receives their events, cancels those still running.
+
+    on_first: called on the event loop when the first token of any sequence has come.
+    ended: usage of the sequences that have ended, normally or not, by index.
+    finished: the final events of the sequences that ended normally, by index.
+    deltas: the deltas of each choice; a stream keeps them only if prompts are logged.
+    """
+
+    def __init__(
+        self, leased: LeasedModel, prepared: Prepared, on_first: Callable[[], object] | None
+    ) -> None:
+        self.engine_requests = prepared.engine_requests
+        self.num_choices = prepared.body.n
+        self.ended: dict[int, Usage] = {}
+        self.finished: dict[int, Finished] = {}
+        self.deltas: list[list[Delta]] = [[] for _ in prepared.engine_requests]
+        self._leased = leased
+        # Without a constraint a grammar can only be that of the tools.
+        grammar = prepared.body.requested_grammar
+        self._grammar_param = grammar[1] if grammar else "tools"
+        self._on_first = on_first
+        self._event_queue = EventQueue(leased.settings.keep_alive_s)
+        self._num_submitted = 0
+        self._failure: Failed | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sequence has ended normally."""
+        return len(self.finished) == len(self.engine_requests)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a sequence has failed."""
+        return self._failure is not None
+
+    @span("submission")
+    def start(self, is_streaming: bool) -> None:
+        """Submit all sequences to the engine, or none. Raises ApiError if the engine refuses one.
+
+        is_streaming: receive() returns the deltas as they arrive; otherwise they are collected in deltas.
+        """
+        try:
+            for index, engine_request in enumerate(self.engine_requests):
+                self._leased.engine.submit(engine_request, partial(self._take, index, is_streaming))
+                self._num_submitted += 1
+        except Exception as fault:
+            self._cancel()
+            if isinstance(fault, EngineError):
+                raise from_engine(fault) from fault
+            raise
+
+    async def receive(self) -> list[tuple[int, Delta | Finished]]:
+        """Wait for an event and return all that have arrived; none after keep_alive_s without an event.
+
+        Raises ApiError if a sequence failed, once all earlier events have been returned.
+        """
+        events = await self._take_events() if self._failure is None else []
+        if self._failure is not None and not events:
+            raise from_failure(self._failure, self._grammar_param)
+        return events
+
+    async def close(self) -> None:
+        """Cancel the sequences that have not ended, and wait up to SETTLE_S for them to end."""
+        self._cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                while len(self.ended) < self._num_submitted:
+                    await self._take_events()
+        self._event_queue.close()
+
+    def _cancel(self) -> None:
+        for index, engine_request in enumerate(self.engine_requests[: self._num_submitted]):
+            if index not in self.ended:
+                self._leased.engine.cancel(engine_request.id)
+
+    async def _take_events(self) -> list[tuple[int, Delta | Finished]]:
+        """Wait for events, note which sequences ended, and return the events up to the first failure."""
+        events: list[tuple[int, Delta | Finished]] = []
+        for index, event in await self._event_queue.receive():
+            if not isinstance(event, Delta):
+                self.ended[index] = event.usage
+            if isinstance(event, Failed):
+                self._failure = self._failure or event
+            elif self._failure is None:
+                events.append((index, event))
+                if isinstance(event, Finished):
+                    self.finished[index] = event
+                elif is_logging_prompts():
+                    self.deltas[index].append(event)
+        return events
+
+    def _take(self, index: int, is_streaming: bool, event: Event) -> None:
+        """Post an event; collect a delta of a whole response, without waking the event loop for each token.
+
+        Runs on the engine's thread.
+        """
+        app = self._leased.app
+        if isinstance(event, Delta):
+            if self._on_first is not None and not event.is_prompt and event.progress is None:
+                on_first, self._on_first = self._on_first, None
+                app.event_bridge.post(lambda _: on_first(), None)
+            if not is_streaming:
+                self.deltas[index].append(event)
+                return
+        else:
+            # In the metrics, once, even if its client has left.
+            is_first = index % self.num_choices == 0
+            app.metrics.count_sequence(event, is_first=is_first, model=self._leased.name)
+        app.event_bridge.post(self._event_queue.put, (index, event))
 
 
 class LongAnswerLog:
@@ -78,27 +243,21 @@ class LongAnswerLog:
 class RequestOutput:
     """Parsed output of a submission, with one parser for each choice.
 
-    record: the request's log record, completed by close(). body: the request, whose fields say which parts of
-        the output are returned.
+    record: the request's log record, completed by close().
     """
 
     def __init__(
-        self,
-        leased: LeasedModel,
-        record: RequestRecord,
-        submission: Submission,
-        make_parser: MakeParser,
-        body: GenerationFields,
+        self, leased: LeasedModel, record: RequestRecord, submission: Submission, prepared: Prepared
     ) -> None:
         self.submission = submission
-        self._body = body
+        self._body = prepared.body
         self._leased = leased
         self._record = record
-        self._parsers = [make_parser() for _ in submission.engine_requests]
+        self._parsers = [prepared.make_parser() for _ in prepared.engine_requests]
         self._events: deque[tuple[int, Delta | Finished]] = deque()
         self._ending: tuple[int, asyncio.Future[EndPart]] | None = None
-        most = max(request.max_tokens for request in submission.engine_requests)
-        self._log = LongAnswerLog(most) if body.requested_max_tokens is None else None
+        most = max(request.max_tokens for request in prepared.engine_requests)
+        self._log = LongAnswerLog(most) if prepared.body.requested_max_tokens is None else None
 
     @property
     def is_complete(self) -> bool:
@@ -110,7 +269,7 @@ class RequestOutput:
 
         Returns an empty list after keep_alive_s without a part, even while a long tool call is generated or
         the answer is checked. Raises ApiError if a sequence failed, once all earlier events have been
-        returned, and ClientGoneError if the client has disconnected.
+        returned.
         """
         parts: list[tuple[int, Part]] = []
         if self._events:
@@ -158,13 +317,13 @@ class RequestOutput:
     async def _read_events(self, deadline: float | None = None) -> list[tuple[int, Part]]:
         """Return the parts of the next events, up to the end of a choice that must be checked.
 
-        If that end is first, wait for it until the deadline, a time.monotonic(). Raises ClientGoneError if
-        the client has left.
+        If that end is first, wait for it until the deadline, a time.monotonic().
         """
         parts: list[tuple[int, Part]] = []
         if self._ending is not None:
             index, task = self._ending
-            if not await self.submission.client.wait_for(task, deadline):
+            await asyncio.wait({task}, timeout=None if deadline is None else deadline - time.monotonic())
+            if not task.done():
                 return []
             self._ending = None
             parts.append((index, task.result()))
@@ -173,32 +332,28 @@ class RequestOutput:
             while num_read < MAX_DELTAS_AT_ONCE and self._events and self._ending is None:
                 index, event = self._events.popleft()
                 num_read += max(1, len(event.logprobs)) if isinstance(event, Delta) else 1
-                parts += self._note_parts(index, self._read(index, event))
+                parts += ((index, part) for part in self._read(index, event))
         return parts
 
-    def _note_parts(self, index: int, parts: list[Part]) -> list[tuple[int, Part]]:
-        """Return a choice's new parts with its index. If its EndPart takes long, begin to make it."""
-        make_end = self._parsers[index].make_end
-        if make_end is not None:
-            self._ending = (index, asyncio.ensure_future(make_end()))
-        shown = (
-            parts if self._body.shows_reasoning else (p for p in parts if not isinstance(p, ReasoningPart))
-        )
-        return [(index, part) for part in shown]
-
     def _read(self, index: int, event: Delta | Finished) -> list[Part]:
-        """Return the parts of a choice's event, and what it reports."""
+        """Return the shown parts of a choice's event. Begin to make its EndPart, if that takes long."""
         parser = self._parsers[index]
         if isinstance(event, Delta):
-            return [*parser.read(event), *_reports(event)]
-        parts: list[Part] = []
-        if event.stop is not None and self._body.include_stop_str_in_output:
-            parts += parser.read(Delta(event.stop))
-        if self._body.return_token_ids:
-            answer = () if self._body.is_scoring else event.tokens
-            prompt = self.submission.engine_requests[index].prompt
-            parts.append(ReportPart(tokens=ChoiceTokens(answer, prompt)))
-        return parts + parser.end(event)
+            parts = [*parser.read(event), *_reports(event)]
+        else:
+            parts = []
+            if event.stop is not None and self._body.include_stop_str_in_output:
+                parts += parser.read(Delta(event.stop))
+            if self._body.return_token_ids:
+                answer = () if self._body.is_scoring else event.tokens
+                prompt = self.submission.engine_requests[index].prompt
+                parts.append(ReportPart(tokens=ChoiceTokens(answer, prompt)))
+            parts += parser.end(event)
+            if parser.make_end is not None:
+                self._ending = (index, asyncio.ensure_future(parser.make_end()))
+        if self._body.shows_reasoning:
+            return parts
+        return [part for part in parts if not isinstance(part, ReasoningPart)]
 
     async def format(self, write: Callable[[], bytes], *, is_long: bool = False) -> bytes:
         """Call a presenter's function that formats output; return its frames.
@@ -239,10 +394,7 @@ class RequestOutput:
         await submission.close()
         fill_record(record, submission.engine_requests, submission.ended, submission.num_choices)
         if submission.is_complete:
-            finished = submission.finished
-            record.finish_reason = " ".join(
-                finished[i].reason for i in range(len(submission.engine_requests))
-            )
+            record.finish_reason = " ".join(end.reason for _, end in sorted(submission.finished.items()))
         else:
             record.finish_reason = "error" if has_failed else "cancelled"
 
@@ -326,14 +478,15 @@ async def answer(
 ) -> Response:
     """Prepare a request, and generate the whole response or the beginning of a stream.
 
-    prepare: see prepare.py; it runs on a thread. Raises ApiError before any of the response is sent.
+    prepare: see prepare.py; it runs on a thread. Raises ClientGoneError, and ApiError before any of the
+        response is sent.
     """
     prepared = await leased.run_in_turn(request, prepare)
-    body, record, make_views = prepared.body, record_of(request), None
+    body, start_views = prepared.body, None
     if prepared.view_slices is not None:
-        make_views = leased.views.start(client_of(request), prepared.view_slices)
-    submission = Submission(leased, prepared.engine_requests, body.n, _grammar_param(body), make_views)
-    output = RequestOutput(leased, record, submission, prepared.make_parser, body)
+        start_views = _make_first_view(leased, client_of(request), prepared.view_slices)
+    submission = Submission(leased, prepared, start_views)
+    output = RequestOutput(leased, record_of(request), submission, prepared)
     submission.start(is_streaming=body.stream)
 
     async def end() -> None:
@@ -342,31 +495,57 @@ async def answer(
             ends = [(prepared.engine_requests[at], end) for at, end in sorted(submission.finished.items())]
             leased.app.recorder.record(partial(record_lines, leased.engine, leased.settings, body, ends))
 
-    is_handed_over = False
+    async with contextlib.AsyncExitStack() as at_end:
+        at_end.push_async_callback(end)
+        if body.stream:
+            # Once a stream has begun, its response notices when the client leaves.
+            first = await _unless_gone(output.receive(), request.receive)
+            frames = write_frames(output, presenter, request.scope, first)
+            return TokenStream(frames, presenter.stream_type, at_end=at_end.pop_all().aclose)
+        outputs = await _unless_gone(output.wait_for_choices(), request.receive)
+        write = partial(presenter.format_response, outputs, output.usage(), output.timings())
+        # Some repeat what is in the request.
+        is_long = len(await request.body()) > SMALL_BYTES
+        return Response(await output.format(write, is_long=is_long), media_type="application/json")
+
+
+async def _unless_gone(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT:
+    """Return the work's result. Raises ClientGoneError, and cancels the work, if the client leaves first."""
+    task = asyncio.ensure_future(work)
     try:
-        # Once a stream has begun, its response notices when the client leaves.
-        async with submission.client.watching(request.receive):
-            if not body.stream:
-                outputs = await output.wait_for_choices()
-                write = partial(presenter.format_response, outputs, output.usage(), output.timings())
-                # Some repeat what is in the request.
-                is_long = len(await request.body()) > SMALL_BYTES
-                whole = await output.format(write, is_long=is_long)
-                return Response(whole, media_type="application/json")
-            first = await output.receive()
-        frames = write_frames(output, presenter, request.scope, first)
-        is_handed_over = True
-        return TokenStream(frames, presenter.stream_type, at_end=end)
-    except ClientGoneError:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+        await wait_unless_gone(task, receive)
+        return task.result()
     finally:
-        if not is_handed_over:
-            await end()
+        task.cancel()
 
 
-def _grammar_param(body: GenerationFields) -> str:
-    """Return the field that a request's grammar comes from. Without a constraint it can only be the tools."""
-    return body.requested_grammar[1] if body.requested_grammar else "tools"
+def _make_first_view(leased: LeasedModel, client: str, slices: Iterator[None]) -> Callable[[], object]:
+    """Begin to make views: the first slice finds those of earlier turns. Return what begins the other slices.
+
+    Call that once the first token has come, which it would delay.
+    """
+
+    def begin(after: asyncio.Task[None] | None) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(_make_views(leased, client, slices, after))
+        leased.app.making_views.add(task)
+        task.add_done_callback(leased.app.making_views.discard)
+        return task
+
+    return partial(begin, begin(None))
+
+
+async def _make_views(
+    leased: LeasedModel, client: str, slices: Iterator[None], after: asyncio.Task[None] | None
+) -> None:
+    """Make the first slice or, after its task, the others. No answer needs views: an error is only logged."""
+    try:
+        if after is not None:
+            await asyncio.wait({after})
+        work = partial(next, slices, True)
+        while await leased.app.executor.background.run(client, work) is None and after is not None:
+            pass
+    except Exception:  # noqa: BLE001 - logged
+        LOGGER.exception("the views of a conversation cannot be made")
 
 
 def response_head(request: Request, leased: LeasedModel, model: str | None) -> ResponseHead:

@@ -1,11 +1,11 @@
-"""The models that requests may ask for: listed, unloaded and downloaded."""
+"""List, unload and download the models that requests may ask for."""
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fastapi import Request
 
@@ -18,14 +18,10 @@ from reprise.server.errors import (
     from_load,
     retry_after,
 )
-from reprise.server.generation.lease import find_loadable, resolve
-from reprise.server.generation.service import Service
+from reprise.server.generation.service import Service, find_loadable, resolve
 from reprise.server.http.executor import MODEL_FILES
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER
-
-if TYPE_CHECKING:
-    from reprise.engine.engine import Engine
 
 MAX_PULLS = 4
 """Maximum number of downloads at once. Each has a thread, which may wait long for the hub."""
@@ -85,17 +81,18 @@ class PullState:
 class Pull:
     """A download on a thread of its own, which does not keep the process alive.
 
-    The constructor raises TooBusyError if MAX_PULLS downloads run. A download counts until it ends, even if
-    its client has left.
+    The constructor raises ApiError if requests may load no models, or if MAX_PULLS downloads run. A download
+    counts until it ends, even if its client has left.
     """
 
     _slots = threading.BoundedSemaphore(MAX_PULLS)
 
-    def __init__(self, models: "Engine", name: str) -> None:
+    def __init__(self, service: Service, name: str) -> None:
+        check_loads(service, for_requests=True)
         if not self._slots.acquire(blocking=False):
             message = f"{MAX_PULLS} downloads are running, which is the most. Try again later."
             raise TooBusyError(message, code="too_many_downloads", headers=retry_after(PULL_RETRY_S))
-        self._models, self._name = models, name
+        self._models, self._name = service.models, name
         self._completed, self._total = 0, 0
         self._is_stopped = threading.Event()
         self._ended: Future[ModelEntry] = Future()
@@ -117,17 +114,20 @@ class Pull:
             ended.result()
             yield PullState("success", self._completed, self._total)
         except Exception as fault:  # noqa: BLE001 - logged, or the client's
-            error = _pull_error(fault, record_of(request).id)
-            record_of(request).note(error.code or error.type)
+            record = record_of(request)
+            try:
+                error = from_load(fault)
+            except Exception:  # noqa: BLE001 - a bug, or a stop
+                LOGGER.exception("%s: a download failed", record.id)
+                error = RequestFailedError.internal(record.id)
+            record.note(error.code or error.type)
             yield error
 
     def _run(self) -> None:
         try:
-            entry = self._models.pull(self._name, self._report)
-        except BaseException as fault:  # noqa: BLE001 - raised again in events()
+            self._ended.set_result(self._models.pull(self._name, self._report))
+        except BaseException as fault:  # noqa: BLE001 - raised again in states()
             self._ended.set_exception(fault)
-        else:
-            self._ended.set_result(entry)
         finally:
             self._slots.release()
 
@@ -135,17 +135,3 @@ class Pull:
         self._completed, self._total = completed, total
         if self._is_stopped.is_set():
             raise InterruptedError("the client left")
-
-
-def _pull_error(fault: Exception, request_id: str) -> ApiError:
-    try:
-        return from_load(fault)
-    except Exception:  # noqa: BLE001 - a bug, or a stop
-        LOGGER.exception("%s: a download failed", request_id)
-        return RequestFailedError.internal(request_id)
-
-
-def begin_pull(service: Service, model: str) -> Pull:
-    """Begin to download a model. Raises ApiError."""
-    check_loads(service, for_requests=True)
-    return Pull(service.models, model)
