@@ -20,7 +20,7 @@ from reprise.engine.speculative.acceptance import count_accepted
 from reprise.engine.speculative.costs.cost_table import WIDTHS, grid_up_to
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.gate import LOOKUPS
-from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
 
 LIMIT = 31

@@ -27,7 +27,7 @@ from reprise.engine.speculative.draft_model.forecast import MODEL, DraftModelCos
 from reprise.engine.speculative.draft_model.model import DraftModel
 from reprise.engine.speculative.heads.head_drafter import HeadDrafter, HeadPrefixes, RowDrafter
 from reprise.engine.speculative.mask_drafts import MASKS
-from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import Proposers
 from reprise.engine.speculative.translation import Translation
 from reprise.engine.text.vocabulary import VocabularyError

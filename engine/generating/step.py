@@ -24,7 +24,7 @@ from reprise.engine.sampling.matchers import triggered_matcher
 from reprise.engine.sampling.sampler import Draw
 from reprise.engine.speculative import verify
 from reprise.engine.speculative.draft_model.forecast import DraftWork
-from reprise.engine.speculative.planning.planner import Planner, window_input, without_drafts
+from reprise.engine.speculative.planner import Planner, window_input, without_drafts
 from reprise.engine.speculative.verify import Outcome, RowInput
 from reprise.engine.speculative.window import WindowOutcome
 

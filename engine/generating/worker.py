@@ -20,7 +20,7 @@ from reprise.engine.interface.spans import span
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.request_queue import Prefiller, RequestQueue
-from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import Proposers
 
 log = logging.getLogger("reprise.engine")

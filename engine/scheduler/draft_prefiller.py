@@ -15,7 +15,7 @@ from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.scheduler.prefixes import num_shared
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes, TextPrefill
 from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
-from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import Proposers
 
 log = logging.getLogger("reprise.engine")

@@ -18,9 +18,9 @@ from reprise.engine.interface.request import GenerationRequest, Sampling
 from reprise.engine.model.loading import load_tokenizer
 from reprise.engine.speculative import proposers
 from reprise.engine.speculative.costs.step_costs import StepCosts
-from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
-from tests.engine.speculative.planning.simulated_rows import Device, Spent
+from tests.engine.speculative.simulated_rows import Device, Spent
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 PLAIN_STEPS = (1.0, 1.43, 1.79, 2.12, 2.62, 3.04, 3.88, 5.23, 6.74, 9.79, 12.67)

@@ -26,7 +26,7 @@ from reprise.engine.scheduler.prefixes import Prefixes
 from reprise.engine.scheduler.request_queue import RequestQueue
 from reprise.engine.speculative import verify
 from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
-from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
 from reprise.engine.speculative.sequence_drafts import SequenceDrafts
 from reprise.engine.text.detokenizer import Detokenizer

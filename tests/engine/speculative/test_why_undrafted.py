@@ -24,7 +24,7 @@ from reprise.engine.speculative.draft_stats import (
     WORDS,
     DraftCounts,
 )
-from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, MakeSources
 from tests.drafters.fakes import Coin, Liar, Oracle, scored
 from tests.engine.conftest import StartEngine

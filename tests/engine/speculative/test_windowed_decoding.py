@@ -25,7 +25,7 @@ from reprise.engine.sampling.sampler import find_entropies
 from reprise.engine.speculative.costs.cost_table import USUAL
 from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
-from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources
 from reprise.engine.speculative.verify import Outcome, RowInput
 from reprise.engine.speculative.window import Filled, Window, WindowInput

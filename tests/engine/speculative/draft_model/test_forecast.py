@@ -25,7 +25,7 @@ from reprise.engine.speculative.draft_model.forecast import (
     TokenYield,
 )
 from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
-from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
 from reprise.engine.speculative.sequence_drafts import SequenceDrafts
 from reprise.engine.speculative.verify import RowInput

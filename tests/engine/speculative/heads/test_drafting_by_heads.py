@@ -24,7 +24,7 @@ from reprise.engine.speculative.heads.formats import FAMILIES
 from reprise.engine.speculative.heads.head import Choose, Head, TappedStates, Taps, find_ends
 from reprise.engine.speculative.heads.head_drafter import MAX_IDLE_STEPS, HeadDrafter, NamedHead
 from reprise.engine.speculative.heads.kinds import DFlashConfig, DFlashHead, MTPHead
-from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import spread
 from tests.drafters.fakes import Coin, scored

@@ -9,7 +9,7 @@ import pytest
 
 from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from reprise.engine.speculative.costs.step_costs import StepCosts
-from tests.engine.speculative.planning.simulated_rows import Device, TrueCosts, token_at
+from tests.engine.speculative.simulated_rows import Device, TrueCosts, token_at
 
 ROWS, WIDTHS = (1, 2, 4, 8), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 PROBING = 0.01

@@ -11,7 +11,7 @@ from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from reprise.engine.interface.request import GenerationRequest, Sampling
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_model.forecast import DraftModelCosts, DraftWork, ShareOfTarget
-from reprise.engine.speculative.planning.planner import Planner
+from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
 from reprise.engine.speculative.verify import Outcome
 from tests.drafters.fakes import scored
