@@ -137,7 +137,7 @@ class Follower:
         if (said := self._channel.receive()) != "join":
             raise ModelError(said["refused"])
         group = begin_group(self._place)
-        self._channel.send(share_token(None))
+        self._channel.send(share_token(is_ours=False))
         self._heard_at = time.monotonic()
         threading.Thread(target=self._read, name="rank-0", daemon=True).start()
         threading.Thread(target=self._beat, name="beat", daemon=True).start()

@@ -11,12 +11,12 @@ rank 0 no longer needs the object, the other ranks drop their parts with the nex
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
 from reprise.engine.distributed.model_parts import ReadParts, Shard, share_tokens
-from reprise.engine.distributed.ranks import Channel, RanksLostError, encode
+from reprise.engine.distributed.ranks import Peers, RanksLostError, encode
 from reprise.engine.kv_cache.buffers import cut_slice, leading, rebuild, split_slice, take_state
 from reprise.engine.kv_cache.per_row import Caches, make_caches
 from reprise.engine.kv_cache.rows import Rows, Sharing, make_batched_rows, make_rows
@@ -100,19 +100,6 @@ class Handle:
         self._dropped.append(self.number)
 
 
-class Followers(Protocol):
-    """The other ranks, as the leader sees them."""
-
-    channels: Sequence[Channel]
-    num_sent: int
-
-    def gather(self) -> list[str | None]:
-        """Wait for every rank's answer to a command: a fault in words, or None. Raises RanksLostError."""
-
-    def explain(self, wait_s: float) -> str | None:
-        """Return a sentence that names the lost rank; None if none is lost within the seconds to wait."""
-
-
 class Leader:
     """Sends commands to the other ranks. For the engine's thread only: ranks exchange arrays on one thread.
 
@@ -121,8 +108,8 @@ class Leader:
     is_commanding: whether an operation is being done.
     """
 
-    def __init__(self, followers: Followers) -> None:
-        self._followers = followers
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
         self.asks_first = True
         self._num_objects = 0
         self._dropped: deque[int] = deque()
@@ -142,10 +129,10 @@ class Leader:
             return local(*given)
         self._asks = asks or self.asks_first
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
-        self._followers.num_sent += 1
+        self._peers.num_sent += 1
         made = self._num_objects + 1 if makes else None
         arguments = [_encoded(one) for one in given]
-        self._send([self._followers.num_sent, name, arguments, made, dropped, self._asks])
+        self._send([self._peers.num_sent, name, arguments, made, dropped, self._asks])
         self.is_commanding, self._has_disagreed = True, False
         try:
             result = local(*given)
@@ -175,7 +162,7 @@ class Leader:
             return
         if self._has_disagreed:
             return
-        faults = [one for one in self._followers.gather() if one is not None]
+        faults = [one for one in self._peers.gather() if one is not None]
         self._has_disagreed = bool(faults) or fault is not None
         self._send([not self._has_disagreed])
         if fault is not None:
@@ -190,25 +177,25 @@ class Leader:
 
     def check(self) -> None:
         """Raise RanksLostError if a rank is lost."""
-        if reason := self._followers.explain(0.0):
+        if reason := self._peers.explain(0.0):
             raise RanksLostError(reason)
 
     def _send(self, message: Any) -> None:
         self.check()
         data = encode(message)
-        for channel in self._followers.channels:
+        for channel in self._peers.channels:
             try:
                 channel.send_encoded(data)
             except OSError as fault:
                 raise self._lost(f"a command did not reach a rank: {fault}") from fault
 
     def _lost(self, reason: str) -> RanksLostError:
-        return RanksLostError(self._followers.explain(1.0) or reason)
+        return RanksLostError(self._peers.explain(1.0) or reason)
 
 
 def _encoded(given: Any) -> Any:
     """Return an argument as the other ranks get it: see Replica.decode."""
-    handle = getattr(given, "handle", None)
+    handle = getattr(given, "handle", given)
     if isinstance(handle, Handle):
         return {"object": handle.number}
     if isinstance(given, mx.array):

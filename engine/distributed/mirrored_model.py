@@ -6,6 +6,7 @@ come here for a SharedModel, its caches and its slices, and nowhere else.
 
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -49,8 +50,8 @@ class SharedModel:
         self.shard = shard
         self.leader = leader
         shard.agree = leader.agree
-        # The other ranks have theirs as object 0, and never drop it.
-        self.handle = _Root()
+        # The other ranks have theirs as object 0, and are never told to drop it.
+        self.handle = Handle(0, deque())
 
     def __call__(self, tokens: mx.array, cache: Caches | None = None) -> mx.array:
         """Run one forward pass on all ranks; return its logits, not yet evaluated."""
@@ -63,14 +64,6 @@ class SharedModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.shard, name)
-
-
-class _Root(Handle):
-    def __init__(self) -> None:
-        self.number = 0
-
-    def __del__(self) -> None:
-        pass
 
 
 class SharedList(list[Any]):
@@ -88,14 +81,18 @@ class _SharedRows:
     leader: Leader
     handle: Handle
 
+    def _do(self, local: Any, *given: Any) -> Any:
+        """Let all ranks do what a method of rank 0's rows does, local."""
+        return self.leader.do(local.__name__, as_operation(local), self, *given)
+
     def add(self, caches: Caches, length: int) -> None:
-        self.leader.do("add", as_operation(super().add), self, caches, length)  # type: ignore[misc]
+        self._do(super().add, caches, length)  # type: ignore[misc]
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
-        self.leader.do("fill", as_operation(super().fill), self, row, caches, length)  # type: ignore[misc]
+        self._do(super().fill, row, caches, length)  # type: ignore[misc]
 
     def remove(self, row: int) -> None:
-        self.leader.do("remove", as_operation(super().remove), self, row)  # type: ignore[misc]
+        self._do(super().remove, row)  # type: ignore[misc]
 
     def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
         local = super().forward  # type: ignore[misc]
@@ -110,12 +107,11 @@ class _SharedRows:
         if any(one is not None for one in ranks):
             raise ValueError("rows over several machines are not decoded in windows")
         given = [list(map(int, tokens)) for tokens in fed]
-        local = as_operation(super().forward_ragged)  # type: ignore[misc]
-        logits: mx.array = self.leader.do("forward_ragged", local, self, given)
+        logits: mx.array = self._do(super().forward_ragged, given)  # type: ignore[misc]
         return logits
 
     def roll_back(self, row: int, length: int) -> int:
-        held: int = self.leader.do("roll_back", as_operation(super().roll_back), self, row, length)  # type: ignore[misc]
+        held: int = self._do(super().roll_back, row, length)  # type: ignore[misc]
         return held
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
@@ -138,11 +134,11 @@ class SharedBatchedRows(_SharedRows, BatchedRows):
 
     def limit_growth(self, max_cells: int) -> None:
         """Keep the buffers of full attention of all ranks within max_cells slots times columns."""
-        self.leader.do("limit_growth", as_operation(super().limit_growth), self, max_cells)
+        self._do(super().limit_growth, max_cells)
 
     def start_copies(self) -> None:
         """Start the copies on all ranks for rows that joining or leaving rows moved."""
-        self.leader.do("start_copies", as_operation(super().start_copies), self)
+        self._do(super().start_copies)
 
 
 class SharedSeparateRows(_SharedRows, SeparateRows):
@@ -150,7 +146,10 @@ class SharedSeparateRows(_SharedRows, SeparateRows):
 
     def __init__(self, model: SharedModel) -> None:
         self.leader = model.leader
-        make = lambda *_: SeparateRows.__init__(self, model.shard)  # noqa: E731
+
+        def make(_: object, __: int) -> None:
+            SeparateRows.__init__(self, model.shard)
+
         self.leader.do("make_rows", make, model, int(Sharing.NOTHING), makes=True, asks=True)
         self.handle = self.leader.new_handle()
 
@@ -195,24 +194,17 @@ def _owner_of_body(model: SharedModel) -> Any:
     return owner_of_body(model.shard.model)
 
 
-@cut_slice.register
-def _cut_slice(caches: SharedList, start: int, end: int) -> KVSlice:
-    return make_shared(caches.leader, "cut_slice", cut_slice.dispatch(list), caches, start, end)
+def _share(function: Any) -> None:
+    """Let all ranks do a function of caches or of a slice, and keep its result."""
+    local, name = function.dispatch(list), function.__name__
+
+    @function.register
+    def _shared(held: SharedList, *given: Any) -> list[Any]:
+        return make_shared(held.leader, name, local, held, *given)
 
 
-@leading.register
-def _leading(kv_slice: SharedList, num_tokens: int) -> KVSlice:
-    return make_shared(kv_slice.leader, "leading", leading.dispatch(list), kv_slice, num_tokens)
-
-
-@split_slice.register
-def _split_slice(kv_slice: SharedList, at: int) -> KVSlice:
-    return make_shared(kv_slice.leader, "split_slice", split_slice.dispatch(list), kv_slice, at)
-
-
-@take_state.register
-def _take_state(caches: SharedList, length: int | None = None) -> State:
-    return make_shared(caches.leader, "take_state", take_state.dispatch(list), caches, length)
+for _function in (cut_slice, leading, split_slice, take_state):
+    _share(_function)
 
 
 @rebuild.register
@@ -223,13 +215,6 @@ def _rebuild(empty: SharedList, kv_slices: Sequence[KVSlice], state: State, leng
 
 
 log = logging.getLogger("reprise.engine")
-
-
-class _OnOthers:
-    """Something that only the other ranks keep, by its number."""
-
-    def __init__(self, leader: Leader) -> None:
-        self.handle: Handle = leader.new_handle()
 
 
 class SharedPrefixStore(PrefixStore):
@@ -262,7 +247,7 @@ class SharedPrefixStore(PrefixStore):
         if not self._is_shared:
             return loading
         self._tell("begin_parts", [file.path.name for file in loading.files], makes=True)
-        return replace(loading, others=_OnOthers(self._model.leader))
+        return replace(loading, others=self._model.leader.new_handle())
 
     def finish_load(self, loading: Loading) -> tuple[CutSlice, State] | None:
         """Wait for a load on all ranks; see PrefixStore.finish_load()."""
@@ -281,7 +266,7 @@ class SharedPrefixStore(PrefixStore):
             log.warning("dropped a saved prefix that another rank cannot read: %s", fault)
             self._forget(loading.files[0])
             return None
-        parts = _OnOthers(leader)
+        parts = leader.new_handle()
         shared_cut = partial(make_shared, leader, "cut_parts", as_operation(cut), parts)
         if not self._needs_state:
             return shared_cut, []

@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import hmac
 import logging
 import os
 import signal
@@ -26,9 +27,7 @@ from reprise.engine.distributed.ranks import (
     RanksLostError,
     await_ranks,
     begin_group,
-    check_token,
     find_facts,
-    make_token,
     refuse_all,
     refuse_settings,
     share_token,
@@ -121,9 +120,10 @@ class Ranks:
         for channel in channels:
             channel.send("join")
         group = begin_group(place)
-        token = share_token(make_token())
+        token = share_token(is_ours=True)
         for rank, channel in enumerate(channels, 1):
-            if not check_token(channel.receive(), token):
+            said = channel.receive()
+            if not (isinstance(said, str) and hmac.compare_digest(said, token)):
                 reason = f"what says it is {place.name(rank)} is not the process that is in MLX's group"
                 refuse_all(channels, reason)
                 raise ModelError(reason)

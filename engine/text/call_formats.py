@@ -3,7 +3,6 @@
 They are recognized by the chat template and the vocabulary, as mlx-lm recognizes its own.
 """
 
-from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -40,43 +39,37 @@ _INNER_TOKENS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class FoundFormat:
-    """A format of tool calls. start, end: its markers; end is "" if a call goes on to the answer's end."""
+def find_format(wrapped: TokenizerWrapper) -> tuple[str, str, str]:
+    """Return the name of a model's format of tool calls, and the markers around a call.
 
-    name: str
-    start: str
-    end: str = ""
-
-
-def recognize(tokenizer: Any) -> FoundFormat | None:
-    """Return the format of tool calls of a model for which mlx-lm finds none; None if it is unknown here too.
-
-    tokenizer: the model's, of transformers.
+    The name is "" if neither mlx-lm nor this knows it; the end is "" if a call goes on to the answer's end.
     """
+    if wrapped.tool_parser is None:
+        return _recognize(wrapped)
+    name = wrapped.tool_parser.__module__.rpartition(".")[2]
+    return name, wrapped.tool_call_start, wrapped.tool_call_end or ""
+
+
+def _recognize(tokenizer: Any) -> tuple[str, str, str]:
     if all(has_token(tokenizer, text) for text in HARMONY_TOKENS):
-        return FoundFormat(HARMONY, "<|call|>")
+        return HARMONY, "<|call|>", ""
     template = template_text(tokenizer)
     if has_token(tokenizer, "<｜tool▁calls▁begin｜>") and "<｜tool▁calls▁begin｜>" in template:
         name = "deepseek_v3" if "```json" in template else "deepseek_v31"
-        return FoundFormat(name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+        return name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
     if DSML in template or (not template and has_token(tokenizer, DSML)):
-        section = "tool_calls" if "tool_calls>" in template and "function_calls>" not in template else ""
-        section = section or "function_calls"
-        return FoundFormat("deepseek_v32", f"<{DSML}{section}>", f"</{DSML}{section}>")
+        is_newer = "tool_calls>" in template and "function_calls>" not in template
+        section = "tool_calls" if is_newer else "function_calls"
+        return "deepseek_v32", f"<{DSML}{section}>", f"</{DSML}{section}>"
     if "Environment: ipython" in template and '"parameters"' in template:
-        return FoundFormat("llama3", '{"name": ')
-    return _recognize_named(tokenizer) if isinstance(tokenizer.chat_template, dict) else None
-
-
-def _recognize_named(tokenizer: Any) -> FoundFormat | None:
-    """Return the format that mlx-lm would find if the template for tools were the only one."""
-    alone = SimpleNamespace(chat_template=template_text(tokenizer), get_vocab=tokenizer.get_vocab)
-    name = _infer_tool_parser(alone)
-    if name is None:
-        return None
-    parser = import_module(f"mlx_lm.tool_parsers.{name}")
-    return FoundFormat(name, parser.tool_call_start, parser.tool_call_end or "")
+        return "llama3", '{"name": ', ""
+    if isinstance(tokenizer.chat_template, dict):
+        # mlx-lm reads no template that is one of several.
+        alone = SimpleNamespace(chat_template=template, get_vocab=tokenizer.get_vocab)
+        if (name := _infer_tool_parser(alone)) is not None:
+            parser = import_module(f"mlx_lm.tool_parsers.{name}")
+            return name, parser.tool_call_start, parser.tool_call_end or ""
+    return "", "", ""
 
 
 def inner_tokens(tokenizer: Any, call_format: str) -> list[str]:
@@ -90,16 +83,3 @@ def inner_tokens(tokenizer: Any, call_format: str) -> list[str]:
 def has_token(tokenizer: Any, text: str) -> bool:
     """Return whether a text is a single token of the vocabulary."""
     return tokenizer.backend_tokenizer.token_to_id(text) is not None
-
-
-HARMONY_ENDS = ("<|call|>", "<|return|>")
-"""The tokens that end an answer in harmony."""
-
-
-def find_end_tokens(wrapped: TokenizerWrapper, backend: Any, is_harmony: bool) -> frozenset[int]:
-    """Return the tokens that end an answer, among them those of its format that no configuration names.
-
-    backend: the tokenizers.Tokenizer under `wrapped`.
-    """
-    ends = HARMONY_ENDS if is_harmony else ()
-    return frozenset([*wrapped.eos_token_ids, *map(backend.token_to_id, ends)])

@@ -8,6 +8,7 @@ import json
 import re
 import threading
 from bisect import bisect_left
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,14 +62,10 @@ def find_complete_end(data: bytes) -> int:
 
     Invalid bytes that no later byte can complete are kept.
     """
-    for back in range(1, min(3, len(data)) + 1):
-        if data[-back] & 0xC0 != 0x80:
-            try:
-                data[-back:].decode()
-            except UnicodeDecodeError as fault:
-                return len(data) - back if fault.reason == "unexpected end of data" else len(data)
-            break
-    return len(data)
+    decoder = getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(data[-3:])
+    waiting, _ = decoder.getstate()
+    return len(data) - len(waiting)
 
 
 def is_character_boundary(text: bytes, at: int) -> bool:
@@ -191,12 +188,15 @@ def find_slicing(backend: Backend, encode: Encode) -> Slicing | None:
         for name, (_, crossing) in _KINDS.items()
         if not any(map(re.compile(crossing).search, texts)) and _separates(backend, config, name)
     ]
-    for drops, names in ((False, kinds), (True, [one for one in kinds if one == "space"])):
-        if drops:
-            names = [one for one in names if one == "space"]
-        kept = [name for name in names if _holds(Slicing(re.compile(_KINDS[name][0]), drops), encode, name)]
+    for drops in (False, True):
+        kept = [
+            _KINDS[name][0]
+            for name in kinds
+            if (name == "space" or not drops)
+            and _holds(Slicing(re.compile(_KINDS[name][0]), drops), encode, name)
+        ]
         if kept:
-            return Slicing(re.compile("|".join(_KINDS[name][0] for name in kept)), drops)
+            return Slicing(re.compile("|".join(kept)), drops)
     return None
 
 

@@ -13,7 +13,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from reprise.engine.interface.images import ImageProcessor
 from reprise.engine.interface.request import PromptEnd
 from reprise.engine.sandbox.child_process import PROCESS
-from reprise.engine.text.call_formats import find_end_tokens, inner_tokens, recognize
+from reprise.engine.text.call_formats import find_format, inner_tokens
 from reprise.engine.text.encoding import TextEncoder
 from reprise.engine.text.markers import HARMONY, FimTokens, Marker, Markers, ends_with, find_fim
 from reprise.engine.text.templates.chat_template import (
@@ -92,8 +92,9 @@ class Tokenizer:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-        return find_end_tokens(self.wrapped, self.backend, is_harmony=self.markers.is_harmony)
+        """Tokens that end an answer. No configuration names those of harmony."""
+        ends = ("<|call|>", "<|return|>") if self.markers.is_harmony else ()
+        return frozenset([*self.wrapped.eos_token_ids, *map(self.backend.token_to_id, ends)])
 
     @cached_property
     def description(self) -> dict[str, str | None]:
@@ -141,8 +142,8 @@ class Tokenizer:
     def markers(self) -> Markers:
         """The markers of reasoning and tool calls that mlx-lm or markers.py knows for the model."""
         wrapped = self.wrapped
-        found = recognize(wrapped) if wrapped.tool_parser is None else None
-        if found is not None and found.name == HARMONY:
+        call_format, call_start, call_end = find_format(wrapped)
+        if call_format == HARMONY:
             return self._harmony_markers()
         think_start, think_end = self._marker(wrapped.think_start), self._marker(wrapped.think_end)
         separators = dict.fromkeys(wrapped.structural_markers)
@@ -154,11 +155,6 @@ class Tokenizer:
                     think_end = self._marker(text)
                 if next_state not in ("reasoning", "tool"):
                     separators[text] = None
-        parser = wrapped.tool_parser
-        call_format = "" if parser is None else parser.__module__.rpartition(".")[2]
-        call_start, call_end = wrapped.tool_call_start, wrapped.tool_call_end
-        if found is not None:
-            call_format, call_start, call_end = found.name, found.start, found.end
         is_generic = not call_start and self._template.traits is not None
         if is_generic:
             call_format, call_start, call_end = "json_tools", CALL_START, CALL_END

@@ -83,12 +83,13 @@ class Tower(ABC):
 
     family: its name. placeholder_id: token that stands for a part of an image. patch_size: pixels of a
     patch's side. merge_size: patches of a token's side. sees_whole_image: whether an image's tokens also
-    attend to its later tokens.
+    attend to its later tokens. takes_patches: whether images come cut into patches.
     """
 
     family: str
     layers: Layers
     sees_whole_image = False
+    takes_patches = False
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         vision = config["vision_config"]
@@ -186,7 +187,9 @@ class Tower(ABC):
         return Features(states, tuple(deep))
 
     def shape_of(self, grid: Grid) -> tuple[int, ...]:
-        """Return the shape of an image's pixels: (channels, height, width), not cut into patches yet."""
+        """Return the shape of an image's pixels: (channels, height, width), or (patches, pixels)."""
+        if self.takes_patches:
+            return self.num_patches(grid), CHANNELS * self.patch_size**2
         return CHANNELS, grid[0] * self.patch_size, grid[1] * self.patch_size
 
     def check(self, pixels: np.ndarray, grid: Grid) -> None:
@@ -217,9 +220,9 @@ class Tower(ABC):
         """Add positions to the states of all patches (1, patches, width); by default there are none."""
         return x
 
-    @abstractmethod
-    def plan(self, grid: Grid) -> Any:
-        """Compute from an image's grid the argument `plan` of layer(), such as the patches' rotation."""
+    def plan(self, grid: Grid) -> Any:  # noqa: ARG002
+        """Compute from an image's grid the argument `plan` of layer(): by default no rotation of patches."""
+        return None
 
     def layer_stages(self, index: int, grid: Grid) -> Sequence[Stage]:  # noqa: ARG002
         """Return the three stages of a layer."""
@@ -258,14 +261,9 @@ def _of_part(
 
 
 def cut_patches(pixels: np.ndarray, grid: Grid) -> np.ndarray:
-    """Cut an image (channels, height, width) into patches (rows * columns, channels, side * side).
-
-    Raises ValueError if the grid does not divide it.
-    """
+    """Cut an image (channels, height, width) into patches (rows * columns, channels, side * side)."""
     channels, height, width = pixels.shape[-3:]
     rows, columns = grid
-    if height % rows or width % columns:
-        raise ValueError(f"an image of {width}x{height} pixels has no {columns}x{rows} patches")
     cut = pixels.reshape(channels, rows, height // rows, columns, width // columns)
     return cut.transpose(1, 3, 0, 2, 4).reshape(rows * columns, channels, -1)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from reprise.engine.interface.embeddings import count_common
 from reprise.engine.interface.errors import UnbrokenTextError
 from reprise.engine.interface.images import MARK, OPEN, ImageProcessor, numbers_in
 from reprise.engine.interface.request import PromptEnd
@@ -28,7 +29,9 @@ from reprise.engine.text.templates.fit import (
     find_traits,
     fit,
     plain_tools,
+    system,
     user,
+    with_text_arguments,
 )
 
 TOKEN_OPEN, TOKEN_CLOSE = "\ufdd0", "\ufdd1"
@@ -67,21 +70,17 @@ class ControlTokens:
     def mark(self, value: Any, pattern: re.Pattern[str] | None = None) -> Any:
         """Mark the control tokens in all strings of a JSON value, but not in the keys of its objects.
 
-        pattern: matches the tokens to mark; None for all. A value without any is returned itself.
+        pattern: matches the tokens to mark; None for all.
         """
         pattern = pattern or self._pattern
         match value:
-            case str():
-                if not pattern.search(value):
-                    return value
+            case str() if pattern.search(value):
                 bare = value.replace(TOKEN_OPEN, "").replace(TOKEN_CLOSE, "")
                 return pattern.sub(rf"{TOKEN_OPEN}\g<0>{TOKEN_CLOSE}", bare)
             case dict():
-                marked = {key: self.mark(one, pattern) for key, one in value.items()}
-                return marked if any(marked[key] is not one for key, one in value.items()) else value
+                return {key: self.mark(one, pattern) for key, one in value.items()}
             case list():
-                items = [self.mark(one, pattern) for one in value]
-                return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+                return [self.mark(one, pattern) for one in value]
         return value
 
     def mark_messages(
@@ -90,17 +89,11 @@ class ControlTokens:
         """Mark control tokens in all messages; in the assistant's, only those that in_answers matches.
 
         The model itself wrote the assistant's messages, which stay as they are in the prefix cache.
-        The messages themselves are returned if there is nothing to mark.
         """
-        marked = [
+        return [
             {**self.mark(one, in_answers if one["role"] == "assistant" else None), "role": one["role"]}
             for one in messages
         ]
-        is_same = all(
-            new is old or all(new[key] is old[key] for key in old)
-            for new, old in zip(marked, messages, strict=True)
-        )
-        return messages if is_same else marked
 
     def encode(self, rendered: str) -> list[int]:
         """Return the ids of a rendered prompt. Marked tokens are encoded as text, without their marks."""
@@ -243,39 +236,29 @@ def find_openings(render: Render, control: frozenset[int]) -> MessageOpenings:
         {"role": role, "content": text} for role, text in (("user", "a"), ("user", "b"), ("assistant", "b"))
     )
     try:
-        closed, opened, changed = (
-            render([one], "messages"),
-            render([one], "answer"),
-            render([other], "messages"),
-        )
+        closed, opened = tuple(render([one], "messages")), tuple(render([one], "answer"))
+        changed = tuple(render([other], "messages"))
     # A template is a program that comes with the model: it may raise anything.
     except Exception:
         return MessageOpenings()
-    answer = tuple(opened[len(closed) :][:2]) if opened[: len(closed)] == closed else ()
+    answer = opened[len(closed) :][:2] if opened[: len(closed)] == closed else ()
     num_lasting = 0
     if answer:
         try:
-            num_lasting = _count_common(opened, render([one, said, one], "messages")) - len(closed)
+            later = tuple(render([one, said, one], "messages"))
+            num_lasting = count_common(opened, later) - len(closed)
         except Exception:
             num_lasting = 0
-    text_at = _count_common(closed, changed)
+    text_at = count_common(closed, changed)
     before = [at for at in range(text_at) if closed[at] in control]
     # Where messages begin with more than one control token, it is the one that opens an answer, too.
     place = next(
         (at for at in reversed(before) if closed[at] == (answer or (None,))[0]),
         before[-1] if before else None,
     )
-    user = tuple(closed[place : place + 2]) if place is not None else ()
+    user = closed[place : place + 2] if place is not None else ()
     tokens = frozenset({*answer[:1], *user[:1]} & control)
     return MessageOpenings(answer, max(0, num_lasting), tokens, user, 0 if place is None else text_at - place)
-
-
-def _count_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Count the leading tokens that both have."""
-    return next(
-        (at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-        min(len(one), len(other)),
-    )
 
 
 def _find(
@@ -384,7 +367,7 @@ class ChatTemplate:
         # too, so that they are changed alike.
         for form in self._forms(given, traits, is_generic):
             try:
-                ids = self._render(given.with_(form), end)
+                ids = self._render(replace(given, messages=form.messages, tools=form.tools), end)
             except TemplateError as refusal:
                 fault = fault or refusal
                 if isinstance(refusal.__cause__, RenderLimitError):
@@ -438,13 +421,9 @@ class ChatTemplate:
         # An answer that spells an image's token shows no image.
         images = {processor.written, *_TOKEN.findall(processor.shown)} if processor else ()
         in_answers = re.compile("|".join(map(re.escape, images)) or "(?!)")
-        marked = _Given(
+        return _Given(
             mark.mark_messages(messages, in_answers), mark.mark(tools), mark.mark(arguments), processor
         )
-        marked.is_marked = not (
-            marked.messages is messages and marked.tools is tools and marked.arguments is arguments
-        )
-        return marked
 
     def _render(self, given: "_Given", end: PromptEnd) -> list[int]:
         messages, arguments, processor = given.messages, given.arguments, given.processor
@@ -466,7 +445,7 @@ class ChatTemplate:
             rendered = with_preambles(self._wrapped.apply_chat_template(messages, **shown, **arguments))
             if processor is not None:
                 rendered = with_placeholders(rendered, processor)
-            return (self._control_tokens if given.is_marked else self._encoder).encode(rendered)
+            return self._control_tokens.encode(rendered)
         except UnbrokenTextError:
             raise
         # A template is a program that comes with the model: it may raise anything.
@@ -489,40 +468,24 @@ class ChatTemplate:
 
 @dataclass(slots=True)
 class _Given:
-    """The arguments of a template. processor: of its images, if it may have some.
-
-    is_marked: control tokens in it are marked, as ControlTokens does it.
-    """
+    """The arguments of a template, control tokens marked. processor: of its images, if it may have some."""
 
     messages: list[Json]
     tools: list[Json] | None
     arguments: Json
-    processor: ImageProcessor | None = None
-    is_marked: bool = False
-
-    def with_(self, fitted: Fitted) -> "_Given":
-        return replace(self, messages=fitted.messages, tools=fitted.tools)
+    processor: ImageProcessor | None
 
 
 def _for_python_template(
-    messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, arguments: dict[str, Any]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    messages: list[Json], tools: list[Json] | None, arguments: Json
+) -> tuple[list[Json], Json]:
     """Return messages and arguments as mlx-lm's templates in Python take them, such as DeepSeek V3.2's.
 
     These templates want the arguments of tool calls as text, want a system message if there are tools, and
     fail on arguments that they do not know.
     """
-    shown = [{**message} for message in messages]
-    for message in shown:
-        calls = message.get("tool_calls", ())
-        if calls:
-            message["tool_calls"] = [{**call, "function": _with_text(call["function"])} for call in calls]
+    # They write tools into the first message.
+    shown = [{**with_text_arguments(message)} for message in messages]
     if tools and shown[0]["role"] != "system":
-        shown.insert(0, {"role": "system", "content": ""})
+        shown.insert(0, system(""))
     return shown, {key: value for key, value in arguments.items() if key == "enable_thinking"}
-
-
-def _with_text(function: dict[str, Any]) -> dict[str, Any]:
-    arguments = function["arguments"]
-    is_text = isinstance(arguments, str)
-    return {**function, "arguments": arguments if is_text else json.dumps(arguments, ensure_ascii=False)}

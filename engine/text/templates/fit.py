@@ -239,7 +239,7 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
     if not traits.any_ids:
         made.change(with_short_ids(made.messages), "it takes ids of nine characters: calls get such ids")
     if not traits.objects:
-        made.messages = [_with_text_arguments(one) for one in made.messages]
+        made.messages = [with_text_arguments(one) for one in made.messages]
     return made
 
 
@@ -294,9 +294,12 @@ def _as_text(message: Json) -> Json:
 
 
 def _call_json(function: Json) -> str:
+    return f'{{"name": {_json(function["name"])}, "arguments": {_argument_text(function)}}}'
+
+
+def _argument_text(function: Json) -> str:
     given = function["arguments"]
-    arguments = given if isinstance(given, str) else _json(given)
-    return f'{{"name": {_json(function["name"])}, "arguments": {arguments}}}'
+    return given if isinstance(given, str) else _json(given)
 
 
 def fold_systems(messages: Sequence[Json], keeps_first: bool) -> list[Json]:
@@ -441,17 +444,15 @@ def _short(call_id: str) -> str:
     return call_id if is_short else digest[:NUM_ID_CHARACTERS]
 
 
-def _with_text_arguments(message: Json) -> Json:
-    calls = message.get("tool_calls")
-    if not calls:
+def with_text_arguments(message: Json) -> Json:
+    """Write the arguments of a message's calls as JSON text."""
+    if not message.get("tool_calls"):
         return message
-    changed = []
-    for call in calls:
-        function = call["function"]
-        given = function["arguments"]
-        text = given if isinstance(given, str) else _json(given)
-        changed.append({**call, "function": {**function, "arguments": text}})
-    return {**message, "tool_calls": changed}
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _argument_text(call["function"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
 
 
 def plain_tools(tools: Sequence[Json]) -> list[Json]:

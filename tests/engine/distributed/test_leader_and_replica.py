@@ -43,13 +43,13 @@ class Others:
     def gather(self) -> list[str | None]:
         return [self.word]
 
-    def explain(self, wait_s: float) -> str | None:  # noqa: ARG002 - of the protocol
+    def explain(self, wait_s: float) -> str | None:  # noqa: ARG002 - as Peers has it
         return self.lost
 
 
 def make_shared(asks_first: bool = False) -> tuple[SharedModel, Others]:
     others = Others()
-    leader = Leader(others)
+    leader = Leader(others)  # type: ignore[arg-type]
     leader.asks_first = asks_first
     return SharedModel(Shard(make_model("qwen2")), leader), others
 

@@ -16,7 +16,7 @@ from reprise.engine.vision.keys import (
     without_cut_images,
     without_images,
 )
-from reprise.engine.vision.layers import find_delta, find_places
+from reprise.engine.vision.language import find_delta, find_places
 from tests.engine.vision.seeing import BREAK, PLACEHOLDER, Picture, RandomTower, looked_at
 
 ASKED = looked_at([1, 2], Picture(1, 2, 3), [3], Picture(2, 2, 2), [4], breaks=True)
