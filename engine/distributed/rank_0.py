@@ -18,8 +18,7 @@ import mlx.core as mx
 from mlx._distributed_utils import launch
 
 from reprise.config.settings import Settings
-from reprise.engine.distributed.leader import Leader
-from reprise.engine.distributed.mirrored_model import SharedModel
+from reprise.engine.distributed.leader import Leader, SharedModel
 from reprise.engine.distributed.model_parts import PartFacts, find_room, load_part
 from reprise.engine.distributed.ranks import (
     Peers,

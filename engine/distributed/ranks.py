@@ -100,6 +100,7 @@ def _read_jaccl(rank: int, coordinator: str, devices: str) -> Place:
 
 
 HEADER = struct.Struct("<I")
+"""A message's length in bytes, before its JSON."""
 MAX_MESSAGE_BYTES = 64 << 20
 """A longer message is refused: no command is that long."""
 
@@ -115,12 +116,9 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """Send a message of numbers, strings, lists and dictionaries. Raises OSError."""
-        self.send_encoded(encode(message))
-
-    def send_encoded(self, data: bytes) -> None:
-        """Send a message that encode() made. Raises OSError."""
+        body = json.dumps(message, separators=(",", ":")).encode()
         with self._lock:
-            self._connection.sendall(data)
+            self._connection.sendall(HEADER.pack(len(body)) + body)
 
     def receive(self) -> Any:
         """Wait for a message. Raises EOFError if the other side is gone, OSError, or ValueError."""
@@ -144,12 +142,6 @@ class Channel:
         if len(data) < size:
             raise EOFError("the connection was closed")
         return data
-
-
-def encode(message: Any) -> bytes:
-    """Return a message as the bytes that send() writes: its length, then JSON."""
-    body = json.dumps(message, separators=(",", ":")).encode()
-    return HEADER.pack(len(body)) + body
 
 
 COMPARED = ("split", "split_layers", "kv_bits", "max_context_tokens", "trust_remote_code")

@@ -61,11 +61,6 @@ class _Pass:
     width: int = 0
     num_before: int = 0
 
-    @property
-    def num_tokens(self) -> int:
-        """All tokens that are fed, padding included."""
-        return self.num_rows * self.width
-
 
 class EmbeddingWorker:
     """All requests of a model that embeds or ranks. Used by one thread only, but any may read the counts.
@@ -76,7 +71,7 @@ class EmbeddingWorker:
 
     max_stall_ms: how long a step may take while rows of other models decode.
     max_tokens: the most tokens of a pass, padding included, unless a single text has more.
-    jobs: the requests that have not ended, in the order of their arrival.
+    running: the requests that have not ended, in the order of their arrival.
 
     prefix_bytes: the most bytes of kept heads of texts; None for PREFIX_BYTES.
 
@@ -91,7 +86,7 @@ class EmbeddingWorker:
         self.prefixes: Prefixes | None = None
         self._prefix_bytes = PREFIX_BYTES if prefix_bytes is None else prefix_bytes
         self._max_stall_ms, self._max_tokens = max_stall_ms, max_tokens
-        self.jobs: list[Job] = []
+        self.running: list[Job] = []
         self.num_embedded = self.num_embedded_tokens = self.num_computed = 0
         self.num_progressed = self.num_passes = 0
         self.is_blocked = False
@@ -102,17 +97,13 @@ class EmbeddingWorker:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.jobs) and self.model is not None
-
-    @property
-    def running(self) -> list[Job]:
-        """The requests that have not ended."""
-        return self.jobs
+        return bool(self.running) and self.model is not None
 
     @property
     def num_waiting(self) -> int:
         """The number of inputs that still wait for their vector or score."""
-        return sum(len(job.left) for job in tuple(self.jobs)) + (len(self._pass.members) if self._pass else 0)
+        in_pass = len(self._pass.members) if self._pass else 0
+        return in_pass + sum(len(job.left) for job in tuple(self.running))
 
     def load(self, model: EmbeddingModel) -> None:
         """Take over a model that has just been loaded, and go on with the waiting requests."""
@@ -120,7 +111,7 @@ class EmbeddingWorker:
         self.prefixes = _make_prefixes(model, self._prefix_bytes)
         kept = self.prefixes.kept if self.prefixes else None
         self.memory = PassMemory(model.info.weight_bytes, model.config, kept)
-        for job in self.jobs:
+        for job in self.running:
             job.head = self._find_head(job.request)
 
     def unload(self) -> None:
@@ -130,25 +121,25 @@ class EmbeddingWorker:
 
     def submit(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
         """Queue a request."""
-        self.jobs.append(Job.of(request, sink))
-        self.jobs[-1].head = self._find_head(request)
+        self.running.append(Job(request, sink))
+        self.running[-1].head = self._find_head(request)
 
     def cancel(self, request_id: str) -> None:
         """End a request. A running pass goes on with the request's inputs, unless it has no others."""
-        for job in self.jobs:
+        for job in self.running:
             if job.request.id == request_id:
                 job.end(Failed("cancelled", "the client left"))
         self.drop_ended()
 
     def drop_ended(self) -> None:
         """Forget requests that have ended, and the running pass if it has inputs of no other request."""
-        self.jobs = [job for job in self.jobs if not job.ended]
+        self.running = [job for job in self.running if not job.ended]
         if self._pass and all(member.job.ended for member in self._pass.members):
             self._leave()
 
     def end_all(self, failed: Failed) -> None:
         """End all requests with this failure."""
-        for job in self.jobs:
+        for job in self.running:
             job.end(failed)
         self.drop_ended()
 
@@ -173,7 +164,7 @@ class EmbeddingWorker:
 
     def _begin(self, model: EmbeddingModel, memory: PassMemory) -> None:
         """Choose the texts of a pass and embed their tokens, unless there is no memory now."""
-        jobs = [job for job in self.jobs if job.left]
+        jobs = [job for job in self.running if job.left]
         members = choose_members(jobs, self.num_passes, self._fits)
         head = members[0].job.head
         while not memory.take(len(members), members[0].num_tokens - len(head), len(head)):
@@ -273,7 +264,7 @@ class EmbeddingWorker:
 
     def _advance_layers(self, model: EmbeddingModel, running: _Pass, limit_s: float, seen: int) -> None:
         """Compute as many whole layers as fit into the time, at least one."""
-        layers, num_tokens = model.body.layers, running.num_tokens
+        layers, num_tokens = model.body.layers, running.num_rows * running.width
         num_fitting = int(limit_s / max(1e-9, self._layer_s(num_tokens, seen)))
         until = min(len(layers), running.num_layers + max(1, num_fitting))
         num_layers = until - running.num_layers
@@ -312,7 +303,7 @@ class EmbeddingWorker:
 
     def _fail(self, fault: Exception) -> None:
         """End the request whose pass failed; of several, each is tried again by itself."""
-        suspects = [member.job for member in self._pass.members] if self._pass else self.jobs[:1]
+        suspects = [member.job for member in self._pass.members] if self._pass else self.running[:1]
         suspects = list(dict.fromkeys(suspects))
         self._put_back()
         for job in suspects:

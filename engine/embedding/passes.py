@@ -1,6 +1,5 @@
 """Choose texts of about the same length for a pass, such that no short request waits for long ones."""
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -271,40 +270,30 @@ class Job:
 
     request: EmbeddingRequest
     sink: EmbeddingSink
-    left: list[int] = field(default_factory=list)
-    num_left: int = 0
+    left: list[int] = field(default_factory=list, init=False)
+    num_left: int = field(default=0, init=False)
     head: TokenIds = ()
     vectors: dict[int, bytes] = field(default_factory=dict)
     is_alone: bool = False
     ended: bool = False
 
-    @classmethod
-    def of(cls, request: EmbeddingRequest, sink: EmbeddingSink) -> "Job":
-        """Make the job of a request."""
-        job = cls(request, sink)
-        job.put_back(range(len(request.inputs)))
-        return job
+    def __post_init__(self) -> None:
+        self.put_back(range(len(self.request.inputs)))
 
     def take(self, indices: Collection[int]) -> None:
         """Remove inputs, by index, from those that are left: a pass computes them now."""
         self.left = [index for index in self.left if index not in indices]
-        self.num_left -= self._count(indices)
+        self.num_left -= sum(map(self.num_tokens, indices))
 
     def put_back(self, indices: Iterable[int]) -> None:
         """Add inputs, by index, to those that are left."""
         self.left += indices
-        self.left.sort(key=self._rank)
-        self.num_left = self._count(self.left)
+        self.left.sort(key=self.num_tokens, reverse=True)
+        self.num_left = sum(map(self.num_tokens, self.left))
 
-    def first_up_to(self, num_tokens: int) -> int:
-        """Return the first place in left whose input has at most num_tokens; so do all inputs after it."""
-        return bisect_left(self.left, -num_tokens, key=self._rank)
-
-    def _rank(self, index: int) -> int:
-        return -len(self.request.inputs[index].tokens)
-
-    def _count(self, indices: Iterable[int]) -> int:
-        return -sum(map(self._rank, indices))
+    def num_tokens(self, index: int) -> int:
+        """Return the number of an input's tokens."""
+        return len(self.request.inputs[index].tokens)
 
     def end(self, event: Embedded | Failed) -> None:
         """Send the request its terminal event, unless it has had one."""
@@ -332,7 +321,7 @@ class Member:
     @property
     def num_tokens(self) -> int:
         """The number of the input's tokens."""
-        return len(self.input.tokens)
+        return self.job.num_tokens(self.index)
 
 
 def by_job(members: Iterable[Member]) -> dict[Job, set[int]]:
@@ -380,8 +369,9 @@ def _alike(jobs: Iterable[Job], longest: int, num_head: int) -> Iterable[Member]
     num_head: leading tokens that are computed before.
     """
     for job in jobs:
-        for index in job.left[job.first_up_to(longest) :]:
-            padding = longest - len(job.request.inputs[index].tokens)
+        for index in job.left:
+            padding = longest - job.num_tokens(index)
             if padding * MAX_PADDING >= longest - num_head:
                 break
-            yield Member(job, index)
+            if padding >= 0:
+                yield Member(job, index)

@@ -62,16 +62,14 @@ class Gemma3Tower(SiglipTower):
             raise ValueError(f"an image has {self.side}x{self.side} patches here, not {grid[1]}x{grid[0]}")
         super().check(pixels, grid)
 
-    def embed(self, patches: np.ndarray) -> mx.array:
-        """Return the states (1, some, width) of patches (some, channels, side * side)."""
+    def _embed(self, patches: np.ndarray) -> mx.array:
         normal = self.normalization.apply(patches).flatten(1)
         return self.weights.patches("embeddings.patch_embedding", normal.astype(self.weights.dtype))[None]
 
-    def place(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
-        """Add the positions that the weights have."""
+    def _place(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         return x + self.weights.table("embeddings.position_embedding", x.shape[-1])
 
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:
         """Average the patches of each block, and project the means: (blocks, hidden)."""
         x = self.weights.layer_norm("post_layernorm", x, self.eps)
         means = mean_of_blocks(x, grid, self.merge_size)
@@ -120,26 +118,25 @@ class Gemma4Tower(Tower):
             norms_of_heads=("self_attn.q_norm", "self_attn.k_norm"),
         )
 
-    def embed(self, patches: np.ndarray) -> mx.array:
-        """Return the states (1, some, width) of patches (some, side * side * channels)."""
+    def _embed(self, patches: np.ndarray) -> mx.array:
         normal = self.normalization.apply_behind(patches)
         scaled = (2 * (normal - 0.5)).astype(self.weights.dtype)
         return self.weights.linear("patch_embedder.input_proj", scaled)[None]
 
-    def place(self, x: mx.array, grid: Grid) -> mx.array:
+    def _place(self, x: mx.array, grid: Grid) -> mx.array:
         """Add positions by column and by row."""
         table = self.weights["patch_embedder.position_embedding_table"]
         rows, columns = (mx.array(places) for places in places_of(grid))
         return x + table[0][columns] + table[1][rows]
 
-    def plan(self, grid: Grid) -> Rotation:
+    def _plan(self, grid: Grid) -> Rotation:
         """Return the rotation of the patches: half of a head by column, the other half by row."""
         turns = frequencies(self.rope_base, self.layers.width // 2)
         rows, columns = places_of(grid)
         angles = np.concatenate([columns[:, None] * turns, rows[:, None] * turns], axis=1)
         return rotation_of(angles, parts=2)
 
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:
         """Return the tokens' states (tokens, hidden), each the mean of a block of patches, projected."""
         means = mean_of_blocks(x, grid, self.merge_size).astype(x.dtype)
         # They may exceed what float16 holds.
@@ -171,18 +168,16 @@ class Lfm2Tower(SiglipTower):
         self.is_normal = bool(config.get("projector_use_layernorm", True))
         self.activation = ACTIVATIONS[config.get("projector_hidden_act", "gelu")]
 
-    def embed(self, patches: np.ndarray) -> mx.array:
-        """Return the states (1, some, width) of patches (some, side * side * channels)."""
+    def _embed(self, patches: np.ndarray) -> mx.array:
         normal = self.normalization.apply_behind(patches).astype(self.weights.dtype)
         return self.weights.linear("embeddings.patch_embedding", normal)[None]
 
-    def place(self, x: mx.array, grid: Grid) -> mx.array:
+    def _place(self, x: mx.array, grid: Grid) -> mx.array:
         """Add positions from the table, resized to the grid."""
         table = self.weights.table("embeddings.position_embedding", x.shape[-1])
         return x + resized(table, grid).astype(x.dtype)
 
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return the tokens' states (tokens, hidden), each of a block of patches."""
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:
         x = self.weights.layer_norm("post_layernorm", x, self.eps)
         x = in_blocks(x, grid, self.merge_size).flatten(1)
         if self.is_normal:
@@ -254,13 +249,12 @@ class PixtralTower(Tower):
     def _merges(self) -> bool:
         return any(name.startswith("multi_modal_projector.patch_merger.") for name in self.weights.arrays)
 
-    def embed(self, patches: np.ndarray) -> mx.array:
-        """Return the states (1, some, width) of patches (some, channels, side * side)."""
+    def _embed(self, patches: np.ndarray) -> mx.array:
         normal = self.normalization.apply(patches).flatten(1)
         x = self.weights.patches("patch_conv", normal.astype(self.weights.dtype))
         return self.weights.rms_norm("ln_pre", x, PIXTRAL_EPS)[None]
 
-    def plan(self, grid: Grid) -> Rotation:
+    def _plan(self, grid: Grid) -> Rotation:
         """Return the rotation of the patches: every other frequency by row, the others by column."""
         turns = frequencies(self.rope_base, self.layers.width)
         rows, columns = places_of(grid)
@@ -268,8 +262,7 @@ class PixtralTower(Tower):
             np.concatenate([rows[:, None] * turns[::2], columns[:, None] * turns[1::2]], axis=1)
         )
 
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return the tokens' states (tokens, hidden), each of a patch or a block of patches."""
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:
         x = x[0]
         if self._merges:
             x = self.weights.rms_norm("multi_modal_projector.norm", x, self.eps)
@@ -317,11 +310,11 @@ class QwenTower(Tower):
         rows, columns = np.indices((grid[0] // self.merge_size, grid[1] // self.merge_size))
         return np.stack([np.zeros_like(rows), rows, columns]).reshape(3, -1).astype(np.int32)
 
-    def rows_together(self, grid: Grid) -> int:  # noqa: ARG002
+    def _rows_together(self, grid: Grid) -> int:  # noqa: ARG002
         """Return the patches of a token: they follow each other."""
         return self.merge_size**2
 
-    def embed(self, patches: np.ndarray) -> mx.array:
+    def _embed(self, patches: np.ndarray) -> mx.array:
         """Return the states (1, some, width) of some patches.
 
         patches: (some, channels * frames * side * side), in the order of tokens; or without frames, as all
@@ -331,7 +324,7 @@ class QwenTower(Tower):
         whole = mx.broadcast_to(normal, (*normal.shape[:2], self.frames, normal.shape[3])).flatten(1)
         return self.weights.patches("patch_embed.proj", whole.astype(self.weights.dtype))[None]
 
-    def plan(self, grid: Grid) -> Any:
+    def _plan(self, grid: Grid) -> Any:
         """Return the rotation of the patches: half of the pairs by row, half by column."""
         turns = frequencies(QWEN_ROPE_BASE, self.layers.width // 2)
         axes = places_of(grid, self.merge_size)
@@ -361,8 +354,7 @@ class Qwen3Tower(QwenTower):
         super().__init__(config, processor, weights)
         self.deep = list(config["vision_config"].get("deepstack_visual_indexes") or ())
 
-    def place(self, x: mx.array, grid: Grid) -> mx.array:
-        """Add positions to the states of patches (1, patches, width)."""
+    def _place(self, x: mx.array, grid: Grid) -> mx.array:
         table = self.weights.table("pos_embed", self.width)
         side = int(table.shape[0] ** 0.5)
         axes = [
@@ -375,20 +367,17 @@ class Qwen3Tower(QwenTower):
         held = table[mx.array(corners.astype(np.int32))].astype(mx.float32)
         return x + (held * mx.array(shares.astype(np.float32))).sum(axis=1).astype(x.dtype)
 
-    def looks_deep(self, index: int) -> bool:
-        """Whether a layer has a merger of its own."""
+    def _looks_deep(self, index: int) -> bool:
         return index in self.deep
 
-    def look_deep(self, index: int, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
-        """Return tokens' states for the language model after a layer that has a merger."""
+    def _look_deep(self, index: int, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         name = f"deepstack_merger_list.{self.deep.index(index)}"
         # These norms span a whole token, the last one a patch.
         joined = x.reshape(-1, self.width * self.merge_size**2)
         normal = self.weights.layer_norm(f"{name}.norm", joined, QWEN_EPS)
         return self.join(normal, f"{name}.linear_fc1", f"{name}.linear_fc2")
 
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
-        """Return tokens' states (tokens, hidden)."""
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         normal = self.weights.layer_norm("merger.norm", x, QWEN_EPS)
         return self.join(normal, "merger.linear_fc1", "merger.linear_fc2")
 
@@ -433,7 +422,7 @@ class Qwen25Tower(QwenTower):
         self.whole_layers = frozenset(vision.get("fullatt_block_indexes", (7, 15, 23, 31)))
         self.window = int(vision.get("window_size", 112)) // self.patch_size // self.merge_size
 
-    def plan(self, grid: Grid) -> Windows:
+    def _plan(self, grid: Grid) -> Windows:
         """Cut an image's grid into windows."""
         rows, columns = (side // self.merge_size for side in grid)
         numbers = np.pad(
@@ -448,29 +437,51 @@ class Qwen25Tower(QwenTower):
         size = self.merge_size**2
         patches = (tokens[:, :, None] * size + np.arange(size)).reshape(down * across, -1)
         filled, taken = patches >= 0, np.maximum(patches, 0)
-        rotation = super().plan(grid)
+        rotation = super()._plan(grid)
         cos, sin = (table[mx.array(taken.ravel())] for table in rotation)
         # The numbers of empty places are negative.
         back = np.argsort(patches.ravel(), kind="stable")[filled.size - filled.sum() :]
         return Windows(mx.array(taken), mx.array(back), mx.array(filled)[:, None, None], rotation, (cos, sin))
 
-    def layer_stages(self, index: int, grid: Grid) -> Sequence[Stage]:
+    def _layer_stages(self, index: int, grid: Grid) -> Sequence[Stage]:
         """Return the stages of a layer, in most of which windows are not parted."""
         down, across = (-(-side // (self.merge_size * self.window)) for side in grid)
         if index in self.whole_layers:
-            return super().layer_stages(index, grid)
+            return super()._layer_stages(index, grid)
         return self.layers.stages(self.weights, down * across, (self.merge_size * self.window) ** 2)
 
-    def layer(
+    def _layer(
         self, index: int, x: mx.array, plan: Windows, portion: Portion
     ) -> Generator[Sequence[mx.array], None, mx.array]:
         """Compute a layer in slices, and return the states (1, patches, width) after it."""
         if index in self.whole_layers:
-            return (yield from super().layer(index, x, plan.rotation, portion))
+            return (yield from super()._layer(index, x, plan.rotation, portion))
         windows, rotation = x[0][plan.taken], plan.rotation_of_places
         y = yield from self.layers.run(self.weights, index, windows, rotation, portion, plan.filled)
         return y.reshape(-1, self.width)[plan.back][None]
 
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
-        """Return tokens' states (tokens, hidden)."""
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         return self.join(self.weights.rms_norm("merger.ln_q", x, QWEN_EPS), "merger.mlp.0", "merger.mlp.2")
+
+
+TOWERS: dict[str, type[Tower]] = {
+    "qwen3_vl": Qwen3Tower,
+    "qwen3_vl_moe": Qwen3Tower,
+    "qwen3_5": Qwen3Tower,
+    "qwen3_5_moe": Qwen3Tower,
+    "qwen2_5_vl": Qwen25Tower,
+    "gemma3": Gemma3Tower,
+    "gemma4": Gemma4Tower,
+    "mistral3": PixtralTower,
+    "pixtral": PixtralTower,
+    "lfm2_vl": Lfm2Tower,
+    "lfm2-vl": Lfm2Tower,
+}
+"""Towers by the model_type of config.json."""
+
+
+def tower_type(config: Config) -> str:
+    """Return the model type that names a model's tower: that of its vision part for a llava."""
+    model_type = str(config.get("model_type"))
+    # What Pixtral was published as; others of the name have towers of their own.
+    return str((config.get("vision_config") or {}).get("model_type")) if model_type == "llava" else model_type

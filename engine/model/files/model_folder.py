@@ -27,7 +27,7 @@ from reprise.engine.model.files.folder_reader import (
 )
 from reprise.engine.model.files.image_processor import read_vision
 from reprise.engine.model.files.recipe import ENCODERS, find_context_tokens, find_purpose, find_vectors
-from reprise.engine.vision.image_features import TOWERS, tower_type
+from reprise.engine.vision.families import TOWERS, tower_type
 from reprise.engine.vision.weights import is_of_tower
 
 log = logging.getLogger("reprise.engine")

@@ -328,7 +328,8 @@ class ChatTemplate:
 
     def _variables(self, tools: list[Json] | None) -> Json:
         """Return what Firefunction's template fails without: the tools as text, and the date."""
-        if not self._wants_variables:
+        text = template_text(self._wrapped)
+        if not all(re.search(rf"\b{name}\b", text) for name in ("functions", "datetime")):
             return {}
         functions = [tool["function"] for tool in tools or ()]
         # Not the time, as its makers' code has it: the prompt's beginning would change with every request.
@@ -336,11 +337,6 @@ class ChatTemplate:
             "functions": json.dumps(functions, indent=4, ensure_ascii=False),
             "datetime": time.strftime("%Y-%m-%d"),
         }
-
-    @cached_property
-    def _wants_variables(self) -> bool:
-        text = template_text(self._wrapped)
-        return all(re.search(rf"\b{name}\b", text) for name in ("functions", "datetime"))
 
     def render(
         self,

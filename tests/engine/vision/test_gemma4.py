@@ -16,8 +16,7 @@ from reprise.engine.memory.prefill import MIN_CHUNK_TOKENS
 from reprise.engine.model.files.image_processor import read_processor
 from reprise.engine.model.loading import make_loader
 from reprise.engine.vision import layers
-from reprise.engine.vision.image_features import find_tower
-from reprise.engine.vision.language import Language
+from reprise.engine.vision.image_features import Language, find_tower
 from reprise.engine.vision.layers import WORK, attend_to
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.driven import Driven

@@ -12,8 +12,7 @@ from mlx_lm.utils import load_model
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.model import loading
 from reprise.engine.model.files.image_processor import read_processor
-from reprise.engine.vision.image_features import find_tower
-from reprise.engine.vision.language import Language
+from reprise.engine.vision.image_features import Language, find_tower
 from tests.engine.vision.test_towers import TOLERANCE, WRONG, features
 from tests.engine.vision.tiny_towers import HALVES, LFM2_PROMPT, REFERENCES, random_array, references
 
