@@ -163,7 +163,7 @@ class Leader:
         return result
 
     def agree(self, fault: Exception | None) -> None:
-        """Wait until every rank has built its part of the present command. See parts.py.
+        """Wait until every rank has built its part of the present command. See Shard.
 
         fault: the exception that building raised on rank 0, if any; it is raised again.
         Raises RuntimeError with the fault of another rank.

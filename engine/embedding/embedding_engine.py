@@ -72,9 +72,7 @@ class EmbeddingWorker:
     max_stall_ms: how long a step may take while rows of other models decode.
     max_tokens: the most tokens of a pass, padding included, unless a single text has more.
     running: the requests that have not ended, in the order of their arrival.
-
     prefix_bytes: the most bytes of kept heads of texts; None for PREFIX_BYTES.
-
     prefixes: the heads of texts that are kept; None if the model keeps none.
     num_embedded, num_embedded_tokens: inputs whose vector or score is made, and their tokens.
     num_computed: tokens that were fed, without padding. num_progressed: grows with every part of a pass.
@@ -112,7 +110,7 @@ class EmbeddingWorker:
         kept = self.prefixes.kept if self.prefixes else None
         self.memory = PassMemory(model.info.weight_bytes, model.config, kept)
         for job in self.running:
-            job.head = self._find_head(job.request)
+            self._find_head(job)
 
     def unload(self) -> None:
         """Drop the model and the running pass; requests wait for the next load."""
@@ -122,7 +120,10 @@ class EmbeddingWorker:
     def submit(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
         """Queue a request."""
         self.running.append(Job(request, sink))
-        self.running[-1].head = self._find_head(request)
+        self._find_head(self.running[-1])
+
+    def _find_head(self, job: Job) -> None:
+        job.head = self.prefixes.find_head(job.request) if self.prefixes else ()
 
     def cancel(self, request_id: str) -> None:
         """End a request. A running pass goes on with the request's inputs, unless it has no others."""
@@ -297,9 +298,6 @@ class EmbeddingWorker:
             if len(job.vectors) == len(job.request.inputs):
                 job.finish()
         self.drop_ended()
-
-    def _find_head(self, request: EmbeddingRequest) -> TokenIds:
-        return self.prefixes.find_head(request) if self.prefixes else ()
 
     def _fail(self, fault: Exception) -> None:
         """End the request whose pass failed; of several, each is tried again by itself."""

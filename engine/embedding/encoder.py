@@ -1,4 +1,4 @@
-"""BERT and those that followed it (see design.py) in MLX: one encoder, and the names of its weights.
+"""BERT and those that followed it (see architecture.py) in MLX: one encoder, and the names of its weights.
 
 token, type and position embeddings -> norm -> layers: attention, feed forward -> states
 """

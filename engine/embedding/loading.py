@@ -30,7 +30,7 @@ from reprise.engine.model.files.folder_reader import read_json
 from reprise.engine.model.files.model_folder import check_loadable
 from reprise.engine.model.files.recipe import ENCODERS, GEMMA, find_longest, find_purpose, read_recipe
 from reprise.engine.model.loading import LoadedModel, describe, load_model, load_tokenizer, read_all
-from reprise.engine.text.encoding import copy_backend
+from reprise.engine.text.encoding import copy_backend, find_ids
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.vision.weights import Weights, read_arrays
 
@@ -167,8 +167,6 @@ def _describe(
 
 
 def _find(ids: list[int], part: list[int], start: int) -> int:
-    """Return where a part begins in token ids, from start on. Raises ModelError if it is not there."""
-    for at in range(start, len(ids) - len(part) + 1):
-        if ids[at : at + len(part)] == part:
-            return at
-    raise ModelError("its tokenizer encodes a text differently beside another")
+    if (at := find_ids(ids, part, start)) is None:
+        raise ModelError("its tokenizer encodes a text differently beside another")
+    return at

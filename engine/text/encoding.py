@@ -31,6 +31,12 @@ _CROSSES_SPACE = re.compile(rb"[^ \t\r\n] (?![ \t\r\n])")
 _CROSSES_LINE = re.compile(rb"\n[^ \t\r\n]")
 
 
+def find_ids(ids: Sequence[int], part: Sequence[int], start: int = 0) -> int | None:
+    """Return where a part begins in token ids, from start on; None if it is not there."""
+    places = range(start, len(ids) - len(part) + 1)
+    return next((at for at in places if ids[at : at + len(part)] == part), None)
+
+
 def token_ends(ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:
     """Return the offset at which each token ends in the text of all of them.
 
@@ -325,9 +331,7 @@ class TextEncoder:
         """How texts are cut; None if they are not."""
         (plain,) = self._plain.encode_batch_fast(["a"], add_special_tokens=False)
         (whole,) = self._plain.encode_batch_fast(["a"], add_special_tokens=True)
-        at = next(
-            (at for at in range(len(whole.ids)) if whole.ids[at : at + len(plain.ids)] == plain.ids), None
-        )
+        at = find_ids(whole.ids, plain.ids)
         if at is None or not plain.ids:
             return None
         self._around = tuple(whole.ids[:at]), tuple(whole.ids[at + len(plain.ids) :])

@@ -50,6 +50,7 @@ _INNER_TOKENS = {
     "muse_spark": ("<|start|>", "<|message|>", "<|eom|>"),
     "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
     "deepseek_v3": ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "deepseek_v31": ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     "deepseek_v32": (DSML,),
     "gemma4": ('<|"|>',),
     "function_gemma": ("<escape>",),
@@ -84,14 +85,6 @@ def find_format(tokenizer: TokenizerWrapper) -> tuple[str, str, str]:
             parser = import_module(f"mlx_lm.tool_parsers.{name}")
             return name, parser.tool_call_start, parser.tool_call_end or ""
     return "", "", ""
-
-
-def inner_tokens(tokenizer: Any, call_format: str) -> list[str]:
-    """Return the special tokens within calls of a format, as far as the vocabulary has them."""
-    if call_format == HARMONY:
-        return list(HARMONY_TOKENS)
-    known = _INNER_TOKENS.get("deepseek_v3" if call_format == "deepseek_v31" else call_format, ())
-    return [text for text in known if has_token(tokenizer, text)]
 
 
 def has_token(tokenizer: Any, text: str) -> bool:
@@ -216,7 +209,13 @@ class Tokenizer:
         wrapped = self.wrapped
         call_format, call_start, call_end = find_format(wrapped)
         if call_format == HARMONY:
-            return self._harmony_markers()
+            return Markers(
+                self._marker("<|channel|>analysis<|message|>"),
+                self._marker("<|end|>"),
+                self._marker("<|call|>"),
+                inner=self._markers_of(HARMONY_TOKENS),
+                call_format=HARMONY,
+            )
         think_start, think_end = self._marker(wrapped.think_start), self._marker(wrapped.think_end)
         separators = dict.fromkeys(wrapped.structural_markers)
         for state, transitions in wrapped.response_transitions.items():
@@ -230,13 +229,14 @@ class Tokenizer:
         is_generic = not call_start and self._template.traits is not None
         if is_generic:
             call_format, call_start, call_end = "json_tools", CALL_START, CALL_END
+        inner = _INNER_TOKENS.get(call_format, ())
         return Markers(
             think_start,
             think_end,
             self._marker(call_start),
             self._marker(call_end),
             self._markers_of(separators),
-            self._markers_of(inner_tokens(wrapped, call_format)),
+            self._markers_of(text for text in inner if has_token(wrapped, text)),
             call_format,
             CALL_GAP if is_generic else self._find_call_gap(call_start) if call_start else "",
             is_generic,
@@ -257,15 +257,6 @@ class Tokenizer:
             return ""
         gap, found, _ = rendered.partition(_SPOKEN)[2].partition(call_start)
         return gap if found and gap.isspace() else ""
-
-    def _harmony_markers(self) -> Markers:
-        return Markers(
-            self._marker("<|channel|>analysis<|message|>"),
-            self._marker("<|end|>"),
-            self._marker("<|call|>"),
-            inner=self._markers_of(inner_tokens(self.wrapped, HARMONY)),
-            call_format=HARMONY,
-        )
 
     def _markers_of(self, texts: Iterable[str]) -> tuple[Marker, ...]:
         return tuple(marker for text in texts if (marker := self._marker(text)))
@@ -332,17 +323,16 @@ class Tokenizer:
             in part, are changed as templates/fit.py says.
         template_arguments: variables for the template, of which the server has refused those that clients
             must not set.
-        processor: the model's for images; each mark of an image becomes one
-            placeholder.
+        processor: the model's for images; each mark of an image becomes one placeholder.
         Raises TemplateError if there is no template or it rejects the messages.
         """
         if not self.has_chat_template:
             raise TemplateError("this model has no chat template; use /v1/completions")
+        arguments, is_generic = template_arguments or {}, self.markers.is_generic
         if self.markers.is_harmony:
-            return self._template.render_unchanged(messages, tools, template_arguments or {}, end)
-        is_generic = self.markers.is_generic
+            return self._template.render_unchanged(messages, tools, arguments, end)
         return self._template.render(
-            messages, tools, template_arguments or {}, end, is_generic=is_generic, processor=processor
+            messages, tools, arguments, end, is_generic=is_generic, processor=processor
         )
 
 

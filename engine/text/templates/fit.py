@@ -286,7 +286,7 @@ def _as_text(message: Json) -> Json:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    # As server/tool_formats writes and reads json_tools, so that an answer is found in the prefix cache.
+    # As server/tools/formats.py writes and reads json_tools, so that an answer is found in the prefix cache.
     written = [f"{CALL_START}\n{_call_json(call['function'])}\n{CALL_END}" for call in calls]
     spoken = [message["content"]] if message.get("content") else []
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
