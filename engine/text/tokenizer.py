@@ -27,7 +27,15 @@ from reprise.engine.text.templates.chat_template import (
     find_openings,
     template_text,
 )
-from reprise.engine.text.templates.fit import CALL_END, CALL_GAP, CALL_START
+from reprise.engine.text.templates.fit import (
+    CALL_END,
+    CALL_GAP,
+    CALL_START,
+    Json,
+    assistant,
+    probe_call,
+    user,
+)
 from reprise.engine.text.token_table import TokenTable, decode_partial, read_table
 
 HARMONY_TOKENS = (
@@ -244,12 +252,7 @@ class Tokenizer:
 
     def _find_call_gap(self, call_start: str) -> str:
         """Return the whitespace that the chat template writes between content and a tool call."""
-        function = {"name": "look", "arguments": {}}
-        call = {"id": "call_1", "type": "function", "function": function}
-        messages = [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": _SPOKEN, "tool_calls": [call]},
-        ]
+        messages = [user("a"), assistant(_SPOKEN, [probe_call("call_1")])]
         try:
             rendered = self.wrapped.apply_chat_template(messages, tokenize=False)
         # A template is a program that comes with the model: it may raise anything.
@@ -270,7 +273,7 @@ class Tokenizer:
         if not self.has_chat_template:
             return MessageOpenings()
 
-        def render(messages: list[dict[str, Any]], end: PromptEnd) -> list[int]:
+        def render(messages: list[Json], end: PromptEnd) -> list[int]:
             return self._template.render_unchanged(messages, None, {}, end)
 
         return find_openings(render, frozenset(self.backend.get_added_tokens_decoder()))
@@ -311,9 +314,9 @@ class Tokenizer:
 
     def render_chat(
         self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        template_arguments: dict[str, Any] | None = None,
+        messages: list[Json],
+        tools: list[Json] | None = None,
+        template_arguments: Json | None = None,
         end: PromptEnd = "answer",
         processor: ImageProcessor | None = None,
     ) -> list[int]:

@@ -21,7 +21,6 @@ from reprise.engine.sandbox.child_process import RenderLimitError
 from reprise.engine.text.encoding import TextEncoder
 from reprise.engine.text.markers import PREAMBLE
 from reprise.engine.text.templates.fit import (
-    NUM_ID_CHARACTERS,
     Fitted,
     Json,
     Traits,
@@ -29,6 +28,7 @@ from reprise.engine.text.templates.fit import (
     find_traits,
     fit,
     plain_tools,
+    probe_call,
     system,
     user,
     with_text_arguments,
@@ -83,9 +83,7 @@ class ControlTokens:
                 return [self.mark(one, pattern) for one in value]
         return value
 
-    def mark_messages(
-        self, messages: list[dict[str, Any]], in_answers: re.Pattern[str]
-    ) -> list[dict[str, Any]]:
+    def mark_messages(self, messages: list[Json], in_answers: re.Pattern[str]) -> list[Json]:
         """Mark control tokens in all messages; in the assistant's, only those that in_answers matches.
 
         The model itself wrote the assistant's messages, which stay as they are in the prefix cache.
@@ -156,10 +154,9 @@ def probe(role: str) -> Sequence[Json]:
     parts = [{"type": "image"}, {"type": "text", "text": PROBE}]
     if role != "tool":
         return [{"role": role, "content": parts}]
-    call_id = "probeid01"[:NUM_ID_CHARACTERS]
-    function = {"name": "probe", "arguments": {}}
-    call = {"id": call_id, "type": "function", "function": function}
-    result = {"role": "tool", "tool_call_id": call_id, "name": "probe", "content": parts}
+    # Mistral's templates take ids of nine characters alone.
+    call = probe_call("probeid01")
+    result = {"role": "tool", "tool_call_id": call["id"], "name": "probe_function", "content": parts}
     return [user("probe-a"), assistant("", [call]), result]
 
 
@@ -188,7 +185,7 @@ def with_preambles(rendered: str) -> str:
 HEAD_CHARACTERS, HEAD_TOKENS = 200, 16
 """How much of a message is searched in the prompt, to find where its text begins."""
 
-Render = Callable[[list[dict[str, Any]], PromptEnd], list[int]]
+Render = Callable[[list[Json], PromptEnd], list[int]]
 """Renders messages and encodes them. Raises almost anything if the template refuses them."""
 
 
@@ -232,12 +229,10 @@ class MessageOpenings:
 
 def find_openings(render: Render, control: frozenset[int]) -> MessageOpenings:
     """Render short conversations, and compare them. control: the ids of control tokens."""
-    one, other, said = (
-        {"role": role, "content": text} for role, text in (("user", "a"), ("user", "b"), ("assistant", "b"))
-    )
+    one = user("a")
     try:
         closed, opened = tuple(render([one], "messages")), tuple(render([one], "answer"))
-        changed = tuple(render([other], "messages"))
+        changed = tuple(render([user("b")], "messages"))
     # A template is a program that comes with the model: it may raise anything.
     except Exception:
         return MessageOpenings()
@@ -245,7 +240,7 @@ def find_openings(render: Render, control: frozenset[int]) -> MessageOpenings:
     num_lasting = 0
     if answer:
         try:
-            later = tuple(render([one, said, one], "messages"))
+            later = tuple(render([one, assistant("b"), one], "messages"))
             num_lasting = count_common(opened, later) - len(closed)
         except Exception:
             num_lasting = 0
@@ -256,9 +251,11 @@ def find_openings(render: Render, control: frozenset[int]) -> MessageOpenings:
         (at for at in reversed(before) if closed[at] == (answer or (None,))[0]),
         before[-1] if before else None,
     )
-    user = closed[place : place + 2] if place is not None else ()
-    tokens = frozenset({*answer[:1], *user[:1]} & control)
-    return MessageOpenings(answer, max(0, num_lasting), tokens, user, 0 if place is None else text_at - place)
+    asked = closed[place : place + 2] if place is not None else ()
+    tokens = frozenset({*answer[:1], *asked[:1]} & control)
+    return MessageOpenings(
+        answer, max(0, num_lasting), tokens, asked, 0 if place is None else text_at - place
+    )
 
 
 def _find(

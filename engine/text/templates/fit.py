@@ -108,7 +108,7 @@ def find_traits(render: Render) -> Traits | None:
     def shows_calls(
         ids: Sequence[str], objects: bool, content: str | None, end: Sequence[Json] = (), count: int = 1
     ) -> bool:
-        calls = [_call(one, objects) for one in ids[:count]]
+        calls = [probe_call(one, is_object=objects) for one in ids[:count]]
         results = [
             {"role": "tool", "tool_call_id": one, "content": f"probe-result-{one}"} for one in ids[:count]
         ]
@@ -137,14 +137,11 @@ def find_traits(render: Render) -> Traits | None:
     )
 
 
-def _call(call_id: str, is_object: bool) -> Json:
+def probe_call(call_id: str, *, is_object: bool = True) -> Json:
+    """Make a call to probe a template with. is_object: whether its arguments are an object, or else text."""
     value = f"probe_value_{call_id}"
     arguments = {"probe_key": value} if is_object else f'{{"probe_key": "{value}"}}'
-    return {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": "probe_function", "arguments": arguments},
-    }
+    return {"id": call_id, "type": "function", "function": {"name": "probe_function", "arguments": arguments}}
 
 
 _TOOL = {
