@@ -294,15 +294,14 @@ class EmbeddingWorker:
             self.num_embedded += 1
             self.num_embedded_tokens += member.num_tokens
         self._leave()
-        for job in dict.fromkeys(member.job for member in done.members):
+        for job in by_job(done.members):
             if len(job.vectors) == len(job.request.inputs):
                 job.finish()
         self.drop_ended()
 
     def _fail(self, fault: Exception) -> None:
         """End the request whose pass failed; of several, each is tried again by itself."""
-        suspects = [member.job for member in self._pass.members] if self._pass else self.running[:1]
-        suspects = list(dict.fromkeys(suspects))
+        suspects = list(by_job(self._pass.members)) if self._pass else self.running[:1]
         self._put_back()
         for job in suspects:
             if len(suspects) == 1:

@@ -22,6 +22,7 @@ from reprise.engine.text.templates.chat_template import (
     HEAD_CHARACTERS,
     HEAD_TOKENS,
     ChatTemplate,
+    Form,
     MessageOpenings,
     TemplateError,
     find_openings,
@@ -274,7 +275,7 @@ class Tokenizer:
             return MessageOpenings()
 
         def render(messages: list[Json], end: PromptEnd) -> list[int]:
-            return self._template.render_unchanged(messages, None, {}, end)
+            return self._template.render(messages, None, {}, end, form="unchanged")
 
         return find_openings(render, frozenset(self.backend.get_added_tokens_decoder()))
 
@@ -331,11 +332,11 @@ class Tokenizer:
         """
         if not self.has_chat_template:
             raise TemplateError("this model has no chat template; use /v1/completions")
-        arguments, is_generic = template_arguments or {}, self.markers.is_generic
+        form: Form = "generic" if self.markers.is_generic else "fitted"
         if self.markers.is_harmony:
-            return self._template.render_unchanged(messages, tools, arguments, end)
+            form = "unchanged"
         return self._template.render(
-            messages, tools, arguments, end, is_generic=is_generic, processor=processor
+            messages, tools, template_arguments or {}, end, form=form, processor=processor
         )
 
 

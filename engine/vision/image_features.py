@@ -168,11 +168,18 @@ SCALED = ("gemma3", "gemma3n", "gemma4")
 """Model types that multiply all that they are fed by the rounded root of the hidden size, features too."""
 
 
-class Language:
-    """The language model of a model that sees images. tower: the same model's."""
+class Sight:
+    """A model that sees images: its tower, its language model, and features that were computed.
+
+    kept: features that no prompt needs now, for prompts that restart or have the same image.
+    num_looked: images that the tower has looked at.
+    """
 
     def __init__(self, model: Any, tower: Tower) -> None:
-        self._model, self._tower = model, tower
+        self.tower = tower
+        self.kept: BoundedCache[Features] = BoundedCache(_num_bytes)
+        self.num_looked = 0
+        self._model = model
         body = model.language_model.model
         self._embed, self._layers = body.embed_tokens, body.layers
         is_scaled = model.model_type in SCALED
@@ -188,7 +195,7 @@ class Language:
 
     def delta(self, images: Sequence[PromptImage]) -> int:
         """Return the delta of tokens after all images: their place less their index, never above 0."""
-        return find_delta(images, self._tower.positions) if self.has_axes else 0
+        return find_delta(images, self.tower.positions) if self.has_axes else 0
 
     def feed(
         self,
@@ -208,23 +215,23 @@ class Language:
         numbers = np.full(len(part), -1)
         for number, image in enumerate(images):
             numbers[max(0, image.start - start) : max(0, image.end - start)] = number
-        at = np.flatnonzero((numbers >= 0) & (part == self._tower.placeholder_id))
+        at = np.flatnonzero((numbers >= 0) & (part == self.tower.placeholder_id))
         fed, given = mx.array(part)[None], {}
         with ExitStack() as changed:
             if self._axes is not None:
-                places = find_places(images, self._tower.positions, start, end)
+                places = find_places(images, self.tower.positions, start, end)
                 changed.enter_context(rope_at(places, self._axes))
             if len(at):
                 assert features is not None
                 before = tokens[images[numbers[at[0]]].start : start]
-                first = before.count(self._tower.placeholder_id)
+                first = before.count(self.tower.placeholder_id)
                 some, places_of = slice(first, first + len(at)), mx.array(at)
                 given["input_embeddings"] = self._merge(fed, places_of, features.states[some])
                 if self._is_gemma4:
                     fed[0, places_of] = int(self._model.args.text_config.get("pad_token_id") or 0)
                 deep = [one[some] for one in features.deep]
                 changed.enter_context(features_behind(self._layers, places_of, deep))
-                if self._tower.sees_whole_image:
+                if self.tower.sees_whole_image:
                     changed.enter_context(images_seen_whole(caches, numbers, self._is_gemma4))
             logits: mx.array = self._model(fed, cache=caches, **given)
         return logits
@@ -238,20 +245,6 @@ class Language:
             states = states / rounded.astype(mx.float32)
         embeddings[0, at] = states.astype(embeddings.dtype)
         return embeddings
-
-
-class Sight:
-    """The tower of a model that sees images, its language model, and features that were computed.
-
-    kept: features that no prompt needs now, for prompts that restart or have the same image.
-    num_looked: images that the tower has looked at.
-    """
-
-    def __init__(self, model: Any, tower: Tower) -> None:
-        self.tower = tower
-        self.language = Language(model, tower)
-        self.kept: BoundedCache[Features] = BoundedCache(_num_bytes)
-        self.num_looked = 0
 
     def working_bytes(self, images: Sequence[PromptImage], num_computed: int) -> int:
         """Return an upper bound of the bytes that looking at a prompt's remaining images takes at once."""
@@ -280,7 +273,7 @@ class Looking:
     @property
     def delta(self) -> int:
         """The delta of tokens after all images: their place less their index."""
-        return self._sight.language.delta(self._images)
+        return self._sight.delta(self._images)
 
     @property
     def num_left(self) -> int:
@@ -341,8 +334,8 @@ class Looking:
 
     def feed(self, tokens: Sequence[int], start: int, end: int, caches: Caches) -> mx.array:
         """Feed tokens[start:end]; return their logits, (1, end - start, vocabulary)."""
-        language, image = self._sight.language, self._image
-        logits = language.feed(tokens, (start, end), self._images, self._features, caches)
+        image = self._image
+        logits = self._sight.feed(tokens, (start, end), self._images, self._features, caches)
         if image and self._features and image.end <= end:
             self._sight.kept.put(image.key, self._features)
             self._features = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -281,6 +281,10 @@ _TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")
 """Matches what looks like a special token."""
 
 
+Form = Literal["unchanged", "fitted", "generic"]
+"""What to change in a conversation: nothing, what the template needs, or also tools to fit.py's format."""
+
+
 class TemplateError(ValueError):
     """The chat template rejected a conversation; this error's message is the template's."""
 
@@ -342,58 +346,37 @@ class ChatTemplate:
         arguments: Json,
         end: PromptEnd = "answer",
         *,
-        is_generic: bool = False,
+        form: Form = "fitted",
         processor: ImageProcessor | None = None,
     ) -> list[int]:
-        """Return the ids of a conversation, changed as far as the template needs it.
+        """Return the ids of a conversation.
 
-        is_generic: whether to show tools in the generic format of fit.py.
         processor: the model's for images; each mark of an image becomes one placeholder.
-        Raises TemplateError if the template refuses even the changed conversation.
+        Raises TemplateError if the template refuses it, changed or not.
         """
-        traits = self.traits
+        mark = self._control_tokens
+        # An answer that spells an image's token shows no image.
+        images = {processor.written, *_TOKEN.findall(processor.shown)} if processor else ()
+        messages = mark.mark_messages(messages, re.compile("|".join(map(re.escape, images)) or "(?!)"))
+        tools, arguments = mark.mark(tools), mark.mark(arguments)
+        traits = None if form == "unchanged" else self.traits
         if traits is None:
-            return self.render_unchanged(messages, tools, arguments, end, processor)
-        given = self._mark(messages, tools, arguments, processor)
+            return self._render(messages, tools, arguments, end, processor)
         fault: TemplateError | None = None
         # Its probes do not show everything. What it refuses of this beginning it will refuse in later turns
         # too, so that they are changed alike.
-        for form in self._forms(given, traits, is_generic):
+        for fitted in _fitted(messages, tools, traits, is_generic=form == "generic"):
             try:
-                ids = self._render(replace(given, messages=form.messages, tools=form.tools), end)
+                ids = self._render(fitted.messages, fitted.tools, arguments, end, processor)
             except TemplateError as refusal:
                 fault = fault or refusal
                 if isinstance(refusal.__cause__, RenderLimitError):
                     break
             else:
-                self._log(form.done)
+                self._log(fitted.done)
                 return ids
         assert fault is not None
         raise fault
-
-    def _forms(self, given: "_Given", traits: Traits, is_generic: bool) -> Iterator[Fitted]:
-        """Yield the forms of a conversation in which to try it: first that which changes it least."""
-        tried: list[Fitted] = []
-        for assumed in (traits, traits.strictest):
-            fitted = fit(given.messages, given.tools, assumed, is_generic)
-            if tried and fitted.messages == tried[0].messages:
-                return
-            tried.append(fitted)
-            yield fitted
-            if fitted.tools and (plain := plain_tools(fitted.tools)) != fitted.tools:
-                changed = "it refuses some tools: schemas are shown with descriptions and simpler types"
-                yield replace(fitted, tools=plain, done=[*fitted.done, changed])
-
-    def render_unchanged(
-        self,
-        messages: list[Json],
-        tools: list[Json] | None,
-        arguments: Json,
-        end: PromptEnd = "answer",
-        processor: ImageProcessor | None = None,
-    ) -> list[int]:
-        """Return the ids of a conversation without changing it. Raises TemplateError if it is refused."""
-        return self._render(self._mark(messages, tools, arguments, processor), end)
 
     def _log(self, changes: Sequence[str]) -> None:
         """Say once for each kind of change that it is made."""
@@ -403,23 +386,15 @@ class ChatTemplate:
                 name = Path(str(self._wrapped.name_or_path)).name or "this model"
                 log.info("the chat template of %s: %s", name, what)
 
-    def _mark(
+    def _render(
         self,
         messages: list[Json],
         tools: list[Json] | None,
         arguments: Json,
+        end: PromptEnd,
         processor: ImageProcessor | None,
-    ) -> "_Given":
-        mark = self._control_tokens
-        # An answer that spells an image's token shows no image.
-        images = {processor.written, *_TOKEN.findall(processor.shown)} if processor else ()
-        in_answers = re.compile("|".join(map(re.escape, images)) or "(?!)")
-        return _Given(
-            mark.mark_messages(messages, in_answers), mark.mark(tools), mark.mark(arguments), processor
-        )
-
-    def _render(self, given: "_Given", end: PromptEnd) -> list[int]:
-        messages, arguments, processor = given.messages, given.arguments, given.processor
+    ) -> list[int]:
+        """Return the ids of a conversation as it is. See render()."""
         if processor is not None:
             if (numbers := numbers_in(messages)) != sorted(numbers):
                 raise TemplateError("the chat template cannot show these images in their order")
@@ -428,10 +403,10 @@ class ChatTemplate:
                 for one in messages
             ]
         if self._wrapped._chat_template is not None:
-            messages, arguments = _for_python_template(messages, given.tools, arguments)
+            messages, arguments = _for_python_template(messages, tools, arguments)
         else:
-            arguments = {**self._variables(given.tools), **arguments, "return_dict": False}
-        shown = {"tools": given.tools, "add_generation_prompt": end == "answer", "tokenize": False}
+            arguments = {**self._variables(tools), **arguments, "return_dict": False}
+        shown = {"tools": tools, "add_generation_prompt": end == "answer", "tokenize": False}
         if end == "final_message":
             shown["continue_final_message"] = True
         try:
@@ -459,14 +434,20 @@ class ChatTemplate:
         return self._shows_images[role]
 
 
-@dataclass(slots=True)
-class _Given:
-    """The arguments of a template, control tokens marked. processor: of its images, if it may have some."""
-
-    messages: list[Json]
-    tools: list[Json] | None
-    arguments: Json
-    processor: ImageProcessor | None
+def _fitted(
+    messages: list[Json], tools: list[Json] | None, traits: Traits, *, is_generic: bool
+) -> Iterator[Fitted]:
+    """Yield the forms of a conversation in which to try it: first that which changes it least."""
+    tried: list[Fitted] = []
+    for assumed in (traits, traits.strictest):
+        fitted = fit(messages, tools, assumed, is_generic)
+        if tried and fitted.messages == tried[0].messages:
+            return
+        tried.append(fitted)
+        yield fitted
+        if fitted.tools and (plain := plain_tools(fitted.tools)) != fitted.tools:
+            changed = "it refuses some tools: schemas are shown with descriptions and simpler types"
+            yield replace(fitted, tools=plain, done=[*fitted.done, changed])
 
 
 def _for_python_template(
