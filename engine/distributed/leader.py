@@ -22,7 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from reprise.engine.distributed.model_parts import ReadParts, Shard, share_tokens
+from reprise.engine.distributed.model_parts import Shard, share_tokens
 from reprise.engine.distributed.ranks import Peers, RanksLostError
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.buffers import (
@@ -50,16 +50,8 @@ from reprise.engine.kv_cache.rows import Rows, SeparateRows, Sharing, make_batch
 from reprise.engine.speculative.heads.head import owner_of_body
 
 
-def _make_rows(shard: Shard, sharing: int) -> Rows:
-    return make_rows(shard, Sharing(sharing))
-
-
-def _feed(shard: Shard, tokens: mx.array, caches: Caches | None) -> None:
-    shard(share_tokens(tokens), cache=caches)
-
-
-def _forward(rows: Rows, tokens: mx.array, keeps_state: bool) -> None:
-    rows.forward(share_tokens(tokens), keeps_state)
+def _feed(shard: Shard, tokens: mx.array, caches: Caches | None) -> mx.array:
+    return shard(share_tokens(tokens), cache=caches)
 
 
 def _call(name: str) -> Callable[..., Any]:
@@ -75,16 +67,15 @@ def _files(name: str) -> Callable[..., Any]:
     return call
 
 
-OF_ROWS = ("add", "fill", "remove", "roll_back", "forward_ragged", "limit_growth", "start_copies")
-OF_ROWS += ("kv_slice", "state")
+ON_ROWS = ("add", "fill", "remove", "roll_back", "forward_ragged", "limit_growth", "start_copies")
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "make_caches": make_caches,
-    "make_rows": _make_rows,
+    "make_rows": lambda shard, sharing: make_rows(shard, Sharing(sharing)),
     "make_batched_rows": make_batched_rows,
     "feed": _feed,
-    "forward": _forward,
-    **{name: _call(name) for name in OF_ROWS},
+    "forward": lambda rows, tokens, keeps_state: rows.forward(share_tokens(tokens), keeps_state),
+    **{name: _call(name) for name in (*ON_ROWS, "kv_slice", "state")},
     "cut_slice": cut_slice,
     "leading": leading,
     "split_slice": split_slice,
@@ -94,9 +85,10 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "save_part": _files("save"),
     "drop_part": _files("drop"),
     "begin_parts": _files("begin_read"),
-    "join_parts": ReadParts,
-    "cut_parts": _call("cut"),
-    "state_of_parts": _call("state"),
+    # What it makes, a function that cuts and a state, are the parts of the two after it.
+    "join_parts": lambda reading, starts, ends: join_contents(reading.result(), starts, ends),
+    "cut_parts": lambda parts, start, end: parts[0](start, end),
+    "state_of_parts": lambda parts: parts[1],
 }
 """The operations that a rank may be asked for. A follower does nothing else, whatever it is sent."""
 
@@ -228,10 +220,7 @@ class SharedModel:
 
     def __call__(self, tokens: mx.array, cache: Caches | None = None) -> mx.array:
         """Run one forward pass on all ranks; return its logits, not yet evaluated."""
-
-        def feed(_: object, given: mx.array, caches: Caches | None) -> mx.array:
-            return self.shard(share_tokens(given), cache=caches)
-
+        feed = as_operation(partial(_feed, self.shard))
         logits: mx.array = self.leader.do("feed", feed, self, tokens, cache)
         return logits
 
@@ -369,11 +358,12 @@ def _owner_of_body(model: SharedModel) -> Any:
 
 def _share(function: Any) -> None:
     """Let all ranks do a function of caches or of a slice, and keep its result."""
-    local, name = function.dispatch(list), function.__name__
+    local = function.dispatch(list)
 
-    @function.register
-    def _shared(held: SharedList, *given: Any) -> list[Any]:
-        return make_shared(held.leader, name, local, held, *given)
+    def shared(held: SharedList, *given: Any) -> list[Any]:
+        return make_shared(held.leader, function.__name__, local, held, *given)
+
+    function.register(SharedList, shared)
 
 
 for _function in (cut_slice, leading, split_slice, take_state):

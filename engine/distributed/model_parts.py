@@ -28,7 +28,6 @@ from reprise.engine.kv_cache.prefix_cache.disk import (
     Contents,
     Header,
     PrefixFileError,
-    join_contents,
     weights_fingerprint,
 )
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
@@ -169,21 +168,6 @@ class PartFiles:
         if not re.fullmatch(NAME_PATTERN, name):
             raise ValueError(f"{name} is no name of a prefix file")
         return self._folder / name
-
-
-class ReadParts:
-    """The contents of the files of consecutive runs of tokens.
-
-    starts, ends: where each file begins and how far it is used, in tokens from the start of the prompt.
-    Making it waits for the files, and raises PrefixFileError if one cannot be read.
-    """
-
-    def __init__(self, reading: Reading, starts: Sequence[int], ends: Sequence[int]) -> None:
-        self.cut, self._state = join_contents(reading.result(), starts, ends)
-
-    def state(self) -> State:
-        """Return the state after the last file's last token."""
-        return self._state
 
 
 def _write(path: Path, header: Header, contents: Contents) -> None:
