@@ -120,10 +120,17 @@ class Leader:
         self.is_commanding = self._has_disagreed = self._asks = False
 
     def do(
-        self, name: str, local: Callable[..., Any], *given: Any, makes: bool = False, asks: bool = False
+        self,
+        name: str,
+        on: Any,
+        local: Callable[..., Any],
+        *given: Any,
+        makes: bool = False,
+        asks: bool = False,
     ) -> Any:
         """Let all ranks do one operation; return the result of local(*given), which does it on rank 0.
 
+        on: the object on which the other ranks do it, each on its part.
         makes: whether the other ranks keep their results, under the number of the next new_handle().
         asks: whether the ranks first agree that they can do it, even when asks_first is not set.
         An operation called within another one is a part of that, not a command of its own.
@@ -135,7 +142,7 @@ class Leader:
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
         self._peers.num_sent += 1
         made = self._num_objects + 1 if makes else None
-        arguments = [_encoded(one) for one in given]
+        arguments = [_encoded(one) for one in (on, *given)]
         self._send([self._peers.num_sent, name, arguments, made, dropped, self._asks])
         self.is_commanding, self._has_disagreed = True, False
         try:
@@ -179,13 +186,9 @@ class Leader:
         self._num_objects += 1
         return Handle(self._num_objects, self._dropped)
 
-    def check(self) -> None:
-        """Raise RanksLostError if a rank is lost."""
+    def _send(self, message: Any) -> None:
         if reason := self._peers.explain(0.0):
             raise RanksLostError(reason)
-
-    def _send(self, message: Any) -> None:
-        self.check()
         for channel in self._peers.channels:
             try:
                 channel.send(message)
@@ -220,8 +223,7 @@ class SharedModel:
 
     def __call__(self, tokens: mx.array, cache: Caches | None = None) -> mx.array:
         """Run one forward pass on all ranks; return its logits, not yet evaluated."""
-        feed = as_operation(partial(_feed, self.shard))
-        logits: mx.array = self.leader.do("feed", feed, self, tokens, cache)
+        logits: mx.array = self.leader.do("feed", self, partial(_feed, self.shard), tokens, cache)
         return logits
 
     def __getattr__(self, name: str) -> Any:
@@ -245,7 +247,7 @@ class _SharedRows:
 
     def _do(self, local: Any, *given: Any) -> Any:
         """Let all ranks do what a method of rank 0's rows does, local."""
-        return self.leader.do(local.__name__, as_operation(local), self, *given)
+        return self.leader.do(local.__name__, self, local, *given)
 
     def add(self, caches: Caches, length: int) -> None:
         self._do(super().add, caches, length)  # type: ignore[misc]
@@ -259,10 +261,10 @@ class _SharedRows:
     def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
         local = super().forward  # type: ignore[misc]
 
-        def feed(_: object, given: mx.array, keeps: bool) -> Any:
+        def feed(given: mx.array, keeps: bool) -> Any:
             return local(share_tokens(given), keeps)
 
-        logits: mx.array = self.leader.do("forward", feed, self, tokens, keeps_state)
+        logits: mx.array = self.leader.do("forward", self, feed, tokens, keeps_state)
         return logits
 
     def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
@@ -277,12 +279,11 @@ class _SharedRows:
         return held
 
     def kv_slice(self, row: int, start: int, end: int) -> KVSlice:
-        cut = as_operation(super().kv_slice)  # type: ignore[misc]
-        return make_shared(self.leader, "kv_slice", cut, self, row, start, end)
+        cut = super().kv_slice  # type: ignore[misc]
+        return make_shared(self.leader, "kv_slice", self, cut, row, start, end)
 
     def state(self, row: int) -> State:
-        take = as_operation(super().state)  # type: ignore[misc]
-        return make_shared(self.leader, "state", take, self, row)
+        return make_shared(self.leader, "state", self, super().state, row)  # type: ignore[misc]
 
 
 class SharedBatchedRows(_SharedRows, BatchedRows):
@@ -290,8 +291,8 @@ class SharedBatchedRows(_SharedRows, BatchedRows):
 
     def __init__(self, model: SharedModel, first_limit: int | None, by_layer: bool) -> None:
         self.leader = model.leader
-        make = as_operation(partial(BatchedRows.__init__, self, model.shard))
-        self.leader.do("make_batched_rows", make, model, first_limit, by_layer, makes=True, asks=True)
+        make = partial(BatchedRows.__init__, self, model.shard)
+        self.leader.do("make_batched_rows", model, make, first_limit, by_layer, makes=True, asks=True)
         self.handle = self.leader.new_handle()
 
     def limit_growth(self, max_cells: int) -> None:
@@ -309,31 +310,24 @@ class SharedSeparateRows(_SharedRows, SeparateRows):
     def __init__(self, model: SharedModel) -> None:
         self.leader = model.leader
 
-        def make(_: object, __: int) -> None:
+        def make(_: int) -> None:
             SeparateRows.__init__(self, model.shard)
 
-        self.leader.do("make_rows", make, model, int(Sharing.NOTHING), makes=True, asks=True)
+        self.leader.do("make_rows", model, make, int(Sharing.NOTHING), makes=True, asks=True)
         self.handle = self.leader.new_handle()
 
 
-def make_shared(leader: Leader, name: str, local: Callable[..., Any], *given: Any) -> list[Any]:
+def make_shared(leader: Leader, name: str, on: Any, local: Callable[..., Any], *given: Any) -> list[Any]:
     """Let all ranks do an operation and keep its result. Within another operation, only do it here."""
     if leader.is_commanding:
         held: list[Any] = local(*given)
         return held
-    return SharedList(leader.do(name, local, *given, makes=True), leader)
-
-
-def as_operation(local: Any) -> Any:
-    """Turn a bound method into an operation, which ignores its first argument, the object."""
-    return lambda _, *given: local(*given)
+    return SharedList(leader.do(name, on, local, *given, makes=True), leader)
 
 
 @make_caches.register
 def _make_caches(model: SharedModel, kv_bits: int | None = None) -> Caches:
-    return make_shared(
-        model.leader, "make_caches", as_operation(partial(make_caches, model.shard)), model, kv_bits
-    )
+    return make_shared(model.leader, "make_caches", model, partial(make_caches, model.shard), kv_bits)
 
 
 @make_batched_rows.register
@@ -361,7 +355,7 @@ def _share(function: Any) -> None:
     local = function.dispatch(list)
 
     def shared(held: SharedList, *given: Any) -> list[Any]:
-        return make_shared(held.leader, function.__name__, local, held, *given)
+        return make_shared(held.leader, function.__name__, held, partial(local, held), *given)
 
     function.register(SharedList, shared)
 
@@ -372,8 +366,8 @@ for _function in (cut_slice, leading, split_slice, take_state):
 
 @rebuild.register
 def _rebuild(empty: SharedList, kv_slices: Sequence[KVSlice], state: State, length: int) -> Caches:
-    fill = rebuild.dispatch(list)
-    filled: Caches = empty.leader.do("rebuild", fill, empty, list(kv_slices), state, length)
+    fill = partial(rebuild.dispatch(list), empty)
+    filled: Caches = empty.leader.do("rebuild", empty, fill, list(kv_slices), state, length)
     return filled
 
 
@@ -423,25 +417,24 @@ class SharedPrefixStore(PrefixStore):
         leader = self._model.leader
         try:
             leader.do(
-                "join_parts", _nothing, loading.others, loading.starts, loading.ends, makes=True, asks=True
+                "join_parts", loading.others, _nothing, loading.starts, loading.ends, makes=True, asks=True
             )
         except RuntimeError as fault:
             log.warning("dropped a saved prefix that another rank cannot read: %s", fault)
             self._forget(loading.files[0])
             return None
         parts = leader.new_handle()
-        shared_cut = partial(make_shared, leader, "cut_parts", as_operation(cut), parts)
+        shared_cut = partial(make_shared, leader, "cut_parts", parts, cut)
         if not self._needs_state:
             return shared_cut, []
-        return shared_cut, make_shared(leader, "state_of_parts", lambda _: state, parts)
+        return shared_cut, make_shared(leader, "state_of_parts", parts, lambda: state)
 
     def _contents_of(self, name: str, kv_slice: KVSlice, state: State) -> Contents:
         contents_of = super()._contents_of
         if not self._is_shared:
             return contents_of(name, kv_slice, state)
-        contents: Contents = self._model.leader.do(
-            "save_part", lambda _, *given: contents_of(*given), self._model, name, kv_slice, state
-        )
+        leader = self._model.leader
+        contents: Contents = leader.do("save_part", self._model, contents_of, name, kv_slice, state)
         return contents
 
     def _forget(self, file: PrefixFile) -> None:
@@ -451,7 +444,7 @@ class SharedPrefixStore(PrefixStore):
             self._tell("drop_part", file.path.name)
 
     def _tell(self, name: str, *given: object, makes: bool = False, asks: bool = False) -> None:
-        self._model.leader.do(name, _nothing, self._model, *given, makes=makes, asks=asks)
+        self._model.leader.do(name, self._model, _nothing, *given, makes=makes, asks=asks)
 
 
 def _nothing(*_: object) -> None:
