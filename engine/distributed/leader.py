@@ -22,7 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from reprise.engine.distributed.model_parts import Shard, share_tokens
+from reprise.engine.distributed.model_parts import Agreement, Shard, share_tokens
 from reprise.engine.distributed.ranks import Peers, RanksLostError
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.buffers import (
@@ -115,9 +115,10 @@ class Leader:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self.asks_first = True
+        self.agree = Agreement(self._exchange)
+        self.is_commanding = False
         self._num_objects = 0
         self._dropped: deque[int] = deque()
-        self.is_commanding = self._has_disagreed = self._asks = False
 
     def do(
         self,
@@ -138,48 +139,31 @@ class Leader:
         """
         if self.is_commanding:
             return local(*given)
-        self._asks = asks or self.asks_first
+        self.agree.begin(asks=asks or self.asks_first)
         dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
         self._peers.num_sent += 1
         made = self._num_objects + 1 if makes else None
         arguments = [_encoded(one) for one in (on, *given)]
-        self._send([self._peers.num_sent, name, arguments, made, dropped, self._asks])
-        self.is_commanding, self._has_disagreed = True, False
+        self._send([self._peers.num_sent, name, arguments, made, dropped, self.agree.asks])
+        self.is_commanding = True
         try:
             result = local(*given)
             self.agree(None)
         except Exception as fault:
-            if not self._asks:
+            if not self.agree.asks:
                 raise self._lost(
                     f"rank 0 failed at {name}, which the other ranks have done: {fault}"
                 ) from fault
-            if not self._has_disagreed:
-                # It raises the same fault.
-                self.agree(fault)
+            self.agree.fail(fault)
             raise
         finally:
             self.is_commanding = False
         return result
 
-    def agree(self, fault: Exception | None) -> None:
-        """Wait until every rank has built its part of the present command. See Shard.
-
-        fault: the exception that building raised on rank 0, if any; it is raised again.
-        Raises RuntimeError with the fault of another rank.
-        """
-        if not self._asks:
-            if fault is not None:
-                raise fault
-            return
-        if self._has_disagreed:
-            return
+    def _exchange(self, fault: Exception | None) -> str | None:
         faults = [one for one in self._peers.gather() if one is not None]
-        self._has_disagreed = bool(faults) or fault is not None
-        self._send([not self._has_disagreed])
-        if fault is not None:
-            raise fault
-        if faults:
-            raise RuntimeError(faults[0])
+        self._send([not faults and fault is None])
+        return faults[0] if faults else None
 
     def new_handle(self) -> Handle:
         """Return a handle for the object that the last command made on the other ranks."""
