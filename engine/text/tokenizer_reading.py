@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,8 +56,20 @@ def read_once(load: Callable[[], Loaded]) -> tuple[Loaded, str]:
         the tokenizer's class does something unusual with its vocabulary.
     """
     reader = Reader()
+    base = tokenization_utils_tokenizers
     try:
-        with _reading_once(reader):
+        with ExitStack() as stack:
+            replace = partial(_replace, stack)
+            kind: Any = base.TokenizersBackend
+            original = kind.convert_to_native_format.__func__
+            # Without a decoder mlx-lm chooses its plain detokenizer. The engine has one of its own.
+            replace(tokenizer_utils, "json", SimpleNamespace(load=lambda _: {}))
+            replace(tokenization_utils_base, "json", SimpleNamespace(**vars(json) | {"load": reader.load}))
+            replace(tokenization_utils_base, "copy", SimpleNamespace(deepcopy=copy_options))
+            replace(base, "TokenizerFast", Backends(reader))
+            convert = classmethod(partial(_convert, reader, replace, original))
+            replace(kind, "convert_to_native_format", convert)
+            replace(kind, "get_vocab", lambda tokenizer: Tokens(tokenizer.backend_tokenizer))
             return load(), reader.digest
     # That class may raise anything.
     except Exception as fault:
@@ -72,23 +84,6 @@ def describe_backend(backend: Backend) -> str:
     options = [getattr(backend.model, name, None) for name in OPTIONS]
     added = sorted(backend.get_added_tokens_decoder().items())
     return repr((type(backend.model).__name__, states, options, added, backend.padding, backend.truncation))
-
-
-@contextmanager
-def _reading_once(reader: "Reader") -> Iterator[None]:
-    base = tokenization_utils_tokenizers
-    kind: Any = base.TokenizersBackend
-    original = kind.convert_to_native_format.__func__
-    with ExitStack() as stack:
-        replace = partial(_replace, stack)
-        # Without a decoder mlx-lm chooses its plain detokenizer. The engine has one of its own.
-        replace(tokenizer_utils, "json", SimpleNamespace(load=lambda _: {}))
-        replace(tokenization_utils_base, "json", SimpleNamespace(**vars(json) | {"load": reader.load}))
-        replace(tokenization_utils_base, "copy", SimpleNamespace(deepcopy=copy_options))
-        replace(base, "TokenizerFast", Backends(reader))
-        replace(kind, "convert_to_native_format", classmethod(partial(_convert, reader, replace, original)))
-        replace(kind, "get_vocab", lambda tokenizer: Tokens(tokenizer.backend_tokenizer))
-        yield
 
 
 def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:

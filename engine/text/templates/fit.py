@@ -243,10 +243,10 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
 def _fit_tools(made: Fitted, traits: Traits, is_generic: bool) -> None:
     """Describe tools in the system text where the template does not show them, or not in a known format."""
     if is_generic:
-        made.change(
-            with_tools_as_text(made.messages, made.tools),
-            "it has no known format of tools: these, calls and results are text",
-        )
+        shown = [_as_text(message) for message in made.messages]
+        if made.tools:
+            shown = with_system_text(shown, _listed(_TOOLS, made.tools))
+        made.change(shown, "it has no known format of tools: these, calls and results are text")
         made.tools = None
     elif made.tools and not traits.definitions:
         made.change(
@@ -255,14 +255,6 @@ def _fit_tools(made: Fitted, traits: Traits, is_generic: bool) -> None:
         )
     if not traits.tools_null:
         made.tools = made.tools or []
-
-
-def with_tools_as_text(messages: Sequence[Json], tools: list[Json] | None) -> list[Json]:
-    """Describe tools in the system text, and write calls and results as text."""
-    made = [_as_text(message) for message in messages]
-    if not tools:
-        return made
-    return with_system_text(made, _listed(_TOOLS, tools))
 
 
 def with_system_text(messages: Sequence[Json], text: str) -> list[Json]:
