@@ -255,6 +255,7 @@ def refuse_settings(settings: Settings) -> None:
 BEAT_S = 0.5
 """Seconds between two signs of life, in both directions."""
 
+ROUND_TRIPS = 20
 Tick = Callable[[], None]
 """Called every BEAT_S seconds while something is waited for; what it raises ends the waiting."""
 
@@ -315,10 +316,15 @@ class Peers:
             self._is_lost.wait(wait_s)
         return self._reason
 
-    def echo(self, rank: int) -> None:
-        """Send a rank a message and wait for its echo, for the caller to time. Raises RanksLostError."""
-        self.channels[rank - 1].send("echo")
-        self._word(self._words[rank - 1])
+    def round_trip_s(self, rank: int) -> float:
+        """Return the least seconds that a message to a rank and its echo take. Raises RanksLostError."""
+        found = []
+        for _ in range(ROUND_TRIPS):
+            start = time.perf_counter()
+            self.channels[rank - 1].send("echo")
+            self._word(self._words[rank - 1])
+            found.append(time.perf_counter() - start)
+        return min(found)
 
     def end(self) -> None:
         """Tell all ranks that the work is over, so that they exit with 0."""
