@@ -49,6 +49,7 @@ class _Pass:
     num_rows, width, num_before: fed texts, tokens of the longest, and tokens before these.
     """
 
+    model: EmbeddingModel
     members: list[Member]
     head: TokenIds
     caches: Caches | None = None
@@ -154,7 +155,7 @@ class EmbeddingWorker:
             if self._pass is None:
                 self._begin(self.model, self.memory)
             if self._pass is not None:
-                self._advance(self.model, self._pass, limit_s)
+                self._advance(self._pass, limit_s)
                 self.num_progressed += 1
         # Weights, tokens and memory may raise anything.
         except Exception as fault:
@@ -186,37 +187,35 @@ class EmbeddingWorker:
         for job, indices in by_job(members).items():
             job.take(indices)
         # Known before anything is computed, so that a failure finds the suspects.
-        self._pass = begun = _Pass(members, head)
+        self._pass = begun = _Pass(model, members, head)
         if not self.prefixes or not head:
-            self._feed_texts(model, begun)
+            self._feed_texts(begun)
             return
         caches, num_held = self.prefixes.find(head)
         if num_held == len(head):
-            self._feed_texts(model, begun, caches)
+            self._feed_texts(begun, caches)
         else:
             begun.caches = begun.before = caches
-            self._feed(model, begun, [EmbeddingInput(head[num_held:])], num_held)
+            self._feed(begun, [EmbeddingInput(head[num_held:])], num_held)
 
-    def _feed_texts(self, model: EmbeddingModel, begun: _Pass, caches: Sequence[Any] = ()) -> None:
+    def _feed_texts(self, begun: _Pass, caches: Sequence[Any] = ()) -> None:
         """Embed the tokens of texts that come after their head. caches: of the head, computed."""
         num_head = len(begun.head)
         begun.caches, begun.before = None, [Before(cache) for cache in caches]
-        self._feed(model, begun, [member.input.after(num_head) for member in begun.members], num_head)
+        self._feed(begun, [member.input.after(num_head) for member in begun.members], num_head)
 
-    def _feed(
-        self, model: EmbeddingModel, begun: _Pass, inputs: Sequence[EmbeddingInput], num_before: int
-    ) -> None:
+    def _feed(self, begun: _Pass, inputs: Sequence[EmbeddingInput], num_before: int) -> None:
         """Embed tokens of the rows of a pass. inputs: the first one has most tokens."""
         width = len(inputs[0].tokens)
         tokens, types = np.zeros((2, len(inputs), width), np.int32)
         for row, one in enumerate(inputs):
             tokens[row, : len(one.tokens)] = one.tokens
             if (second := one.first_of_second) is not None:
-                assert model.info.embedding
-                types[row, second:] = model.info.embedding.second_type
+                assert begun.model.info.embedding
+                types[row, second:] = begun.model.info.embedding.second_type
         lengths = mx.array([len(one.tokens) for one in inputs])
         begun.num_rows, begun.width, begun.num_before, begun.num_layers = len(inputs), width, num_before, 0
-        begun.hidden, begun.mask = model.body.begin(mx.array(tokens), mx.array(types), lengths)
+        begun.hidden, begun.mask = begun.model.body.begin(mx.array(tokens), mx.array(types), lengths)
         self.num_computed += sum(len(one.tokens) for one in inputs)
 
     def _fits(self, num_texts: int, width: int) -> bool:
@@ -231,29 +230,29 @@ class EmbeddingWorker:
         """
         return self._costs.seconds(num_tokens, seen - num_tokens // 2)
 
-    def _advance(self, model: EmbeddingModel, running: _Pass, limit_s: float) -> None:
+    def _advance(self, running: _Pass, limit_s: float) -> None:
         seen = running.num_before + running.width
         least = -(-MIN_TOKENS // running.num_rows)
         fitting = count_fitting(lambda n: self._layer_s(n * running.num_rows, seen), running.width, limit_s)
         if running.cut or max(least, fitting) < running.width:
-            self._advance_in_layer(model, running, max(least, fitting), seen)
+            self._advance_in_layer(running, max(least, fitting), seen)
         else:
-            self._advance_layers(model, running, limit_s, seen)
-        if running.num_layers < len(model.body.layers):
+            self._advance_layers(running, limit_s, seen)
+        if running.num_layers < len(running.model.body.layers):
             return
         if running.caches is None:
-            self._finish(model, running, model.body.end(running.hidden))
+            self._finish(running, running.model.body.end(running.hidden))
         else:
             assert self.prefixes
             self.prefixes.keep(running.head, running.caches)
-            self._feed_texts(model, running, running.caches)
+            self._feed_texts(running, running.caches)
 
-    def _advance_in_layer(self, model: EmbeddingModel, running: _Pass, most: int, seen: int) -> None:
+    def _advance_in_layer(self, running: _Pass, most: int, seen: int) -> None:
         """Compute a layer for up to `most` tokens of each text. seen: tokens that each attends to."""
         start, index = time.perf_counter(), running.num_layers
         if running.cut is None:
             before, grows = running.before[index] if running.before else None, running.caches is not None
-            layer = model.body.layers[index]
+            layer = running.model.body.layers[index]
             running.cut = CutLayer(layer, running.hidden, running.mask, before, grows=grows)
         arrays, num_tokens = running.cut.advance(most)
         mx.eval(arrays)
@@ -263,9 +262,9 @@ class EmbeddingWorker:
         if (states := running.cut.states) is not None:
             running.hidden, running.num_layers, running.cut = states, index + 1, None
 
-    def _advance_layers(self, model: EmbeddingModel, running: _Pass, limit_s: float, seen: int) -> None:
+    def _advance_layers(self, running: _Pass, limit_s: float, seen: int) -> None:
         """Compute as many whole layers as fit into the time, at least one."""
-        layers, num_tokens = model.body.layers, running.num_rows * running.width
+        layers, num_tokens = running.model.body.layers, running.num_rows * running.width
         num_fitting = int(limit_s / max(1e-9, self._layer_s(num_tokens, seen)))
         until = min(len(layers), running.num_layers + max(1, num_fitting))
         num_layers = until - running.num_layers
@@ -277,11 +276,11 @@ class EmbeddingWorker:
         self._costs.observe(num_tokens, seen - num_tokens // 2, taken_s / num_layers)
         running.hidden, running.num_layers = hidden, until
 
-    def _finish(self, model: EmbeddingModel, done: _Pass, hidden: mx.array) -> None:
+    def _finish(self, done: _Pass, hidden: mx.array) -> None:
         """Make the vectors of a pass, and end the requests that are complete. hidden: of the last layer."""
         num_head = len(done.head)
         made = [
-            model.finish(
+            done.model.finish(
                 hidden[row, : member.num_tokens - num_head],
                 max(0, member.input.first_pooled - num_head),
                 member.job.request.dimensions,
