@@ -95,6 +95,8 @@ class ControlTokens:
 
     def encode(self, rendered: str) -> list[int]:
         """Return the ids of a rendered prompt. Marked tokens are encoded as text, without their marks."""
+        if TOKEN_OPEN not in rendered and TOKEN_CLOSE not in rendered:
+            return self._encoder.encode(rendered)
         # [text, marked token or None, text, ..., text]
         parts: list[str | None] = self._marked.split(rendered)
         ids = self._encoder.encode(parts[0] or "")
