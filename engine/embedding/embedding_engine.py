@@ -325,7 +325,7 @@ class EmbeddingWorker:
 def _make_prefixes(model: EmbeddingModel, num_bytes: int) -> Prefixes | None:
     """Return what keeps heads of texts, if the model's tokens do not depend on later ones."""
     make, embedding = getattr(model.body, "make_caches", None), model.info.embedding
-    if not num_bytes or embedding is None or make is None or make() is None:
+    if not num_bytes or embedding is None or make is None:
         return None
     return Prefixes(make, num_bytes, pools_last=embedding.recipe.pooling == "last")
 
