@@ -67,11 +67,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.size = tokenizer.vocab_size
-        try:
-            backend = tokenizer.backend
-        except AttributeError as fault:
-            raise VocabularyError("its tokenizer is not from the tokenizers library") from fault
-        table = tokenizer.table
+        backend, table = tokenizer.backend, tokenizer.table
         if table.fault:
             raise VocabularyError(table.fault)
         self._backend = copy_backend(backend)
