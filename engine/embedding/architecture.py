@@ -47,9 +47,7 @@ def attend_before(width: int, window: int) -> mx.array:
     return (before >= 0) & (before < window)
 
 
-def attend_less_with_distance(
-    num_tokens: mx.array, width: int, num_heads: int, dtype: mx.Dtype = mx.float32
-) -> mx.array:
+def attend_less_with_distance(num_tokens: mx.array, width: int, num_heads: int, dtype: mx.Dtype) -> mx.array:
     """Return what to add to the scores, (texts, heads, width, width): minus each head's slope times distance.
 
     Source: Press et al. 2021, in both directions, with their slopes for heads that are no power of 2.

@@ -141,7 +141,7 @@ class Slicing:
     borders: re.Pattern[str]
     drops: bool = False
 
-    def slices(self, text: str, num_characters: int = SLICE_CHARACTERS) -> Iterator[str]:
+    def slices(self, text: str, num_characters: int) -> Iterator[str]:
         """Yield the slices of a text, of at most num_characters if it has borders.
 
         Raises UnbrokenTextError if a slice would have more than MAX_UNBROKEN characters.
