@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 from reprise.config.settings import Settings
 from reprise.engine.distributed.leader import OPERATIONS
-from reprise.engine.distributed.model_parts import Shard, load_part
+from reprise.engine.distributed.model_parts import Agreement, Shard, load_part
 from reprise.engine.distributed.rank_0 import LOST_STATUS, leave
 from reprise.engine.distributed.ranks import (
     BEAT_S,
@@ -48,11 +48,10 @@ class Replica:
     def __init__(self, shard: Shard, tell: Tell) -> None:
         self._tell = tell
         self._shard = shard
-        shard.agree = self._agree
+        self._agree = shard.agree = Agreement(self._exchange)
         self.num_done = 0
         # Rank 0's shard is object 0.
         self.objects: dict[int, Any] = {0: shard}
-        self._asks = self._has_disagreed = False
 
     def do(self, command: Any) -> None:
         """Do one command of rank 0. Raises RanksLostError if it is out of order, or fails only here."""
@@ -61,17 +60,16 @@ class Replica:
             raise RanksLostError(f"command {number} came after command {self.num_done}")
         for one in dropped:
             del self.objects[one]
-        self._asks, self._has_disagreed = asks, False
+        self._agree.begin(asks=asks)
         try:
             result = OPERATIONS[name](*map(self._decode, arguments))
             self._agree(None)
         except Exception as fault:
             if not asks:
                 raise RanksLostError(f"it failed at {name}: {fault}") from fault
-            if not self._has_disagreed:
-                self._disagree(fault)
+            self._agree.fail(fault)
             result = None
-        if made is not None and not self._has_disagreed:
+        if made is not None and not self._agree.has_failed:
             self.objects[made] = result
         if name in RETURNS_COPIES and result:
             flat: Any = tree_flatten(result)
@@ -83,23 +81,9 @@ class Replica:
         if self._shard.files:
             self._shard.files.close()
 
-    def _agree(self, fault: Exception | None) -> None:
-        if not self._asks:
-            if fault is not None:
-                raise fault
-            return
-        if self._has_disagreed:
-            return
-        if fault is not None:
-            self._disagree(fault)
-            raise fault
-        if not self._tell(None):
-            self._has_disagreed = True
-            raise RuntimeError("another rank cannot do it")
-
-    def _disagree(self, fault: Exception) -> None:
-        self._has_disagreed = True
-        self._tell(str(fault) or type(fault).__name__)
+    def _exchange(self, fault: Exception | None) -> str | None:
+        agreed = self._tell(None if fault is None else str(fault) or type(fault).__name__)
+        return None if agreed else "another rank cannot do it"
 
     def _decode(self, given: Any) -> Any:
         if isinstance(given, list):
@@ -137,7 +121,7 @@ class Follower:
         if (said := self._channel.receive()) != "join":
             raise ModelError(said["refused"])
         group = begin_group(self._place)
-        self._channel.send(share_token(None))
+        self._channel.send(share_token(is_ours=False))
         self._heard_at = time.monotonic()
         threading.Thread(target=self._read, name="rank-0", daemon=True).start()
         threading.Thread(target=self._beat, name="beat", daemon=True).start()

@@ -28,7 +28,6 @@ from reprise.engine.kv_cache.prefix_cache.disk import (
     Contents,
     Header,
     PrefixFileError,
-    join_contents,
     weights_fingerprint,
 )
 from reprise.engine.kv_cache.prefix_cache.trie import TextKey
@@ -171,21 +170,6 @@ class PartFiles:
         return self._folder / name
 
 
-class ReadParts:
-    """The contents of the files of consecutive runs of tokens.
-
-    starts, ends: where each file begins and how far it is used, in tokens from the start of the prompt.
-    Making it waits for the files, and raises PrefixFileError if one cannot be read.
-    """
-
-    def __init__(self, reading: Reading, starts: Sequence[int], ends: Sequence[int]) -> None:
-        self.cut, self._state = join_contents(reading.result(), starts, ends)
-
-    def state(self) -> State:
-        """Return the state after the last file's last token."""
-        return self._state
-
-
 def _write(path: Path, header: Header, contents: Contents) -> None:
     try:
         disk.write(path, header, contents)
@@ -195,28 +179,55 @@ def _write(path: Path, header: Header, contents: Contents) -> None:
 
 EXCHANGES = ("all_gather", "all_sum", "recv", "recv_like", "send")
 
-Agree = Callable[[Exception | None], None]
-"""Says whether this rank can run what it built; returns if all can, else raises RuntimeError."""
 
+class Agreement:
+    """Finds out whether all ranks can do the present command, before any of them runs it.
 
-def no_agreement(fault: Exception | None) -> None:
-    """Raise this rank's fault, if it has one, without asking the other ranks."""
-    if fault is not None:
-        raise fault
+    exchange: tells the other ranks this rank's fault, if any, and returns another rank's in words, if any.
+    asks: whether the others are asked at all. has_failed: whether a rank cannot do the command.
+    """
+
+    def __init__(self, exchange: Callable[[Exception | None], str | None] = lambda _: None) -> None:
+        self._exchange = exchange
+        self.asks = self.has_failed = False
+
+    def begin(self, *, asks: bool) -> None:
+        """Begin a command."""
+        self.asks, self.has_failed = asks, False
+
+    def __call__(self, fault: Exception | None) -> None:
+        """Wait until every rank has built its part of the command.
+
+        fault: what building raised on this rank, if anything; it is raised again.
+        Raises RuntimeError with the fault of another rank.
+        """
+        if fault is not None:
+            if self.asks:
+                self.fail(fault)
+            raise fault
+        if self.asks and not self.has_failed and (other := self._exchange(None)) is not None:
+            self.has_failed = True
+            raise RuntimeError(other)
+
+    def fail(self, fault: Exception) -> None:
+        """Tell the other ranks once that this rank cannot do the command."""
+        if not self.has_failed:
+            self.has_failed = True
+            self._exchange(fault)
 
 
 class Shard:
     """One rank's part of a model: called as the model is, on every rank with the same commands.
 
     model: this rank's part, a module of mlx-lm.
-    agree: called between building and evaluating a forward pass, with the exception of building it, if any.
+    agree: called between building and evaluating a forward pass.
     place: how the model is split, in words.
     files: the prefix files of a rank other than rank 0; None if it has none.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.agree: Agree = no_agreement
+        self.agree = Agreement()
         self.place = ""
         self.files: PartFiles | None = None
 

@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import hmac
 import logging
 import os
 import signal
@@ -17,8 +18,7 @@ import mlx.core as mx
 from mlx._distributed_utils import launch
 
 from reprise.config.settings import Settings
-from reprise.engine.distributed.leader import Leader
-from reprise.engine.distributed.mirrored_model import SharedModel
+from reprise.engine.distributed.leader import Leader, SharedModel
 from reprise.engine.distributed.model_parts import PartFacts, find_room, load_part
 from reprise.engine.distributed.ranks import (
     Peers,
@@ -26,9 +26,7 @@ from reprise.engine.distributed.ranks import (
     RanksLostError,
     await_ranks,
     begin_group,
-    check_token,
     find_facts,
-    make_token,
     refuse_all,
     refuse_settings,
     share_token,
@@ -86,7 +84,6 @@ LOST_STATUS = 3
 LAST_WRITES_S = 2.0
 """Seconds in which clients can read the sentence that ends their requests, after a rank was lost."""
 
-ROUND_TRIPS = 20
 REPORT_S = 10.0
 """Seconds between two messages that say how far the other ranks have loaded."""
 
@@ -109,8 +106,6 @@ class Ranks:
         self._peers: Peers | None = None
         self._leader: Leader | None = None
         self._is_loaded = False
-        self._round_trips_s: list[float] = []
-        self._reported_at = 0.0
 
     def load(self, progress: Progress | None) -> LoadedModel:
         """Wait for the other ranks and load rank 0's part, on the engine's thread. Raises ModelError."""
@@ -121,18 +116,23 @@ class Ranks:
         for channel in channels:
             channel.send("join")
         group = begin_group(place)
-        token = share_token(make_token())
+        token = share_token(is_ours=True)
         for rank, channel in enumerate(channels, 1):
-            if not check_token(channel.receive(), token):
+            said = channel.receive()
+            if not (isinstance(said, str) and hmac.compare_digest(said, token)):
                 reason = f"what says it is {place.name(rank)} is not the process that is in MLX's group"
                 refuse_all(channels, reason)
                 raise ModelError(reason)
         peers = self._peers = Peers(place, channels, settings.stall_seconds)
         peers.on_loss = self._lose
         peers.start()
+
+        def show_share(ours: float) -> None:
+            show((ours + sum(peers.shares)) / place.size)
+
         try:
-            loaded, ours = load_part(settings, group, lambda share: show(self._loaded_share(share)))
-            parts = [ours, *self._wait_for_parts(show)]
+            loaded, ours = load_part(settings, group, show_share)
+            parts = [ours, *_wait_for_parts(place, peers, show_share)]
             room_bytes = find_room(place, parts)
         except ModelError as fault:
             peers.refuse(str(fault))
@@ -142,12 +142,11 @@ class Ranks:
         leader = self._leader = Leader(peers)
         loaded.model = SharedModel(loaded.model, leader)
         loaded.room_bytes = room_bytes
-        self._round_trips_s = [0.0, *(self._round_trip_s(rank) for rank in range(1, place.size))]
         loaded.info = replace(
             loaded.info,
             num_layers=sum(ours.layers) if ours.layers else loaded.info.num_layers,
             fingerprint=_fingerprint(loaded.info.fingerprint, settings.split, parts),
-            ranks=tuple(self._describe(rank, part) for rank, part in enumerate(parts)),
+            ranks=tuple(_describe(place, peers, rank, part) for rank, part in enumerate(parts)),
         )
         return loaded
 
@@ -189,53 +188,6 @@ class Ranks:
             "silent_seconds": {str(rank): silent_s for rank, silent_s in enumerate(peers.silent_s(), 1)},
         }
 
-    def _loaded_share(self, ours: float) -> float:
-        assert self._peers
-        return (ours + sum(self._peers.shares)) / self._place.size
-
-    def _wait_for_parts(self, show: Progress) -> list[PartFacts]:
-        peers = self._peers
-        assert peers
-
-        def tick() -> None:
-            show(self._loaded_share(1.0))
-            if time.monotonic() - self._reported_at > REPORT_S:
-                self._reported_at = time.monotonic()
-                shares = ", ".join(
-                    f"{self._place.name(rank)} {share:.0%}" for rank, share in enumerate(peers.shares, 1)
-                )
-                log.info("loaded so far of the other parts: %s", shares)
-
-        parts = []
-        for rank, said in enumerate(peers.wait_for_parts(tick), 1):
-            if "failed" in said:
-                raise ModelError(f"{self._place.name(rank)}: {said['failed']}")
-            parts.append(PartFacts(**said))
-        return parts
-
-    def _describe(self, rank: int, part: PartFacts) -> str:
-        """Describe a rank for the banner."""
-        assert self._peers
-        if part.layers:
-            first = sum(part.layers[rank + 1 :])
-            held = f"layers {first + 1} to {first + part.layers[rank]}"
-        else:
-            held = f"a shard of 1/{self._place.size}"
-        memory = f"{part.weight_bytes / 2**20:,.1f} MiB of weights, {part.room_bytes / 2**20:,.0f} MiB left"
-        described = f"{self._place.hosts[rank]}, {part.device}: {held}, {memory}"
-        if rank == 0:
-            return described
-        return f"{described}, round trip {self._round_trips_s[rank] * 1e6:.0f} µs"
-
-    def _round_trip_s(self, rank: int) -> float:
-        assert self._peers
-        found = []
-        for _ in range(ROUND_TRIPS):
-            start = time.perf_counter()
-            self._peers.echo(rank)
-            found.append(time.perf_counter() - start)
-        return min(found)
-
     def _lose(self, reason: str) -> None:
         """End every request with the reason, then the process: the engine's thread may never return."""
         _end_within(3 * LAST_WRITES_S, LOST_STATUS)
@@ -246,6 +198,39 @@ class Ranks:
             aborting.join(LAST_WRITES_S)
             time.sleep(LAST_WRITES_S)
         leave(LOST_STATUS)
+
+
+def _wait_for_parts(place: Place, peers: Peers, show_share: Progress) -> list[PartFacts]:
+    reported_at = 0.0
+
+    def tick() -> None:
+        nonlocal reported_at
+        show_share(1.0)
+        if time.monotonic() - reported_at > REPORT_S:
+            reported_at = time.monotonic()
+            shares = ", ".join(
+                f"{place.name(rank)} {share:.0%}" for rank, share in enumerate(peers.shares, 1)
+            )
+            log.info("loaded so far of the other parts: %s", shares)
+
+    parts = []
+    for rank, said in enumerate(peers.wait_for_parts(tick), 1):
+        if "failed" in said:
+            raise ModelError(f"{place.name(rank)}: {said['failed']}")
+        parts.append(PartFacts(**said))
+    return parts
+
+
+def _describe(place: Place, peers: Peers, rank: int, part: PartFacts) -> str:
+    """Describe a rank for the banner."""
+    if part.layers:
+        first = sum(part.layers[rank + 1 :])
+        held = f"layers {first + 1} to {first + part.layers[rank]}"
+    else:
+        held = f"a shard of 1/{place.size}"
+    memory = f"{part.weight_bytes / 2**20:,.1f} MiB of weights, {part.room_bytes / 2**20:,.0f} MiB left"
+    described = f"{place.hosts[rank]}, {part.device}: {held}, {memory}"
+    return f"{described}, round trip {peers.round_trip_s(rank) * 1e6:.0f} µs" if rank else described
 
 
 def leave(status: int, reason: str | None = None) -> NoReturn:

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import hmac
 import json
 import logging
 import os
@@ -101,6 +100,7 @@ def _read_jaccl(rank: int, coordinator: str, devices: str) -> Place:
 
 
 HEADER = struct.Struct("<I")
+"""A message's length in bytes, before its JSON."""
 MAX_MESSAGE_BYTES = 64 << 20
 """A longer message is refused: no command is that long."""
 
@@ -116,12 +116,9 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """Send a message of numbers, strings, lists and dictionaries. Raises OSError."""
-        self.send_encoded(encode(message))
-
-    def send_encoded(self, data: bytes) -> None:
-        """Send a message that encode() made. Raises OSError."""
+        body = json.dumps(message, separators=(",", ":")).encode()
         with self._lock:
-            self._connection.sendall(data)
+            self._connection.sendall(HEADER.pack(len(body)) + body)
 
     def receive(self) -> Any:
         """Wait for a message. Raises EOFError if the other side is gone, OSError, or ValueError."""
@@ -145,12 +142,6 @@ class Channel:
         if len(data) < size:
             raise EOFError("the connection was closed")
         return data
-
-
-def encode(message: Any) -> bytes:
-    """Return a message as the bytes that send() writes: its length, then JSON."""
-    body = json.dumps(message, separators=(",", ":")).encode()
-    return HEADER.pack(len(body)) + body
 
 
 COMPARED = ("split", "split_layers", "kv_bits", "max_context_tokens", "trust_remote_code")
@@ -264,6 +255,7 @@ def refuse_settings(settings: Settings) -> None:
 BEAT_S = 0.5
 """Seconds between two signs of life, in both directions."""
 
+ROUND_TRIPS = 20
 Tick = Callable[[], None]
 """Called every BEAT_S seconds while something is waited for; what it raises ends the waiting."""
 
@@ -324,28 +316,29 @@ class Peers:
             self._is_lost.wait(wait_s)
         return self._reason
 
-    def echo(self, rank: int) -> None:
-        """Send a rank a message and wait for its echo, for the caller to time. Raises RanksLostError."""
-        self.channels[rank - 1].send("echo")
-        self._word(self._words[rank - 1])
+    def round_trip_s(self, rank: int) -> float:
+        """Return the least seconds that a message to a rank and its echo take. Raises RanksLostError."""
+        found = []
+        for _ in range(ROUND_TRIPS):
+            start = time.perf_counter()
+            self.channels[rank - 1].send("echo")
+            self._word(self._words[rank - 1])
+            found.append(time.perf_counter() - start)
+        return min(found)
 
     def end(self) -> None:
         """Tell all ranks that the work is over, so that they exit with 0."""
-        self._is_over.set()
-        for channel in self.channels:
-            try:
-                channel.send("end")
-            except OSError:
-                continue
+        self._end("end")
 
     def refuse(self, reason: str) -> None:
         """Tell all ranks why there will be no work, so that they exit."""
+        self._end({"refused": reason})
+
+    def _end(self, message: Any) -> None:
         self._is_over.set()
         for channel in self.channels:
-            try:
-                channel.send({"refused": reason})
-            except OSError:
-                continue
+            with contextlib.suppress(OSError):
+                channel.send(message)
 
     def lose(self, reason: str) -> None:
         """Note that a rank is lost. Only the first reason counts."""
@@ -449,8 +442,7 @@ def await_ranks(
     channels = [found[rank] for rank in sorted(found)]
     if refused is None:
         return channels
-    for channel in channels:
-        _try_send(channel, {"refused": refused})
+    refuse_all(channels, refused)
     raise ModelError(refused)
 
 
@@ -493,22 +485,14 @@ def begin_group(place: Place) -> mx.distributed.Group:
     return group
 
 
-def make_token() -> str:
-    """Return a random secret that proves membership of the group."""
-    return secrets.token_hex(TOKEN_BYTES)
+def share_token(*, is_ours: bool) -> str:
+    """Send a random secret of rank 0, which proves membership, through MLX's group to every rank; return it.
 
-
-def share_token(token: str | None) -> str:
-    """Send rank 0's token to every rank through MLX's group, and return it. token: None on other ranks."""
-    size = 2 * TOKEN_BYTES
-    ours = np.frombuffer((token or "\0" * size).encode(), np.uint8).astype(np.int32)
-    summed = np.array(mx.distributed.all_sum(mx.array(ours)))
-    return bytes(summed.astype(np.uint8)).decode()
-
-
-def check_token(said: object, token: str) -> bool:
-    """Whether the other side of a connection said the token, and so is a member of the group."""
-    return isinstance(said, str) and hmac.compare_digest(said, token)
+    is_ours: whether this is rank 0.
+    """
+    token = secrets.token_bytes(TOKEN_BYTES) if is_ours else bytes(TOKEN_BYTES)
+    summed = np.array(mx.distributed.all_sum(mx.array(np.frombuffer(token, np.uint8).astype(np.int32))))
+    return summed.astype(np.uint8).tobytes().hex()
 
 
 def _accept(server: socket.socket, deadline: float, tick: Callable[[], None]) -> Channel | None:
@@ -541,14 +525,10 @@ def _first_word(channel: Channel) -> dict[str, Any] | None:
     return None
 
 
-def _try_send(channel: Channel, message: Any) -> None:
-    try:
-        channel.send(message)
-    except OSError:
-        log.info("a rank left before it was told why")
-
-
 def refuse_all(channels: Sequence[Channel], reason: str) -> None:
     """Tell the ranks at these connections why the model will not be served."""
     for channel in channels:
-        _try_send(channel, {"refused": reason})
+        try:
+            channel.send({"refused": reason})
+        except OSError:
+            log.info("a rank left before it was told why")

@@ -47,9 +47,7 @@ def attend_before(width: int, window: int) -> mx.array:
     return (before >= 0) & (before < window)
 
 
-def attend_less_with_distance(
-    num_tokens: mx.array, width: int, num_heads: int, dtype: mx.Dtype = mx.float32
-) -> mx.array:
+def attend_less_with_distance(num_tokens: mx.array, width: int, num_heads: int, dtype: mx.Dtype) -> mx.array:
     """Return what to add to the scores, (texts, heads, width, width): minus each head's slope times distance.
 
     Source: Press et al. 2021, in both directions, with their slopes for heads that are no power of 2.
@@ -173,7 +171,7 @@ def find_design(config: Config) -> Design:
         return _modernbert(config)
     if kind == "nomic_bert":
         unbiased = (*_ATTENTION, *_GATED, "down")
-        return Design("rotary", bases=_bases(config, 1000), is_gated=True, unbiased=unbiased)
+        return Design("rotary", bases=(_base(config, 1000),) * 2, is_gated=True, unbiased=unbiased)
     if kind in GTE:
         base, scale = _ntk(config)
         return Design("rotary", bases=(base, base), position_scale=scale, is_gated=True, unbiased=_GATED)
@@ -181,7 +179,7 @@ def find_design(config: Config) -> Design:
         is_gated = config.get("feed_forward_type", "original") != "original"
         return Design("alibi", is_gated=is_gated, unbiased=_GATED if is_gated else ())
     if positions in ("rotary", "rope"):
-        return Design("rotary", bases=_bases(config, 10_000))
+        return Design("rotary", bases=(_base(config, 10_000),) * 2)
     return Design(first_position=find_first_position(config))
 
 
@@ -193,8 +191,8 @@ def _modernbert(config: Config) -> Design:
     ]
     told = config.get("rope_parameters") or {}
     bases = (
-        _base(told.get("full_attention")) or config.get("global_rope_theta") or 160_000.0,
-        _base(told.get("sliding_attention")) or config.get("local_rope_theta") or 10_000.0,
+        _named_base(told.get("full_attention")) or config.get("global_rope_theta") or 160_000.0,
+        _named_base(told.get("sliding_attention")) or config.get("local_rope_theta") or 10_000.0,
     )
     unbiased: list[str] = []
     for key, parts in (
@@ -215,14 +213,13 @@ def _modernbert(config: Config) -> Design:
     )
 
 
-def _bases(config: Config, usual: float) -> tuple[float, float]:
-    """Return the base of the rotation, twice. usual: if the configuration does not name it."""
-    told = _base(config.get("rope_parameters"))
-    base = told or config.get("rotary_emb_base") or config.get("rope_theta") or usual
-    return base, base
+def _base(config: Config, usual: float) -> float:
+    """Return the base of the rotation. usual: if the configuration does not name it."""
+    told = _named_base(config.get("rope_parameters"))
+    return told or config.get("rotary_emb_base") or config.get("rope_theta") or usual
 
 
-def _base(told: Config | None) -> float | None:
+def _named_base(told: Config | None) -> float | None:
     """Return the base that the parameters of a rotation name, if any. Raises ModelError if it is scaled."""
     if told and told.get("rope_type", "default") != "default":
         raise ModelError(f"rotations with rope_parameters {told} cannot be served here yet")
@@ -231,7 +228,7 @@ def _base(told: Config | None) -> float | None:
 
 def _ntk(config: Config) -> tuple[float, float]:
     """Return the base of gte's rotation, and by how much positions are scaled."""
-    base, _ = _bases(config, 10_000)
+    base = _base(config, 10_000)
     scaling = config.get("rope_scaling") or {}
     if not scaling:
         return base, 1

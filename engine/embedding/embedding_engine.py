@@ -49,6 +49,7 @@ class _Pass:
     num_rows, width, num_before: fed texts, tokens of the longest, and tokens before these.
     """
 
+    model: EmbeddingModel
     members: list[Member]
     head: TokenIds
     caches: Caches | None = None
@@ -61,11 +62,6 @@ class _Pass:
     width: int = 0
     num_before: int = 0
 
-    @property
-    def num_tokens(self) -> int:
-        """All tokens that are fed, padding included."""
-        return self.num_rows * self.width
-
 
 class EmbeddingWorker:
     """All requests of a model that embeds or ranks. Used by one thread only, but any may read the counts.
@@ -76,10 +72,8 @@ class EmbeddingWorker:
 
     max_stall_ms: how long a step may take while rows of other models decode.
     max_tokens: the most tokens of a pass, padding included, unless a single text has more.
-    jobs: the requests that have not ended, in the order of their arrival.
-
+    running: the requests that have not ended, in the order of their arrival.
     prefix_bytes: the most bytes of kept heads of texts; None for PREFIX_BYTES.
-
     prefixes: the heads of texts that are kept; None if the model keeps none.
     num_embedded, num_embedded_tokens: inputs whose vector or score is made, and their tokens.
     num_computed: tokens that were fed, without padding. num_progressed: grows with every part of a pass.
@@ -91,7 +85,7 @@ class EmbeddingWorker:
         self.prefixes: Prefixes | None = None
         self._prefix_bytes = PREFIX_BYTES if prefix_bytes is None else prefix_bytes
         self._max_stall_ms, self._max_tokens = max_stall_ms, max_tokens
-        self.jobs: list[Job] = []
+        self.running: list[Job] = []
         self.num_embedded = self.num_embedded_tokens = self.num_computed = 0
         self.num_progressed = self.num_passes = 0
         self.is_blocked = False
@@ -102,17 +96,13 @@ class EmbeddingWorker:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.jobs) and self.model is not None
-
-    @property
-    def running(self) -> list[Job]:
-        """The requests that have not ended."""
-        return self.jobs
+        return bool(self.running) and self.model is not None
 
     @property
     def num_waiting(self) -> int:
         """The number of inputs that still wait for their vector or score."""
-        return sum(len(job.left) for job in tuple(self.jobs)) + (len(self._pass.members) if self._pass else 0)
+        in_pass = len(self._pass.members) if self._pass else 0
+        return in_pass + sum(len(job.left) for job in tuple(self.running))
 
     def load(self, model: EmbeddingModel) -> None:
         """Take over a model that has just been loaded, and go on with the waiting requests."""
@@ -120,8 +110,8 @@ class EmbeddingWorker:
         self.prefixes = _make_prefixes(model, self._prefix_bytes)
         kept = self.prefixes.kept if self.prefixes else None
         self.memory = PassMemory(model.info.weight_bytes, model.config, kept)
-        for job in self.jobs:
-            job.head = self._find_head(job.request)
+        for job in self.running:
+            self._find_head(job)
 
     def unload(self) -> None:
         """Drop the model and the running pass; requests wait for the next load."""
@@ -130,25 +120,28 @@ class EmbeddingWorker:
 
     def submit(self, request: EmbeddingRequest, sink: EmbeddingSink) -> None:
         """Queue a request."""
-        self.jobs.append(Job.of(request, sink))
-        self.jobs[-1].head = self._find_head(request)
+        self.running.append(Job(request, sink))
+        self._find_head(self.running[-1])
+
+    def _find_head(self, job: Job) -> None:
+        job.head = self.prefixes.find_head(job.request) if self.prefixes else ()
 
     def cancel(self, request_id: str) -> None:
         """End a request. A running pass goes on with the request's inputs, unless it has no others."""
-        for job in self.jobs:
+        for job in self.running:
             if job.request.id == request_id:
                 job.end(Failed("cancelled", "the client left"))
         self.drop_ended()
 
     def drop_ended(self) -> None:
         """Forget requests that have ended, and the running pass if it has inputs of no other request."""
-        self.jobs = [job for job in self.jobs if not job.ended]
+        self.running = [job for job in self.running if not job.ended]
         if self._pass and all(member.job.ended for member in self._pass.members):
             self._leave()
 
     def end_all(self, failed: Failed) -> None:
         """End all requests with this failure."""
-        for job in self.jobs:
+        for job in self.running:
             job.end(failed)
         self.drop_ended()
 
@@ -162,7 +155,7 @@ class EmbeddingWorker:
             if self._pass is None:
                 self._begin(self.model, self.memory)
             if self._pass is not None:
-                self._advance(self.model, self._pass, limit_s)
+                self._advance(self._pass, limit_s)
                 self.num_progressed += 1
         # Weights, tokens and memory may raise anything.
         except Exception as fault:
@@ -173,7 +166,7 @@ class EmbeddingWorker:
 
     def _begin(self, model: EmbeddingModel, memory: PassMemory) -> None:
         """Choose the texts of a pass and embed their tokens, unless there is no memory now."""
-        jobs = [job for job in self.jobs if job.left]
+        jobs = [job for job in self.running if job.left]
         members = choose_members(jobs, self.num_passes, self._fits)
         head = members[0].job.head
         while not memory.take(len(members), members[0].num_tokens - len(head), len(head)):
@@ -194,37 +187,35 @@ class EmbeddingWorker:
         for job, indices in by_job(members).items():
             job.take(indices)
         # Known before anything is computed, so that a failure finds the suspects.
-        self._pass = begun = _Pass(members, head)
+        self._pass = begun = _Pass(model, members, head)
         if not self.prefixes or not head:
-            self._feed_texts(model, begun)
+            self._feed_texts(begun)
             return
         caches, num_held = self.prefixes.find(head)
         if num_held == len(head):
-            self._feed_texts(model, begun, caches)
+            self._feed_texts(begun, caches)
         else:
             begun.caches = begun.before = caches
-            self._feed(model, begun, [EmbeddingInput(head[num_held:])], num_held)
+            self._feed(begun, [EmbeddingInput(head[num_held:])], num_held)
 
-    def _feed_texts(self, model: EmbeddingModel, begun: _Pass, caches: Sequence[Any] = ()) -> None:
+    def _feed_texts(self, begun: _Pass, caches: Sequence[Any] = ()) -> None:
         """Embed the tokens of texts that come after their head. caches: of the head, computed."""
         num_head = len(begun.head)
         begun.caches, begun.before = None, [Before(cache) for cache in caches]
-        self._feed(model, begun, [member.input.after(num_head) for member in begun.members], num_head)
+        self._feed(begun, [member.input.after(num_head) for member in begun.members], num_head)
 
-    def _feed(
-        self, model: EmbeddingModel, begun: _Pass, inputs: Sequence[EmbeddingInput], num_before: int
-    ) -> None:
+    def _feed(self, begun: _Pass, inputs: Sequence[EmbeddingInput], num_before: int) -> None:
         """Embed tokens of the rows of a pass. inputs: the first one has most tokens."""
         width = len(inputs[0].tokens)
         tokens, types = np.zeros((2, len(inputs), width), np.int32)
         for row, one in enumerate(inputs):
             tokens[row, : len(one.tokens)] = one.tokens
             if (second := one.first_of_second) is not None:
-                assert model.info.embedding
-                types[row, second:] = model.info.embedding.second_type
+                assert begun.model.info.embedding
+                types[row, second:] = begun.model.info.embedding.second_type
         lengths = mx.array([len(one.tokens) for one in inputs])
         begun.num_rows, begun.width, begun.num_before, begun.num_layers = len(inputs), width, num_before, 0
-        begun.hidden, begun.mask = model.body.begin(mx.array(tokens), mx.array(types), lengths)
+        begun.hidden, begun.mask = begun.model.body.begin(mx.array(tokens), mx.array(types), lengths)
         self.num_computed += sum(len(one.tokens) for one in inputs)
 
     def _fits(self, num_texts: int, width: int) -> bool:
@@ -239,29 +230,29 @@ class EmbeddingWorker:
         """
         return self._costs.seconds(num_tokens, seen - num_tokens // 2)
 
-    def _advance(self, model: EmbeddingModel, running: _Pass, limit_s: float) -> None:
+    def _advance(self, running: _Pass, limit_s: float) -> None:
         seen = running.num_before + running.width
         least = -(-MIN_TOKENS // running.num_rows)
         fitting = count_fitting(lambda n: self._layer_s(n * running.num_rows, seen), running.width, limit_s)
         if running.cut or max(least, fitting) < running.width:
-            self._advance_in_layer(model, running, max(least, fitting), seen)
+            self._advance_in_layer(running, max(least, fitting), seen)
         else:
-            self._advance_layers(model, running, limit_s, seen)
-        if running.num_layers < len(model.body.layers):
+            self._advance_layers(running, limit_s, seen)
+        if running.num_layers < len(running.model.body.layers):
             return
         if running.caches is None:
-            self._finish(model, running, model.body.end(running.hidden))
+            self._finish(running, running.model.body.end(running.hidden))
         else:
             assert self.prefixes
             self.prefixes.keep(running.head, running.caches)
-            self._feed_texts(model, running, running.caches)
+            self._feed_texts(running, running.caches)
 
-    def _advance_in_layer(self, model: EmbeddingModel, running: _Pass, most: int, seen: int) -> None:
+    def _advance_in_layer(self, running: _Pass, most: int, seen: int) -> None:
         """Compute a layer for up to `most` tokens of each text. seen: tokens that each attends to."""
         start, index = time.perf_counter(), running.num_layers
         if running.cut is None:
             before, grows = running.before[index] if running.before else None, running.caches is not None
-            layer = model.body.layers[index]
+            layer = running.model.body.layers[index]
             running.cut = CutLayer(layer, running.hidden, running.mask, before, grows=grows)
         arrays, num_tokens = running.cut.advance(most)
         mx.eval(arrays)
@@ -271,9 +262,9 @@ class EmbeddingWorker:
         if (states := running.cut.states) is not None:
             running.hidden, running.num_layers, running.cut = states, index + 1, None
 
-    def _advance_layers(self, model: EmbeddingModel, running: _Pass, limit_s: float, seen: int) -> None:
+    def _advance_layers(self, running: _Pass, limit_s: float, seen: int) -> None:
         """Compute as many whole layers as fit into the time, at least one."""
-        layers, num_tokens = model.body.layers, running.num_tokens
+        layers, num_tokens = running.model.body.layers, running.num_rows * running.width
         num_fitting = int(limit_s / max(1e-9, self._layer_s(num_tokens, seen)))
         until = min(len(layers), running.num_layers + max(1, num_fitting))
         num_layers = until - running.num_layers
@@ -285,11 +276,11 @@ class EmbeddingWorker:
         self._costs.observe(num_tokens, seen - num_tokens // 2, taken_s / num_layers)
         running.hidden, running.num_layers = hidden, until
 
-    def _finish(self, model: EmbeddingModel, done: _Pass, hidden: mx.array) -> None:
+    def _finish(self, done: _Pass, hidden: mx.array) -> None:
         """Make the vectors of a pass, and end the requests that are complete. hidden: of the last layer."""
         num_head = len(done.head)
         made = [
-            model.finish(
+            done.model.finish(
                 hidden[row, : member.num_tokens - num_head],
                 max(0, member.input.first_pooled - num_head),
                 member.job.request.dimensions,
@@ -302,18 +293,14 @@ class EmbeddingWorker:
             self.num_embedded += 1
             self.num_embedded_tokens += member.num_tokens
         self._leave()
-        for job in dict.fromkeys(member.job for member in done.members):
+        for job in by_job(done.members):
             if len(job.vectors) == len(job.request.inputs):
                 job.finish()
         self.drop_ended()
 
-    def _find_head(self, request: EmbeddingRequest) -> TokenIds:
-        return self.prefixes.find_head(request) if self.prefixes else ()
-
     def _fail(self, fault: Exception) -> None:
         """End the request whose pass failed; of several, each is tried again by itself."""
-        suspects = [member.job for member in self._pass.members] if self._pass else self.jobs[:1]
-        suspects = list(dict.fromkeys(suspects))
+        suspects = list(by_job(self._pass.members)) if self._pass else self.running[:1]
         self._put_back()
         for job in suspects:
             if len(suspects) == 1:
@@ -338,7 +325,7 @@ class EmbeddingWorker:
 def _make_prefixes(model: EmbeddingModel, num_bytes: int) -> Prefixes | None:
     """Return what keeps heads of texts, if the model's tokens do not depend on later ones."""
     make, embedding = getattr(model.body, "make_caches", None), model.info.embedding
-    if not num_bytes or embedding is None or make is None or make() is None:
+    if not num_bytes or embedding is None or make is None:
         return None
     return Prefixes(make, num_bytes, pools_last=embedding.recipe.pooling == "last")
 

@@ -1,4 +1,4 @@
-"""BERT and those that followed it (see design.py) in MLX: one encoder, and the names of its weights.
+"""BERT and those that followed it (see architecture.py) in MLX: one encoder, and the names of its weights.
 
 token, type and position embeddings -> norm -> layers: attention, feed forward -> states
 """
@@ -28,7 +28,7 @@ from reprise.engine.embedding.architecture import (
 )
 from reprise.engine.interface.embeddings import EmbeddingInfo, Recipe
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.kv_cache.per_row import Caches, make_caches
+from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.model.files.model_folder import GEMMA
 from reprise.engine.text.tokenizer import Tokenizer
 
@@ -120,7 +120,8 @@ Answers = tuple[int, int]
 class Decoder:
     """The body of a model that decodes, as a model that embeds or ranks.
 
-    layers: functions of the states and the masks, one per layer.
+    layers: functions of the states and the masks, one per layer. end: the norm of the states after them.
+    make_caches: makes empty caches for heads of texts; None if tokens see later tokens, or only a window.
     max_tokens: the longest text; None if nothing limits it.
     answers: the ids of the tokens yes and no, for a model that ranks; else None.
     """
@@ -131,19 +132,16 @@ class Decoder:
         body, is_gemma = model.model, config.get("model_type") == GEMMA
         is_local, window = find_local(config), int(config.get("sliding_window") or 0)
         self.layers = [_masked(*pair) for pair in zip(body.layers, is_local, strict=True)]
-        self._embed, self._norm = body.embed_tokens, body.norm
+        self._embed, self.end = body.embed_tokens, body.norm
         self._scale = config["hidden_size"] ** 0.5 if is_gemma else 1
         sees_all = config.get("use_bidirectional_attention", is_gemma)
         self._is_causal = config.get("is_causal", not sees_all)
         # e5-mistral has a window as long as its longest text.
         holds_all = self._is_causal and max_tokens is not None and max_tokens <= window
         self._window = window if any(is_local) and not holds_all else 0
-        self._make_caches = partial(make_caches, model)
+        can_continue = self._is_causal and not self._window
+        self.make_caches = partial(make_caches, model) if can_continue else None
         self._yes_not_no = _difference(model, answers) if answers else None
-
-    def make_caches(self) -> Caches | None:
-        """Return empty caches for heads of texts; None if tokens see later tokens, or only a window."""
-        return self._make_caches() if self._is_causal and not self._window else None
 
     def begin(self, tokens: mx.array, _: mx.array, num_tokens: mx.array) -> tuple[mx.array, Masks]:
         """Return the states before the first layer, and the masks. See Encoder.begin()."""
@@ -156,11 +154,6 @@ class Decoder:
             return hidden, Masks(whole, attend_before(width, self._window))
         # What is called a window of both directions has half of it on either side.
         return hidden, Masks(whole, attend_near(num_tokens, width, self._window // 2))
-
-    def end(self, hidden: mx.array) -> mx.array:
-        """Return the states after the last layer and the norm."""
-        states: mx.array = self._norm(hidden)
-        return states
 
     def rate(self, states: mx.array) -> mx.array:
         """Return the score of a pair, (1,): the logit of yes as the next token, less that of no.

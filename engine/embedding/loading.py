@@ -1,13 +1,13 @@
 """Load a model that embeds texts or ranks documents, on the thread that owns MLX."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
-from mlx.utils import tree_flatten
 
 from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
@@ -21,7 +21,7 @@ from reprise.engine.embedding.encoder import (
     find_answers,
     rename,
 )
-from reprise.engine.embedding.passes import VectorMaker, load_dense, read_weights
+from reprise.engine.embedding.passes import Stage, load_dense, make_vector
 from reprise.engine.interface.embeddings import EmbeddingInfo, Recipe
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import ModelInfo, Progress
@@ -35,31 +35,33 @@ from reprise.engine.model.files.model_folder import (
     find_purpose,
     read_recipe,
 )
-from reprise.engine.model.loading import LoadedModel, describe, load_model, load_tokenizer
-from reprise.engine.text.encoding import copy_backend
+from reprise.engine.model.loading import LoadedModel, describe, load_model, load_tokenizer, read_all
+from reprise.engine.text.encoding import copy_backend, find_ids
 from reprise.engine.text.tokenizer import Tokenizer
+from reprise.engine.vision.weights import Weights, read_arrays
 
 _Loaded = tuple[Encoder | Decoder, Config, Tokenizer, ModelInfo]
 
 
 @dataclass
 class EmbeddingModel:
-    """A loaded model that embeds or ranks. maker: makes vectors of its states."""
+    """A loaded model that embeds or ranks. recipe, dense: make vectors of its states; see make_vector()."""
 
     body: Encoder | Decoder
     config: Config
-    maker: VectorMaker
+    recipe: Recipe
+    dense: Sequence[Stage]
     tokenizer: Tokenizer
     info: ModelInfo
 
-    def finish(self, states: mx.array, first_pooled: int, dimensions: int | None) -> mx.array:
-        """Return the vector of a text, see VectorMaker.make(), or the score of a pair, (1,) in [0, 1].
+    def finish(self, states: mx.array, first_pooled: int = 0, dimensions: int | None = None) -> mx.array:
+        """Return the vector of a text, see make_vector(), or the score of a pair, (1,) in [0, 1].
 
         states: (tokens, size) after the last layer.
         """
         if self.info.purpose == "rerank":
             return mx.sigmoid(self.body.rate(states).astype(mx.float32))
-        return self.maker.make(states, first_pooled, dimensions)
+        return make_vector(self.recipe, self.dense, states, first_pooled, dimensions)
 
 
 def load_embedding_model(settings: Settings, name: str, progress: Progress | None = None) -> EmbeddingModel:
@@ -79,11 +81,12 @@ def load_embedding_model(settings: Settings, name: str, progress: Progress | Non
             answers = find_answers(tokenizer, recipe.answers) if ranks else None
             body = Decoder(loaded.model, config, find_longest(config, recipe), answers)
             info = replace(loaded.info, purpose="rerank" if ranks else "embed")
-        maker = VectorMaker(recipe, load_dense(recipe.dense, config["hidden_size"]))
-        if isinstance(body, Decoder) and info.purpose == "rerank":
+        dense, num_dimensions = load_dense(recipe.dense, config["hidden_size"])
+        ranks = info.purpose == "rerank"
+        if isinstance(body, Decoder) and ranks:
             embedding = describe_judge(tokenizer)
         else:
-            embedding = _describe(recipe, config, maker, tokenizer, ranks=info.purpose == "rerank")
+            embedding = _describe(recipe, config, 1 if ranks else num_dimensions, tokenizer, ranks=ranks)
     # Weights may raise anything.
     except Exception as fault:
         raise ModelError(f"cannot load the model {settings.model_source}: {fault}") from fault
@@ -92,7 +95,7 @@ def load_embedding_model(settings: Settings, name: str, progress: Progress | Non
     limits = find_longest(config, recipe), settings.max_context_tokens
     longest = min([limit for limit in limits if limit], default=info.context_tokens)
     info = replace(info, context_tokens=longest, embedding=embedding)
-    return EmbeddingModel(body, config, maker, tokenizer, info)
+    return EmbeddingModel(body, config, recipe, dense, tokenizer, info)
 
 
 def _load_encoder(folder: Path, given: Config, name: str, progress: Progress | None) -> _Loaded:
@@ -126,48 +129,35 @@ def _load_weights(encoder: Encoder, folder: Path, config: Config, progress: Prog
     # Eight bits of fraction are too few for BERT: cosines differ in the fourth digit.
     exact = {
         name: array.astype(mx.float32) if array.dtype == mx.bfloat16 else array
-        for name, array in rename(read_weights(folder)).items()
+        for name, array in rename(read_arrays(folder)).items()
     }
-    if quantization := config.get("quantization"):
+    if config.get("quantization"):
 
-        def find_sizes(path: str, part: Any) -> dict[str, Any] | bool:
-            # The configuration names exceptions by the checkpoint's names; the sizes say the same.
-            if (scales := exact.get(f"{path}.scales")) is None:
+        def find_packing(path: str, part: Any) -> dict[str, Any] | bool:
+            if f"{path}.scales" not in exact:
                 return False
-            size = part.weight.shape[-1]
-            bits = 32 * exact[f"{path}.weight"].shape[-1] // size
-            mode = quantization.get("mode", "affine")
-            return {"group_size": size // scales.shape[-1], "bits": bits, "mode": mode}
+            size, bits, mode = Weights(exact).packing(path, part.weight.shape[-1])
+            return {"group_size": size, "bits": bits, "mode": mode}
 
-        quantize(encoder, class_predicate=find_sizes)
+        quantize(encoder, class_predicate=find_packing)
     encoder.load_weights(list(exact.items()))
     encoder.eval()
-    flat: Any = tree_flatten(encoder.parameters())
-    total, done = sum(array.nbytes for _, array in flat), 0
-    for _, array in flat:
-        mx.eval(array)
-        done += array.nbytes
-        if progress:
-            progress(done / total)
+    read_all(encoder, progress)
 
 
 def _describe(
-    recipe: Recipe, config: Config, maker: VectorMaker, tokenizer: Tokenizer, *, ranks: bool
+    recipe: Recipe, config: Config, dimensions: int, tokenizer: Tokenizer, *, ranks: bool
 ) -> EmbeddingInfo:
     """Describe how vectors are made, and find the special tokens around texts and pairs."""
-    dimensions = 1 if ranks else maker.make(mx.zeros((1, config["hidden_size"]))).size
     sample = tokenizer.encode_answer("a")
     pair = copy_backend(tokenizer.backend).encode("a", "a")
     first = _find(pair.ids, sample, 0)
     second = _find(pair.ids, sample, first + len(sample))
     alone = tokenizer.encode("a")
     at = _find(alone, sample, 0)
-    around = (
-        (pair.ids[:first], pair.ids[second + len(sample) :])
-        if ranks
-        else (alone[:at], alone[at + len(sample) :])
-    )
-    before, after = around
+    before, after = alone[:at], alone[at + len(sample) :]
+    if ranks:
+        before, after = pair.ids[:first], pair.ids[second + len(sample) :]
     if recipe.pooling == "last" and not after:
         # It was trained to say there what the text means.
         ends = config.get("eos_token_id")
@@ -183,8 +173,6 @@ def _describe(
 
 
 def _find(ids: list[int], part: list[int], start: int) -> int:
-    """Return where a part begins in token ids, from start on. Raises ModelError if it is not there."""
-    for at in range(start, len(ids) - len(part) + 1):
-        if ids[at : at + len(part)] == part:
-            return at
-    raise ModelError("its tokenizer encodes a text differently beside another")
+    if (at := find_ids(ids, part, start)) is None:
+        raise ModelError("its tokenizer encodes a text differently beside another")
+    return at

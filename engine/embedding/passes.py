@@ -1,11 +1,9 @@
 """Choose texts of about the same length for a pass, such that no short request waits for long ones."""
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -27,6 +25,7 @@ from reprise.engine.kv_cache.buffers import cut_slice
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.memory.budget import SharedMemory
+from reprise.engine.vision.weights import Activation, Weights, read_arrays
 
 NUMBER_BYTES = 4
 NUM_HIDDEN, NUM_INNER, NUM_SCORES, NUM_COPIES = 16, 4, 4, 4
@@ -183,7 +182,7 @@ class Before:
         ]
 
 
-ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+ACTIVATIONS: dict[str, Activation] = {
     "Identity": lambda states: states,
     "Tanh": mx.tanh,
     "GELU": gelu,
@@ -195,76 +194,60 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 MIN_NORM = 1e-12
 """Norm by which a shorter vector is divided, as torch does."""
 
-Stage = Callable[[mx.array], mx.array]
+Stage = Activation
+"""What a dense layer does."""
 
 
-class VectorMaker:
-    """Makes vectors by a recipe. dense: its dense layers, as load_dense() returns them."""
+def make_vector(
+    recipe: Recipe, dense: Sequence[Stage], states: mx.array, first_pooled: int, dimensions: int | None
+) -> mx.array:
+    """Return the vector of a text by a recipe, (dimensions,) float32.
 
-    def __init__(self, recipe: Recipe, dense: Sequence[Stage] = ()) -> None:
-        self._recipe, self._dense = recipe, dense
-
-    def make(self, states: mx.array, first_pooled: int = 0, dimensions: int | None = None) -> mx.array:
-        """Return the vector of a text, (dimensions,) float32.
-
-        states: (tokens, size) after the last layer. first_pooled: index of the first token that is pooled.
-        dimensions: how many numbers of the vector to keep; None for all.
-        """
-        vector = self._pool(states.astype(mx.float32), first_pooled)
-        for stage in self._dense:
-            vector = stage(vector[None])[0]
-        vector = vector[:dimensions]
-        if self._recipe.normalizes:
-            vector = vector / mx.maximum(mx.sqrt(vector.square().sum()), MIN_NORM)
-        return vector
-
-    def _pool(self, states: mx.array, first: int) -> mx.array:
-        match self._recipe.pooling:
-            case "cls":
-                return states[0]
-            case "last":
-                return states[-1]
-            case "max":
-                return states[first:].max(axis=0)
-            case "mean":
-                return states[first:].mean(axis=0)
+    dense: see load_dense(). states: (tokens, size) after the last layer. first_pooled: index of the first
+        token that is pooled. dimensions: how many numbers of the vector to keep; None for all.
+    """
+    states = states.astype(mx.float32)
+    match recipe.pooling:
+        case "cls":
+            vector = states[0]
+        case "last":
+            vector = states[-1]
+        case "max":
+            vector = states[first_pooled:].max(axis=0)
+        case "mean":
+            vector = states[first_pooled:].mean(axis=0)
+    for stage in dense:
+        vector = stage(vector[None])[0]
+    vector = vector[:dimensions]
+    if recipe.normalizes:
+        vector = vector / mx.maximum(mx.sqrt(vector.square().sum()), MIN_NORM)
+    return vector
 
 
-def load_dense(layers: Sequence[Dense], size: int) -> list[Stage]:
-    """Load the dense layers after pooling. size: that of the pooled states. Raises ModelError."""
+def load_dense(layers: Sequence[Dense], size: int) -> tuple[list[Stage], int]:
+    """Load the dense layers after pooling; return them, and the size of what they make.
+
+    size: that of the pooled states. Raises ModelError.
+    """
     stages = []
     for layer in layers:
         stage, size = _load_layer(layer, size)
         stages.append(stage)
-    return stages
+    return stages, size
 
 
 def _load_layer(layer: Dense, size: int) -> tuple[Stage, int]:
     """Return what a layer does, and the size of its result. size: of what it takes."""
     if layer.activation not in ACTIVATIONS:
         raise ModelError(f"{layer.folder} has the activation {layer.activation}, which is not known here")
-    loaded = read_weights(layer.folder)
-    if (weight := loaded.get(f"{layer.name}.weight")) is None:
+    loaded = Weights(read_arrays(layer.folder))
+    if f"{layer.name}.weight" not in loaded.arrays:
         raise ModelError(f"{layer.folder} has no weights {layer.name}, which follow its pooling")
-    if (scales := loaded.get(f"{layer.name}.scales")) is not None:
-        group_size, bits = size // scales.shape[-1], 32 * weight.shape[-1] // size
-        biases = loaded.get(f"{layer.name}.biases")
-        weight = mx.dequantize(weight, scales, biases, group_size=group_size, bits=bits)
-    weight = weight.astype(mx.float32)
+    weight = loaded.table(layer.name, size).astype(mx.float32)
     bias = loaded[f"{layer.name}.bias"].astype(mx.float32) if layer.has_bias else mx.zeros(len(weight))
     activation = ACTIVATIONS[layer.activation]
     mx.eval(weight, bias)
     return lambda states: activation(mx.addmm(bias, states, weight.T)), len(weight)
-
-
-def read_weights(folder: Path) -> dict[str, mx.array]:
-    """Return the weights in a folder by their names; MLX reads each when it is first used."""
-    found: dict[str, mx.array] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        loaded = mx.load(str(file))
-        assert isinstance(loaded, dict)
-        found |= loaded
-    return found
 
 
 SHARE = 4
@@ -287,40 +270,30 @@ class Job:
 
     request: EmbeddingRequest
     sink: EmbeddingSink
-    left: list[int] = field(default_factory=list)
-    num_left: int = 0
+    left: list[int] = field(default_factory=list, init=False)
+    num_left: int = field(default=0, init=False)
     head: TokenIds = ()
     vectors: dict[int, bytes] = field(default_factory=dict)
     is_alone: bool = False
     ended: bool = False
 
-    @classmethod
-    def of(cls, request: EmbeddingRequest, sink: EmbeddingSink) -> "Job":
-        """Make the job of a request."""
-        job = cls(request, sink)
-        job.put_back(range(len(request.inputs)))
-        return job
+    def __post_init__(self) -> None:
+        self.put_back(range(len(self.request.inputs)))
 
     def take(self, indices: Collection[int]) -> None:
         """Remove inputs, by index, from those that are left: a pass computes them now."""
         self.left = [index for index in self.left if index not in indices]
-        self.num_left -= self._count(indices)
+        self.num_left -= sum(map(self.num_tokens, indices))
 
     def put_back(self, indices: Iterable[int]) -> None:
         """Add inputs, by index, to those that are left."""
         self.left += indices
-        self.left.sort(key=self._rank)
-        self.num_left = self._count(self.left)
+        self.left.sort(key=self.num_tokens, reverse=True)
+        self.num_left = sum(map(self.num_tokens, self.left))
 
-    def first_up_to(self, num_tokens: int) -> int:
-        """Return the first place in left whose input has at most num_tokens; so do all inputs after it."""
-        return bisect_left(self.left, -num_tokens, key=self._rank)
-
-    def _rank(self, index: int) -> int:
-        return -len(self.request.inputs[index].tokens)
-
-    def _count(self, indices: Iterable[int]) -> int:
-        return -sum(map(self._rank, indices))
+    def num_tokens(self, index: int) -> int:
+        """Return the number of an input's tokens."""
+        return len(self.request.inputs[index].tokens)
 
     def end(self, event: Embedded | Failed) -> None:
         """Send the request its terminal event, unless it has had one."""
@@ -348,7 +321,7 @@ class Member:
     @property
     def num_tokens(self) -> int:
         """The number of the input's tokens."""
-        return len(self.input.tokens)
+        return self.job.num_tokens(self.index)
 
 
 def by_job(members: Iterable[Member]) -> dict[Job, set[int]]:
@@ -396,8 +369,9 @@ def _alike(jobs: Iterable[Job], longest: int, num_head: int) -> Iterable[Member]
     num_head: leading tokens that are computed before.
     """
     for job in jobs:
-        for index in job.left[job.first_up_to(longest) :]:
-            padding = longest - len(job.request.inputs[index].tokens)
+        for index in job.left:
+            padding = longest - job.num_tokens(index)
             if padding * MAX_PADDING >= longest - num_head:
                 break
-            yield Member(job, index)
+            if padding >= 0:
+                yield Member(job, index)

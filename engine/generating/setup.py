@@ -205,7 +205,7 @@ def _limit_sight(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> N
         most = max(vision.min_tokens, min(vision.max_tokens, settings.max_image_tokens))
         loaded.info = replace(loaded.info, vision=replace(vision, max_tokens=most))
     # Their places have three axes, which only rows that share a forward pass keep.
-    if loaded.sight and loaded.sight.language.has_axes and not sharing:
+    if loaded.sight and loaded.sight.has_axes and not sharing:
         log.warning("%s sees no images: its rows share no forward pass", loaded.info.name)
         loaded.sight, loaded.info = None, replace(loaded.info, vision=None)
 

@@ -246,14 +246,7 @@ def load_model(
         raise ModelError(f"--mask-token-id is for WeDLM models; {source} is a {config.get('model_type')}")
     if split:
         split(model)
-    weights = _arrays(model)
-    total = sum(array.nbytes for array in weights)
-    done = 0
-    for array in weights:
-        mx.eval(array)
-        done += array.nbytes
-        if progress:
-            progress(done / total)
+    read_all(model, progress)
     model.eval()
     try:
         # From the logits, since the configuration may differ; reading their shape computes nothing.
@@ -363,6 +356,17 @@ def _main_dtype(weights: list[mx.array]) -> str:
 def _arrays(model: Any) -> list[mx.array]:
     flat: Any = tree_flatten(model.parameters())
     return [array for _, array in flat]
+
+
+def read_all(model: Any, progress: Progress | None) -> None:
+    """Read a model's weights array by array."""
+    weights, done = _arrays(model), 0
+    total = sum(array.nbytes for array in weights)
+    for array in weights:
+        mx.eval(array)
+        done += array.nbytes
+        if progress:
+            progress(done / total)
 
 
 def _default_context_tokens(model: Any, name: str) -> int:

@@ -35,11 +35,9 @@ class StopMatcher:
             _, at, self.matched = min(matches)
             self.held = ""
             return text[:at]
-        longest = max(map(len, self.stops)) - 1
-        start = next(
-            (at for at in range(max(0, len(text) - longest), len(text)) if self._could_begin(text[at:])),
-            len(text),
-        )
+        start = max(0, len(text) - max(map(len, self.stops)) + 1)
+        while not any(stop.startswith(text[start:]) for stop in self.stops):
+            start += 1
         self.held = text[start:]
         return text[:start]
 
@@ -47,9 +45,6 @@ class StopMatcher:
         """Return the text held back, after the last feed()."""
         text, self.held = self.held, ""
         return text
-
-    def _could_begin(self, text: str) -> bool:
-        return any(stop.startswith(text) for stop in self.stops)
 
 
 class Detokenizer:

@@ -8,6 +8,7 @@ import json
 import re
 import threading
 from bisect import bisect_left
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,12 @@ NO_BOUNDARIES = re.compile(rb"(?!)")
 
 _CROSSES_SPACE = re.compile(rb"[^ \t\r\n] (?![ \t\r\n])")
 _CROSSES_LINE = re.compile(rb"\n[^ \t\r\n]")
+
+
+def find_ids(ids: Sequence[int], part: Sequence[int], start: int = 0) -> int | None:
+    """Return where a part begins in token ids, from start on; None if it is not there."""
+    places = range(start, len(ids) - len(part) + 1)
+    return next((at for at in places if ids[at : at + len(part)] == part), None)
 
 
 def token_ends(ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:
@@ -61,14 +68,10 @@ def find_complete_end(data: bytes) -> int:
 
     Invalid bytes that no later byte can complete are kept.
     """
-    for back in range(1, min(3, len(data)) + 1):
-        if data[-back] & 0xC0 != 0x80:
-            try:
-                data[-back:].decode()
-            except UnicodeDecodeError as fault:
-                return len(data) - back if fault.reason == "unexpected end of data" else len(data)
-            break
-    return len(data)
+    decoder = getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(data[-3:])
+    waiting, _ = decoder.getstate()
+    return len(data) - len(waiting)
 
 
 def is_character_boundary(text: bytes, at: int) -> bool:
@@ -138,7 +141,7 @@ class Slicing:
     borders: re.Pattern[str]
     drops: bool = False
 
-    def slices(self, text: str, num_characters: int = SLICE_CHARACTERS) -> Iterator[str]:
+    def slices(self, text: str, num_characters: int) -> Iterator[str]:
         """Yield the slices of a text, of at most num_characters if it has borders.
 
         Raises UnbrokenTextError if a slice would have more than MAX_UNBROKEN characters.
@@ -191,12 +194,15 @@ def find_slicing(backend: Backend, encode: Encode) -> Slicing | None:
         for name, (_, crossing) in _KINDS.items()
         if not any(map(re.compile(crossing).search, texts)) and _separates(backend, config, name)
     ]
-    for drops, names in ((False, kinds), (True, [one for one in kinds if one == "space"])):
-        if drops:
-            names = [one for one in names if one == "space"]
-        kept = [name for name in names if _holds(Slicing(re.compile(_KINDS[name][0]), drops), encode, name)]
+    for drops in (False, True):
+        kept = [
+            _KINDS[name][0]
+            for name in kinds
+            if (name == "space" or not drops)
+            and _holds(Slicing(re.compile(_KINDS[name][0]), drops), encode, name)
+        ]
         if kept:
-            return Slicing(re.compile("|".join(_KINDS[name][0] for name in kept)), drops)
+            return Slicing(re.compile("|".join(kept)), drops)
     return None
 
 
@@ -325,9 +331,7 @@ class TextEncoder:
         """How texts are cut; None if they are not."""
         (plain,) = self._plain.encode_batch_fast(["a"], add_special_tokens=False)
         (whole,) = self._plain.encode_batch_fast(["a"], add_special_tokens=True)
-        at = next(
-            (at for at in range(len(whole.ids)) if whole.ids[at : at + len(plain.ids)] == plain.ids), None
-        )
+        at = find_ids(whole.ids, plain.ids)
         if at is None or not plain.ids:
             return None
         self._around = tuple(whole.ids[:at]), tuple(whole.ids[at + len(plain.ids) :])

@@ -28,7 +28,7 @@ class Markers:
     call_end: None, even if call_start is set, where a tool call extends to the end of the answer.
     separators: markers around content that are not part of it.
     inner: special tokens that the format of tool calls uses between the markers.
-    call_format: mlx-lm's name for the format of tool calls, such as json_tools, or one of call_formats.py.
+    call_format: mlx-lm's name for the format of tool calls, such as json_tools, or one of tokenizer.py.
     call_gap: whitespace that the chat template writes between content and a call after it.
     is_generic: the chat template has no tools, or no known format of calls, so that they are described in the
         system text (templates/fit.py).

@@ -9,10 +9,11 @@ import logging
 import os
 import re
 import zlib
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from tokenizers import Tokenizer as Backend
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from reprise.config.atomic_files import remove_oldest, write_in_folder
 from reprise.engine.text.tokenizer_reading import describe_backend
@@ -128,18 +130,9 @@ def read_decoders(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [decoder]
 
 
-def make_byte_level() -> dict[str, int]:
-    """Return character -> byte for byte-level vocabularies. Source: GPT-2's `bytes_to_unicode`."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    return table | {chr(256 + at): byte for at, byte in enumerate(others)}
-
-
-BYTE_LEVEL = make_byte_level()
-
 # Latin-1 has one character for each byte. Characters that stand for no byte become one that it lacks.
-_TO_LATIN_1 = dict.fromkeys(range(256), 0xFFFD) | {ord(key): byte for key, byte in BYTE_LEVEL.items()}
+_TO_LATIN_1 = dict.fromkeys(range(256), 0xFFFD)
+_TO_LATIN_1 |= {ord(character): byte for byte, character in bytes_to_unicode().items()}
 
 
 log = logging.getLogger("reprise.engine")
@@ -155,19 +148,20 @@ MAX_KEPT = 8
 """Files to keep: those used last. One takes a few megabytes."""
 
 
+@dataclass(frozen=True)
 class Pieces(Sequence[bytes]):
     """The bytes of every token, cut out of one string when asked for.
 
-    blob: the bytes of all tokens, joined. ends: (tokens,) the offset in blob at which each token ends.
+    blob: the bytes of all tokens, joined. ends: the offset in blob at which each token ends, of type "q".
     """
 
-    def __init__(self, blob: bytes, ends: NDArray[np.int64]) -> None:
-        self.blob, self.ends = blob, ends
+    blob: bytes
+    ends: "array[int]"
 
     @classmethod
     def of(cls, pieces: Sequence[bytes]) -> "Pieces":
         """Make it from a list of the bytes of each token."""
-        return cls(b"".join(pieces), np.cumsum([len(piece) for piece in pieces], dtype=np.int64))
+        return cls(b"".join(pieces), array("q", accumulate(map(len, pieces))))
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -180,12 +174,7 @@ class Pieces(Sequence[bytes]):
 
     def cut(self) -> list[bytes]:
         """Return the bytes of all tokens as a list, which takes long."""
-        return [self.blob[start:end] for start, end in pairwise([0, *self.ends.tolist()])]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Pieces) and self.cut() == other.cut()
-
-    __hash__ = None  # type: ignore[assignment]
+        return [self.blob[start:end] for start, end in pairwise([0, *self.ends])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +250,7 @@ def make_table(backend: Backend, text: str) -> TokenTable:
 def _write(path: Path, table: TokenTable) -> None:
     arrays: Arrays = {
         "bytes": np.frombuffer(table.pieces.blob, np.uint8),
-        "ends": table.pieces.ends,
+        "ends": np.array(table.pieces.ends),
         "byte_fallback_ids": np.array(sorted(table.byte_fallback_ids), np.int64),
         "line_ends": np.array(sorted(table.line_ends), np.int64),
     }
@@ -287,7 +276,7 @@ def _read(path: Path) -> TokenTable:
     if metadata["checksum"] != _checksum(arrays, metadata["facts"]):
         raise ValueError("its checksum is wrong")
     facts = json.loads(metadata["facts"])
-    pieces = Pieces(arrays["bytes"].tobytes(), arrays["ends"])
+    pieces = Pieces(arrays["bytes"].tobytes(), array("q", arrays["ends"].tobytes()))
     fallback_ids, line_ends = (
         frozenset(arrays[name].tolist()) for name in ("byte_fallback_ids", "line_ends")
     )

@@ -1,31 +1,105 @@
 """Encode and decode text and render chats, for the server's side of the thread boundary.
 
-Wraps mlx-lm's tokenizer. Any thread may encode, decode and render, and several at once.
+Wraps mlx-lm's tokenizer. Any thread may encode, decode and render, and several at once. Formats of tool calls
+that mlx-lm has no parser for are recognized as mlx-lm recognizes its own: by the template and the vocabulary.
 """
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache, partial
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tokenizer_utils import TokenizerWrapper, _infer_tool_parser
 
 from reprise.engine.interface.images import ImageProcessor
 from reprise.engine.interface.request import PromptEnd
 from reprise.engine.sandbox.child_process import PROCESS
-from reprise.engine.text.call_formats import find_end_tokens, inner_tokens, recognize
 from reprise.engine.text.encoding import TextEncoder
 from reprise.engine.text.markers import HARMONY, FimTokens, Marker, Markers, ends_with, find_fim
 from reprise.engine.text.templates.chat_template import (
     HEAD_CHARACTERS,
     HEAD_TOKENS,
     ChatTemplate,
+    Form,
     MessageOpenings,
     TemplateError,
     find_openings,
+    template_text,
 )
-from reprise.engine.text.templates.fit import CALL_END, CALL_GAP, CALL_START
+from reprise.engine.text.templates.fit import (
+    CALL_END,
+    CALL_GAP,
+    CALL_START,
+    Json,
+    assistant,
+    probe_call,
+    user,
+)
 from reprise.engine.text.token_table import TokenTable, decode_partial, read_table
+
+HARMONY_TOKENS = (
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+)
+"""The tokens of harmony's messages."""
+
+DSML = "｜DSML｜"
+"""The beginning of the tags of DeepSeek V3.2 and later, which have no text template in mlx-lm."""
+
+_INNER_TOKENS = {
+    "mistral": ("[ARGS]", "[CALL_ID]"),
+    "kimi_k2": ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    "muse_spark": ("<|start|>", "<|message|>", "<|eom|>"),
+    "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
+    "deepseek_v3": ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "deepseek_v31": ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "deepseek_v32": (DSML,),
+    "gemma4": ('<|"|>',),
+    "function_gemma": ("<escape>",),
+    "glm47": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+}
+
+
+def find_format(tokenizer: TokenizerWrapper) -> tuple[str, str, str]:
+    """Return the name of a model's format of tool calls, and the markers around a call.
+
+    The name is "" if neither mlx-lm nor this knows it; the end is "" if a call goes on to the answer's end.
+    """
+    if tokenizer.tool_parser is not None:
+        name = tokenizer.tool_parser.__module__.rpartition(".")[2]
+        return name, tokenizer.tool_call_start, tokenizer.tool_call_end or ""
+    if all(has_token(tokenizer, text) for text in HARMONY_TOKENS):
+        return HARMONY, "<|call|>", ""
+    template = template_text(tokenizer)
+    if has_token(tokenizer, "<｜tool▁calls▁begin｜>") and "<｜tool▁calls▁begin｜>" in template:
+        name = "deepseek_v3" if "```json" in template else "deepseek_v31"
+        return name, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    if DSML in template or (not template and has_token(tokenizer, DSML)):
+        is_newer = "tool_calls>" in template and "function_calls>" not in template
+        section = "tool_calls" if is_newer else "function_calls"
+        return "deepseek_v32", f"<{DSML}{section}>", f"</{DSML}{section}>"
+    if "Environment: ipython" in template and '"parameters"' in template:
+        return "llama3", '{"name": ', ""
+    if isinstance(tokenizer.chat_template, dict):
+        # mlx-lm reads no template that is one of several.
+        alone = SimpleNamespace(chat_template=template, get_vocab=tokenizer.get_vocab)
+        if (name := _infer_tool_parser(alone)) is not None:
+            parser = import_module(f"mlx_lm.tool_parsers.{name}")
+            return name, parser.tool_call_start, parser.tool_call_end or ""
+    return "", "", ""
+
+
+def has_token(tokenizer: Any, text: str) -> bool:
+    """Return whether a text is a single token of the vocabulary."""
+    return tokenizer.backend_tokenizer.token_to_id(text) is not None
+
 
 MAX_OPENING_TOKENS = 16
 """Maximum tokens at the end of a prompt that open the reasoning: the marker and whitespace after it."""
@@ -92,8 +166,9 @@ class Tokenizer:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-        return find_end_tokens(self.wrapped, self.backend, is_harmony=self.markers.is_harmony)
+        """Tokens that end an answer. No configuration names those of harmony."""
+        ends = ("<|call|>", "<|return|>") if self.markers.is_harmony else ()
+        return frozenset([*self.wrapped.eos_token_ids, *map(self.backend.token_to_id, ends)])
 
     @cached_property
     def description(self) -> dict[str, str | None]:
@@ -141,9 +216,15 @@ class Tokenizer:
     def markers(self) -> Markers:
         """The markers of reasoning and tool calls that mlx-lm or markers.py knows for the model."""
         wrapped = self.wrapped
-        found = recognize(wrapped) if wrapped.tool_parser is None else None
-        if found is not None and found.name == HARMONY:
-            return self._harmony_markers()
+        call_format, call_start, call_end = find_format(wrapped)
+        if call_format == HARMONY:
+            return Markers(
+                self._marker("<|channel|>analysis<|message|>"),
+                self._marker("<|end|>"),
+                self._marker("<|call|>"),
+                inner=self._markers_of(HARMONY_TOKENS),
+                call_format=HARMONY,
+            )
         think_start, think_end = self._marker(wrapped.think_start), self._marker(wrapped.think_end)
         separators = dict.fromkeys(wrapped.structural_markers)
         for state, transitions in wrapped.response_transitions.items():
@@ -154,21 +235,17 @@ class Tokenizer:
                     think_end = self._marker(text)
                 if next_state not in ("reasoning", "tool"):
                     separators[text] = None
-        parser = wrapped.tool_parser
-        call_format = "" if parser is None else parser.__module__.rpartition(".")[2]
-        call_start, call_end = wrapped.tool_call_start, wrapped.tool_call_end
-        if found is not None:
-            call_format, call_start, call_end = found.name, found.start, found.end
         is_generic = not call_start and self._template.traits is not None
         if is_generic:
             call_format, call_start, call_end = "json_tools", CALL_START, CALL_END
+        inner = _INNER_TOKENS.get(call_format, ())
         return Markers(
             think_start,
             think_end,
             self._marker(call_start),
             self._marker(call_end),
             self._markers_of(separators),
-            self._markers_of(inner_tokens(wrapped, call_format)),
+            self._markers_of(text for text in inner if has_token(wrapped, text)),
             call_format,
             CALL_GAP if is_generic else self._find_call_gap(call_start) if call_start else "",
             is_generic,
@@ -176,12 +253,7 @@ class Tokenizer:
 
     def _find_call_gap(self, call_start: str) -> str:
         """Return the whitespace that the chat template writes between content and a tool call."""
-        function = {"name": "look", "arguments": {}}
-        call = {"id": "call_1", "type": "function", "function": function}
-        messages = [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": _SPOKEN, "tool_calls": [call]},
-        ]
+        messages = [user("a"), assistant(_SPOKEN, [probe_call("call_1")])]
         try:
             rendered = self.wrapped.apply_chat_template(messages, tokenize=False)
         # A template is a program that comes with the model: it may raise anything.
@@ -189,15 +261,6 @@ class Tokenizer:
             return ""
         gap, found, _ = rendered.partition(_SPOKEN)[2].partition(call_start)
         return gap if found and gap.isspace() else ""
-
-    def _harmony_markers(self) -> Markers:
-        return Markers(
-            self._marker("<|channel|>analysis<|message|>"),
-            self._marker("<|end|>"),
-            self._marker("<|call|>"),
-            inner=self._markers_of(inner_tokens(self.wrapped, HARMONY)),
-            call_format=HARMONY,
-        )
 
     def _markers_of(self, texts: Iterable[str]) -> tuple[Marker, ...]:
         return tuple(marker for text in texts if (marker := self._marker(text)))
@@ -211,8 +274,8 @@ class Tokenizer:
         if not self.has_chat_template:
             return MessageOpenings()
 
-        def render(messages: list[dict[str, Any]], end: PromptEnd) -> list[int]:
-            return self._template.render_unchanged(messages, None, {}, end)
+        def render(messages: list[Json], end: PromptEnd) -> list[int]:
+            return self._template.render(messages, None, {}, end, form="unchanged")
 
         return find_openings(render, frozenset(self.backend.get_added_tokens_decoder()))
 
@@ -252,9 +315,9 @@ class Tokenizer:
 
     def render_chat(
         self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        template_arguments: dict[str, Any] | None = None,
+        messages: list[Json],
+        tools: list[Json] | None = None,
+        template_arguments: Json | None = None,
         end: PromptEnd = "answer",
         processor: ImageProcessor | None = None,
     ) -> list[int]:
@@ -264,17 +327,16 @@ class Tokenizer:
             in part, are changed as templates/fit.py says.
         template_arguments: variables for the template, of which the server has refused those that clients
             must not set.
-        processor: the model's for images; each mark of an image becomes one
-            placeholder.
+        processor: the model's for images; each mark of an image becomes one placeholder.
         Raises TemplateError if there is no template or it rejects the messages.
         """
         if not self.has_chat_template:
             raise TemplateError("this model has no chat template; use /v1/completions")
+        form: Form = "generic" if self.markers.is_generic else "fitted"
         if self.markers.is_harmony:
-            return self._template.render_unchanged(messages, tools, template_arguments or {}, end)
-        is_generic = self.markers.is_generic
+            form = "unchanged"
         return self._template.render(
-            messages, tools, template_arguments or {}, end, is_generic=is_generic, processor=processor
+            messages, tools, template_arguments or {}, end, form=form, processor=processor
         )
 
 

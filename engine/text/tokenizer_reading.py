@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,8 +56,20 @@ def read_once(load: Callable[[], Loaded]) -> tuple[Loaded, str]:
         the tokenizer's class does something unusual with its vocabulary.
     """
     reader = Reader()
+    base = tokenization_utils_tokenizers
     try:
-        with _reading_once(reader):
+        with ExitStack() as stack:
+            replace = partial(_replace, stack)
+            kind: Any = base.TokenizersBackend
+            original = kind.convert_to_native_format.__func__
+            # Without a decoder mlx-lm chooses its plain detokenizer. The engine has one of its own.
+            replace(tokenizer_utils, "json", SimpleNamespace(load=lambda _: {}))
+            replace(tokenization_utils_base, "json", SimpleNamespace(**vars(json) | {"load": reader.load}))
+            replace(tokenization_utils_base, "copy", SimpleNamespace(deepcopy=copy_options))
+            replace(base, "TokenizerFast", Backends(reader))
+            convert = classmethod(partial(_convert, reader, replace, original))
+            replace(kind, "convert_to_native_format", convert)
+            replace(kind, "get_vocab", lambda tokenizer: Tokens(tokenizer.backend_tokenizer))
             return load(), reader.digest
     # That class may raise anything.
     except Exception as fault:
@@ -74,23 +86,6 @@ def describe_backend(backend: Backend) -> str:
     return repr((type(backend.model).__name__, states, options, added, backend.padding, backend.truncation))
 
 
-@contextmanager
-def _reading_once(reader: "Reader") -> Iterator[None]:
-    base = tokenization_utils_tokenizers
-    kind: Any = base.TokenizersBackend
-    original = kind.convert_to_native_format.__func__
-    with ExitStack() as stack:
-        replace = partial(_replace, stack)
-        # Without a decoder mlx-lm chooses its plain detokenizer. The engine has one of its own.
-        replace(tokenizer_utils, "json", SimpleNamespace(load=lambda _: {}))
-        replace(tokenization_utils_base, "json", FileJson(reader))
-        replace(tokenization_utils_base, "copy", SimpleNamespace(deepcopy=copy_options))
-        replace(base, "TokenizerFast", Backends(reader))
-        replace(kind, "convert_to_native_format", classmethod(partial(_convert, reader, replace, original)))
-        replace(kind, "get_vocab", lambda tokenizer: Tokens(tokenizer.backend_tokenizer))
-        yield
-
-
 def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     """Set an attribute of a module or a class until the stack is closed."""
     own = vars(owner)
@@ -99,7 +94,7 @@ def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
 
 
 class Reader:
-    """Parses tokenizer files, each once: read() returns one shared tokenizer, until take() gives it away.
+    """Parses tokenizer files, each once: load() and take() share a tokenizer, until take() gives it away.
 
     digest: SHA-256 of the file, if exactly one tokenizer was taken; else "".
     """
@@ -109,15 +104,21 @@ class Reader:
         self._num_taken = 0
         self._parsed: dict[str, Backend] = {}
 
-    def read(self, path: str) -> Backend:
-        """Return a file's tokenizer, which the caller must not change."""
+    def _read(self, path: str) -> Backend:
         if path not in self._parsed:
             self._parsed[path] = parse(path)
         return self._parsed[path]
 
+    def load(self, file: IO[str]) -> Any:
+        """Stand in for json.load(): of a tokenizer.json it reads only the added tokens."""
+        if Path(file.name).name != "tokenizer.json":
+            return json.load(file)
+        added = self._read(file.name).get_added_tokens_decoder()
+        return {"added_tokens": [{"id": token, **added[token].__getstate__()} for token in sorted(added)]}
+
     def take(self, path: str) -> Backend:
         """Return a file's tokenizer, which the caller owns and may change."""
-        self.read(path)
+        self._read(path)
         self._num_taken += 1
         is_only = self._num_taken == 1
         self.digest = hashlib.sha256(Path(path).read_bytes()).hexdigest() if is_only else ""
@@ -133,23 +134,6 @@ def copy_options(options: dict[str, Any]) -> dict[str, Any]:
     """Copy all of a tokenizer's options but its added tokens, of which there may be thousands."""
     added = (options.get("added_tokens_decoder") or {}).values()
     return copy.deepcopy(options, {id(token): token for token in added})
-
-
-class FileJson:
-    """Stands in for the module json: of a tokenizer.json it has only the added tokens."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    def load(self, file: IO[str]) -> Any:
-        """Parse a file."""
-        if Path(file.name).name != "tokenizer.json":
-            return json.load(file)
-        added = self._reader.read(file.name).get_added_tokens_decoder()
-        return {"added_tokens": [{"id": token, **added[token].__getstate__()} for token in sorted(added)]}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(json, name)
 
 
 class Backends:

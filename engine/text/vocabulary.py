@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 
-from reprise.engine.text.encoding import NO_BOUNDARIES, copy_backend, make_word_boundary_pattern
+from reprise.engine.text.encoding import NO_BOUNDARIES, copy_backend, find_ids, make_word_boundary_pattern
 from reprise.engine.text.token_table import VocabularyError as VocabularyError
 from reprise.engine.text.tokenizer import Tokenizer
 
@@ -67,11 +67,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.size = tokenizer.vocab_size
-        try:
-            backend = tokenizer.backend
-        except AttributeError as fault:
-            raise VocabularyError("its tokenizer is not from the tokenizers library") from fault
-        table = tokenizer.table
+        backend, table = tokenizer.backend, tokenizer.table
         if table.fault:
             raise VocabularyError(table.fault)
         self._backend = copy_backend(backend)
@@ -218,8 +214,5 @@ class Vocabulary:
         return (token for token in tokens if token is not None and token < self.size)
 
     def _find_opening(self) -> tuple[int, ...]:
-        with_specials, without = self._encode_raw("a", adds_specials=True), self._encode_raw("a")
-        for at in range(len(with_specials) - len(without) + 1):
-            if with_specials[at : at + len(without)] == without:
-                return tuple(self._ids(with_specials[:at]))
-        return ()
+        with_specials = self._encode_raw("a", adds_specials=True)
+        return tuple(self._ids(with_specials[: find_ids(with_specials, self._encode_raw("a")) or 0]))

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +15,6 @@ from reprise.engine.vision.layers import (
     Rotation,
     Stage,
     frequencies,
-    interpolate,
     places_of,
     rotation_of,
 )
@@ -22,7 +22,26 @@ from reprise.engine.vision.tower import CLIP, Config, Grid, Tower, in_blocks, me
 from reprise.engine.vision.weights import CHANNELS, Weights
 
 
-class Gemma3Tower(Tower):
+class SiglipTower(Tower):
+    """The common part of towers with a SigLIP's layers. Their embedding holds all positions."""
+
+    def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
+        super().__init__(config, processor, weights)
+        vision = {"hidden_act": "gelu_pytorch_tanh"} | config["vision_config"]
+        self.eps = float(vision.get("layer_norm_eps", 1e-6))
+        self.layers = Layers.of(
+            vision,
+            prefix="encoder.layers.",
+            norm=Weights.layer_norm,
+            eps=self.eps,
+            norms=("layer_norm1", "layer_norm2"),
+            projections=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            out="self_attn.out_proj",
+            feed_forward=("mlp.fc1", "mlp.fc2"),
+        )
+
+
+class Gemma3Tower(SiglipTower):
     """The tower of Gemma 3 of 4B parameters and more."""
 
     family = "gemma3"
@@ -30,11 +49,8 @@ class Gemma3Tower(Tower):
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         super().__init__(config, processor, weights)
-        vision = config["vision_config"]
-        self.eps = float(vision.get("layer_norm_eps", 1e-6))
-        self.side = int(vision["image_size"]) // self.patch_size
+        self.side = int(config["vision_config"]["image_size"]) // self.patch_size
         self.merge_size = self.side // int(config.get("mm_tokens_per_image", 256) ** 0.5)
-        self.layers = siglip_layers(vision, self.eps)
 
     def blank(self, grid: Grid) -> PromptImage:  # noqa: ARG002
         """Return a black image of the only size that the tower takes."""
@@ -46,19 +62,14 @@ class Gemma3Tower(Tower):
             raise ValueError(f"an image has {self.side}x{self.side} patches here, not {grid[1]}x{grid[0]}")
         super().check(pixels, grid)
 
-    def embed(self, patches: np.ndarray) -> mx.array:
-        """Return the states (1, some, width) of patches (some, channels, side * side)."""
+    def _embed(self, patches: np.ndarray) -> mx.array:
         normal = self.normalization.apply(patches).flatten(1)
         return self.weights.patches("embeddings.patch_embedding", normal.astype(self.weights.dtype))[None]
 
-    def place(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
-        """Add the positions that the weights have."""
+    def _place(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         return x + self.weights.table("embeddings.position_embedding", x.shape[-1])
 
-    def plan(self, grid: Grid) -> None:
-        """Return nothing, as the embedding holds the positions."""
-
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:
         """Average the patches of each block, and project the means: (blocks, hidden)."""
         x = self.weights.layer_norm("post_layernorm", x, self.eps)
         means = mean_of_blocks(x, grid, self.merge_size)
@@ -67,22 +78,13 @@ class Gemma3Tower(Tower):
         return normal @ self.weights["multi_modal_projector.mm_input_projection_weight"]
 
 
-def siglip_layers(vision: Config, eps: float) -> Layers:
-    """Return the structure of a SigLIP's layers. vision: the model's vision configuration."""
-    heads = int(vision["num_attention_heads"])
-    return Layers(
-        prefix="encoder.layers.",
-        count=int(vision["num_hidden_layers"]),
-        heads=heads,
-        width=int(vision["hidden_size"]) // heads,
-        norm=Weights.layer_norm,
-        eps=eps,
-        activation=ACTIVATIONS[vision.get("hidden_act", "gelu_pytorch_tanh")],
-        norms=("layer_norm1", "layer_norm2"),
-        projections=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        out="self_attn.out_proj",
-        feed_forward=("mlp.fc1", "mlp.fc2"),
-    )
+GEMMA4: Config = {
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "head_dim": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+"""What a configuration of Gemma 4 may leave out."""
 
 
 class Gemma4Tower(Tower):
@@ -90,10 +92,11 @@ class Gemma4Tower(Tower):
 
     family = "gemma4"
     default_normalization = ((0.0,) * CHANNELS, (1.0,) * CHANNELS)
+    takes_patches = True
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         super().__init__(config, processor, weights)
-        vision = config["vision_config"]
+        vision = GEMMA4 | config["vision_config"]
         # In the layers with a window alone.
         self.sees_whole_image = config["text_config"].get("use_bidirectional_attention") == "vision"
         self.merge_size = int(vision.get("pooling_kernel_size", 3))
@@ -102,14 +105,11 @@ class Gemma4Tower(Tower):
         if not vision.get("use_clipped_linears"):
             bounds = ("_min", "_max")
             weights.arrays = {k: v for k, v in weights.arrays.items() if not k.endswith(bounds)}
-        self.layers = Layers(
+        self.layers = Layers.of(
+            vision,
             prefix="encoder.layers.",
-            count=int(vision.get("num_hidden_layers", 16)),
-            heads=int(vision.get("num_attention_heads", 12)),
-            width=int(vision.get("head_dim", 64)),
             norm=Weights.rms_norm,
             eps=float(vision.get("rms_norm_eps", 1e-6)),
-            activation=ACTIVATIONS[vision.get("hidden_activation", "gelu_pytorch_tanh")],
             norms=("input_layernorm", "pre_feedforward_layernorm"),
             projections=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             out="self_attn.o_proj",
@@ -118,30 +118,25 @@ class Gemma4Tower(Tower):
             norms_of_heads=("self_attn.q_norm", "self_attn.k_norm"),
         )
 
-    def shape_of(self, grid: Grid) -> tuple[int, ...]:
-        """Return the shape of an image's pixels, (patches, side * side * channels)."""
-        return self.num_patches(grid), CHANNELS * self.patch_size**2
-
-    def embed(self, patches: np.ndarray) -> mx.array:
-        """Return the states (1, some, width) of patches (some, side * side * channels)."""
+    def _embed(self, patches: np.ndarray) -> mx.array:
         normal = self.normalization.apply_behind(patches)
         scaled = (2 * (normal - 0.5)).astype(self.weights.dtype)
         return self.weights.linear("patch_embedder.input_proj", scaled)[None]
 
-    def place(self, x: mx.array, grid: Grid) -> mx.array:
+    def _place(self, x: mx.array, grid: Grid) -> mx.array:
         """Add positions by column and by row."""
         table = self.weights["patch_embedder.position_embedding_table"]
         rows, columns = (mx.array(places) for places in places_of(grid))
         return x + table[0][columns] + table[1][rows]
 
-    def plan(self, grid: Grid) -> Rotation:
+    def _plan(self, grid: Grid) -> Rotation:
         """Return the rotation of the patches: half of a head by column, the other half by row."""
         turns = frequencies(self.rope_base, self.layers.width // 2)
         rows, columns = places_of(grid)
         angles = np.concatenate([columns[:, None] * turns, rows[:, None] * turns], axis=1)
         return rotation_of(angles, parts=2)
 
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:
         """Return the tokens' states (tokens, hidden), each the mean of a block of patches, projected."""
         means = mean_of_blocks(x, grid, self.merge_size).astype(x.dtype)
         # They may exceed what float16 holds.
@@ -152,10 +147,11 @@ class Gemma4Tower(Tower):
         return self.weights.linear("embed_vision.embedding_projection", normal)
 
 
+PROJECTOR = ("multi_modal_projector.linear_1", "multi_modal_projector.linear_2")
 PROJECTOR_EPS = 1e-5
 
 
-class Lfm2Tower(Tower):
+class Lfm2Tower(SiglipTower):
     """The tower of LFM2-VL and LFM2.5-VL, a SigLIP 2 for images of any shape.
 
     Positions are a square table, resized to each image. Large images come as tiles and a small picture of the
@@ -163,42 +159,30 @@ class Lfm2Tower(Tower):
     """
 
     family = "lfm2"
+    takes_patches = True
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         super().__init__(config, processor, weights)
-        vision = config["vision_config"]
         self.merge_size = int(config.get("downsample_factor", 2))
-        self.eps = float(vision.get("layer_norm_eps", 1e-6))
         # Some files have the weights of a norm that is not used.
         self.is_normal = bool(config.get("projector_use_layernorm", True))
         self.activation = ACTIVATIONS[config.get("projector_hidden_act", "gelu")]
-        self.layers = siglip_layers(vision, self.eps)
 
-    def shape_of(self, grid: Grid) -> tuple[int, ...]:
-        """Return the shape of an image's pixels, (patches, side * side * channels)."""
-        return self.num_patches(grid), CHANNELS * self.patch_size**2
-
-    def embed(self, patches: np.ndarray) -> mx.array:
-        """Return the states (1, some, width) of patches (some, side * side * channels)."""
+    def _embed(self, patches: np.ndarray) -> mx.array:
         normal = self.normalization.apply_behind(patches).astype(self.weights.dtype)
         return self.weights.linear("embeddings.patch_embedding", normal)[None]
 
-    def place(self, x: mx.array, grid: Grid) -> mx.array:
+    def _place(self, x: mx.array, grid: Grid) -> mx.array:
         """Add positions from the table, resized to the grid."""
         table = self.weights.table("embeddings.position_embedding", x.shape[-1])
         return x + resized(table, grid).astype(x.dtype)
 
-    def plan(self, grid: Grid) -> None:
-        """Return nothing, as the embedding holds the positions."""
-
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return the tokens' states (tokens, hidden), each of a block of patches."""
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:
         x = self.weights.layer_norm("post_layernorm", x, self.eps)
         x = in_blocks(x, grid, self.merge_size).flatten(1)
         if self.is_normal:
             x = self.weights.layer_norm("multi_modal_projector.layer_norm", x, PROJECTOR_EPS)
-        inner = self.activation(self.weights.linear("multi_modal_projector.linear_1", x))
-        return self.weights.linear("multi_modal_projector.linear_2", inner)
+        return self.weights.feed_forward(*PROJECTOR, self.activation, x)
 
 
 def resized(table: mx.array, grid: Grid) -> mx.array:
@@ -221,6 +205,13 @@ def _shares(length: int, side: int) -> np.ndarray:
     return shares.astype(np.float32)
 
 
+PIXTRAL: Config = {
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "hidden_size": 1024,
+    "hidden_act": "gelu",
+}
+"""What a configuration of Pixtral may leave out."""
 PIXTRAL_EPS = 1e-5
 
 
@@ -235,22 +226,19 @@ class PixtralTower(Tower):
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         super().__init__(config, processor, weights)
-        vision = config["vision_config"]
+        vision = PIXTRAL | config["vision_config"]
         self.merge_size = int(config.get("spatial_merge_size", 2 if self._merges else 1))
         self.eps = float(config["text_config"].get("rms_norm_eps", PIXTRAL_EPS))
         self.activation = ACTIVATIONS[config.get("projector_hidden_act", "gelu")]
         told = vision.get("rope_parameters") or vision
         self.rope_base = float(told.get("rope_theta", 10_000))
-        heads = int(vision.get("num_attention_heads", 16))
         last = config.get("vision_feature_layer", -1 if self._merges else -2)
-        self.layers = Layers(
+        vision["num_hidden_layers"] = _num_layers(int(vision["num_hidden_layers"]), last)
+        self.layers = Layers.of(
+            vision,
             prefix="transformer.layers.",
-            count=_num_layers(int(vision.get("num_hidden_layers", 24)), last),
-            heads=heads,
-            width=int(vision.get("head_dim") or vision.get("hidden_size", 1024) // heads),
             norm=Weights.rms_norm,
             eps=PIXTRAL_EPS,
-            activation=ACTIVATIONS[vision.get("hidden_act", "gelu")],
             norms=("attention_norm", "ffn_norm"),
             projections=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
             out="attention.o_proj",
@@ -261,13 +249,12 @@ class PixtralTower(Tower):
     def _merges(self) -> bool:
         return any(name.startswith("multi_modal_projector.patch_merger.") for name in self.weights.arrays)
 
-    def embed(self, patches: np.ndarray) -> mx.array:
-        """Return the states (1, some, width) of patches (some, channels, side * side)."""
+    def _embed(self, patches: np.ndarray) -> mx.array:
         normal = self.normalization.apply(patches).flatten(1)
         x = self.weights.patches("patch_conv", normal.astype(self.weights.dtype))
         return self.weights.rms_norm("ln_pre", x, PIXTRAL_EPS)[None]
 
-    def plan(self, grid: Grid) -> Rotation:
+    def _plan(self, grid: Grid) -> Rotation:
         """Return the rotation of the patches: every other frequency by row, the others by column."""
         turns = frequencies(self.rope_base, self.layers.width)
         rows, columns = places_of(grid)
@@ -275,15 +262,13 @@ class PixtralTower(Tower):
             np.concatenate([rows[:, None] * turns[::2], columns[:, None] * turns[1::2]], axis=1)
         )
 
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return the tokens' states (tokens, hidden), each of a patch or a block of patches."""
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:
         x = x[0]
         if self._merges:
             x = self.weights.rms_norm("multi_modal_projector.norm", x, self.eps)
             joined = in_blocks(x, grid, self.merge_size).transpose(0, 3, 1, 2).flatten(1)
             x = self.weights.linear("multi_modal_projector.patch_merger.merging_layer", joined)
-        inner = self.activation(self.weights.linear("multi_modal_projector.linear_1", x))
-        return self.weights.linear("multi_modal_projector.linear_2", inner)
+        return self.weights.feed_forward(*PROJECTOR, self.activation, x)
 
 
 def _num_layers(count: int, last: object) -> int:
@@ -301,29 +286,35 @@ QWEN_ROPE_BASE = 10_000.0
 
 
 class QwenTower(Tower):
-    """The common part of Qwen's towers: patches in blocks of 2x2 that become one token, rotated by place."""
+    """The common part of Qwen's towers: patches in blocks of 2x2 that become one token, rotated by place.
+
+    defaults: what a configuration may leave out. structure: of the layers; see Layers.
+    """
+
+    defaults: ClassVar[Config]
+    structure: ClassVar[Config]
+    takes_patches = True
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         super().__init__(config, processor, weights)
-        vision = config["vision_config"]
+        vision = self.defaults | config["vision_config"]
         self.merge_size = int(vision.get("spatial_merge_size", 2))
         self.width = int(vision["hidden_size"])
         self.frames = int(vision.get("temporal_patch_size", 2))
+        shared = {"prefix": "blocks.", "norms": ("norm1", "norm2"), "eps": QWEN_EPS}
+        names = {"projections": ("attn.qkv",), "out": "attn.proj"}
+        self.layers = Layers.of(vision, **shared, **names, **self.structure)
 
     def positions(self, grid: Grid) -> np.ndarray:
         """Return time, row and column of an image's tokens: (3, tokens). All have the same time."""
         rows, columns = np.indices((grid[0] // self.merge_size, grid[1] // self.merge_size))
         return np.stack([np.zeros_like(rows), rows, columns]).reshape(3, -1).astype(np.int32)
 
-    def shape_of(self, grid: Grid) -> tuple[int, ...]:
-        """Return the shape of an image's pixels, (patches, channels * side * side)."""
-        return self.num_patches(grid), CHANNELS * self.patch_size**2
-
-    def rows_together(self, grid: Grid) -> int:  # noqa: ARG002
+    def _rows_together(self, grid: Grid) -> int:  # noqa: ARG002
         """Return the patches of a token: they follow each other."""
         return self.merge_size**2
 
-    def embed(self, patches: np.ndarray) -> mx.array:
+    def _embed(self, patches: np.ndarray) -> mx.array:
         """Return the states (1, some, width) of some patches.
 
         patches: (some, channels * frames * side * side), in the order of tokens; or without frames, as all
@@ -333,7 +324,7 @@ class QwenTower(Tower):
         whole = mx.broadcast_to(normal, (*normal.shape[:2], self.frames, normal.shape[3])).flatten(1)
         return self.weights.patches("patch_embed.proj", whole.astype(self.weights.dtype))[None]
 
-    def rotation(self, grid: Grid) -> Rotation:
+    def _plan(self, grid: Grid) -> Any:
         """Return the rotation of the patches: half of the pairs by row, half by column."""
         turns = frequencies(QWEN_ROPE_BASE, self.layers.width // 2)
         axes = places_of(grid, self.merge_size)
@@ -342,7 +333,7 @@ class QwenTower(Tower):
     def join(self, x: mx.array, into: str, out: str) -> mx.array:
         """Merge blocks of patches x into tokens' states (tokens, hidden), by the layers `into` and `out`."""
         joined = x.reshape(-1, self.width * self.merge_size**2)
-        return self.weights.linear(out, ACTIVATIONS["gelu"](self.weights.linear(into, joined)))
+        return self.weights.feed_forward(into, out, ACTIVATIONS["gelu"], joined)
 
 
 class Qwen3Tower(QwenTower):
@@ -353,27 +344,17 @@ class Qwen3Tower(QwenTower):
     """
 
     family = "qwen3"
+    defaults: ClassVar[Config] = {"hidden_act": "gelu_pytorch_tanh"}
+    structure: ClassVar[Config] = {
+        "norm": Weights.layer_norm,
+        "feed_forward": ("mlp.linear_fc1", "mlp.linear_fc2"),
+    }
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         super().__init__(config, processor, weights)
-        vision = config["vision_config"]
-        self.deep = list(vision.get("deepstack_visual_indexes") or ())
-        self.layers = Layers(
-            prefix="blocks.",
-            count=int(vision["depth"]),
-            heads=int(vision["num_heads"]),
-            width=self.width // int(vision["num_heads"]),
-            norm=Weights.layer_norm,
-            eps=QWEN_EPS,
-            activation=ACTIVATIONS[vision.get("hidden_act", "gelu_pytorch_tanh")],
-            norms=("norm1", "norm2"),
-            projections=("attn.qkv",),
-            out="attn.proj",
-            feed_forward=("mlp.linear_fc1", "mlp.linear_fc2"),
-        )
+        self.deep = list(config["vision_config"].get("deepstack_visual_indexes") or ())
 
-    def place(self, x: mx.array, grid: Grid) -> mx.array:
-        """Add positions to the states of patches (1, patches, width)."""
+    def _place(self, x: mx.array, grid: Grid) -> mx.array:
         table = self.weights.table("pos_embed", self.width)
         side = int(table.shape[0] ** 0.5)
         axes = [
@@ -382,27 +363,21 @@ class Qwen3Tower(QwenTower):
         ]
         (rows, row_shares), (columns, column_shares) = axes
         corners = (rows[:, :, None] * side + columns[:, None, :]).reshape(x.shape[1], 4)
-        shares = (row_shares[:, :, None] * column_shares[:, None, :]).reshape(x.shape[1], 4)
-        return x + interpolate(table, corners, shares).astype(x.dtype)
+        shares = (row_shares[:, :, None] * column_shares[:, None, :]).reshape(x.shape[1], 4, 1)
+        held = table[mx.array(corners.astype(np.int32))].astype(mx.float32)
+        return x + (held * mx.array(shares.astype(np.float32))).sum(axis=1).astype(x.dtype)
 
-    def plan(self, grid: Grid) -> Rotation:
-        """Return the rotation of the patches."""
-        return self.rotation(grid)
-
-    def looks_deep(self, index: int) -> bool:
-        """Whether a layer has a merger of its own."""
+    def _looks_deep(self, index: int) -> bool:
         return index in self.deep
 
-    def look_deep(self, index: int, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
-        """Return tokens' states for the language model after a layer that has a merger."""
+    def _look_deep(self, index: int, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         name = f"deepstack_merger_list.{self.deep.index(index)}"
         # These norms span a whole token, the last one a patch.
         joined = x.reshape(-1, self.width * self.merge_size**2)
         normal = self.weights.layer_norm(f"{name}.norm", joined, QWEN_EPS)
         return self.join(normal, f"{name}.linear_fc1", f"{name}.linear_fc2")
 
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
-        """Return tokens' states (tokens, hidden)."""
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         normal = self.weights.layer_norm("merger.norm", x, QWEN_EPS)
         return self.join(normal, "merger.linear_fc1", "merger.linear_fc2")
 
@@ -435,28 +410,19 @@ class Qwen25Tower(QwenTower):
 
     family = "qwen2.5"
     default_normalization = CLIP
+    defaults: ClassVar[Config] = {"depth": 32, "hidden_act": "silu"}
+    structure: ClassVar[Config] = {
+        "norm": Weights.rms_norm,
+        "feed_forward": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    }
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         super().__init__(config, processor, weights)
         vision = config["vision_config"]
         self.whole_layers = frozenset(vision.get("fullatt_block_indexes", (7, 15, 23, 31)))
         self.window = int(vision.get("window_size", 112)) // self.patch_size // self.merge_size
-        heads = int(vision["num_heads"])
-        self.layers = Layers(
-            prefix="blocks.",
-            count=int(vision.get("depth", 32)),
-            heads=heads,
-            width=self.width // heads,
-            norm=Weights.rms_norm,
-            eps=QWEN_EPS,
-            activation=ACTIVATIONS[vision.get("hidden_act", "silu")],
-            norms=("norm1", "norm2"),
-            projections=("attn.qkv",),
-            out="attn.proj",
-            feed_forward=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-        )
 
-    def plan(self, grid: Grid) -> Windows:
+    def _plan(self, grid: Grid) -> Windows:
         """Cut an image's grid into windows."""
         rows, columns = (side // self.merge_size for side in grid)
         numbers = np.pad(
@@ -471,29 +437,51 @@ class Qwen25Tower(QwenTower):
         size = self.merge_size**2
         patches = (tokens[:, :, None] * size + np.arange(size)).reshape(down * across, -1)
         filled, taken = patches >= 0, np.maximum(patches, 0)
-        rotation = self.rotation(grid)
+        rotation = super()._plan(grid)
         cos, sin = (table[mx.array(taken.ravel())] for table in rotation)
         # The numbers of empty places are negative.
         back = np.argsort(patches.ravel(), kind="stable")[filled.size - filled.sum() :]
         return Windows(mx.array(taken), mx.array(back), mx.array(filled)[:, None, None], rotation, (cos, sin))
 
-    def layer_stages(self, index: int, grid: Grid) -> Sequence[Stage]:
+    def _layer_stages(self, index: int, grid: Grid) -> Sequence[Stage]:
         """Return the stages of a layer, in most of which windows are not parted."""
         down, across = (-(-side // (self.merge_size * self.window)) for side in grid)
         if index in self.whole_layers:
-            return super().layer_stages(index, grid)
+            return super()._layer_stages(index, grid)
         return self.layers.stages(self.weights, down * across, (self.merge_size * self.window) ** 2)
 
-    def layer(
+    def _layer(
         self, index: int, x: mx.array, plan: Windows, portion: Portion
     ) -> Generator[Sequence[mx.array], None, mx.array]:
         """Compute a layer in slices, and return the states (1, patches, width) after it."""
         if index in self.whole_layers:
-            return (yield from super().layer(index, x, plan.rotation, portion))
+            return (yield from super()._layer(index, x, plan.rotation, portion))
         windows, rotation = x[0][plan.taken], plan.rotation_of_places
         y = yield from self.layers.run(self.weights, index, windows, rotation, portion, plan.filled)
         return y.reshape(-1, self.width)[plan.back][None]
 
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
-        """Return tokens' states (tokens, hidden)."""
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         return self.join(self.weights.rms_norm("merger.ln_q", x, QWEN_EPS), "merger.mlp.0", "merger.mlp.2")
+
+
+TOWERS: dict[str, type[Tower]] = {
+    "qwen3_vl": Qwen3Tower,
+    "qwen3_vl_moe": Qwen3Tower,
+    "qwen3_5": Qwen3Tower,
+    "qwen3_5_moe": Qwen3Tower,
+    "qwen2_5_vl": Qwen25Tower,
+    "gemma3": Gemma3Tower,
+    "gemma4": Gemma4Tower,
+    "mistral3": PixtralTower,
+    "pixtral": PixtralTower,
+    "lfm2_vl": Lfm2Tower,
+    "lfm2-vl": Lfm2Tower,
+}
+"""Towers by the model_type of config.json."""
+
+
+def tower_type(config: Config) -> str:
+    """Return the model type that names a model's tower: that of its vision part for a llava."""
+    model_type = str(config.get("model_type"))
+    # What Pixtral was published as; others of the name have towers of their own.
+    return str((config.get("vision_config") or {}).get("model_type")) if model_type == "llava" else model_type

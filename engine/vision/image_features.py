@@ -1,32 +1,175 @@
-"""Look at a prompt's images with the tower, in slices, and keep their features until they were fed."""
+"""A prompt's images: the tower looks at them in slices, and the language model gets what it has seen.
+
+Features are kept until they were fed. What language models need to read images: positions, states of deeper
+layers, whole images.
+"""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.images import PromptImage
-from reprise.engine.kv_cache.per_row import Caches
-from reprise.engine.vision.families import (
-    Gemma3Tower,
-    Gemma4Tower,
-    Lfm2Tower,
-    PixtralTower,
-    Qwen3Tower,
-    Qwen25Tower,
-)
+from reprise.engine.kv_cache.per_row import Caches, leaves
+from reprise.engine.vision.families import TOWERS, tower_type
 from reprise.engine.vision.keys import chunk_end
-from reprise.engine.vision.language import Language
 from reprise.engine.vision.layers import Portion
 from reprise.engine.vision.tower import Config, Features, Slices, Tower
 from reprise.engine.vision.weights import read_weights
 
+_ADDED = "_features_to_add"
+
+
+@contextmanager
+def features_behind(layers: Sequence[Any], at: mx.array, deep: Sequence[mx.array]) -> Iterator[None]:
+    """Add features to the states that the first layers return, inside the block.
+
+    at: (n,) indices, among the tokens of one row, of those that get features. deep: (n, hidden) for each of
+        the first layers.
+    """
+    changed: list[tuple[Any, type]] = [(layer, type(layer)) for layer, _ in zip(layers, deep, strict=False)]
+    try:
+        for (layer, kind), features in zip(changed, deep, strict=True):
+            layer.__dict__[_ADDED] = at, features
+            layer.__class__ = _adding(kind)
+        yield
+    finally:
+        for layer, kind in changed:
+            layer.__class__ = kind
+            layer.__dict__.pop(_ADDED, None)
+
+
+@cache
+def _adding(kind: type) -> type:
+    """Return a class of layers of this kind that add features to what they return."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> mx.array:
+        states: mx.array = kind.__call__(self, *args, **kwargs)
+        at, features = self.__dict__[_ADDED]
+        return states.at[:, at].add(features.astype(states.dtype)[None])
+
+    return type(kind.__name__, (kind,), {"__call__": call})
+
+
+Axes = np.ndarray
+"""(n,) of each pair of numbers that rope turns, the axis whose place it is turned by: 0, 1 or 2."""
+
+
+def find_axes(text_config: Mapping[str, Any]) -> Axes | None:
+    """Return the axis, 0 to 2, by which a language model turns each pair; None if it has only one axis."""
+    rope = text_config.get("rope_parameters") or text_config.get("rope_scaling") or {}
+    if (sections := rope.get("mrope_section")) is None:
+        return None
+    if not rope.get("mrope_interleaved"):
+        return np.repeat([0, 1, 2], sections)
+    axes = np.zeros(sum(sections), np.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return axes
+
+
+@contextmanager
+def rope_at(places: np.ndarray, axes: Axes) -> Iterator[None]:
+    """Make rope turn queries and keys by these places inside the block, in a forward pass of one row.
+
+    places: (3, n) places of the tokens fed. axes: see find_axes(). For the thread that owns MLX.
+    """
+    fused: Callable[..., mx.array] = mx.fast.rope
+    is_text = (places == places[:1, :1] + np.arange(places.shape[1])).all()
+    by_axis = [mx.array(one) for one in places]
+    of_number = mx.array(np.tile(axes, 2))
+
+    def rope(x: mx.array, dims: int, *, offset: Any, **options: Any) -> mx.array:
+        del offset
+        if is_text:
+            return fused(x, dims, offset=int(places[0, 0]), **options)
+        # The tokens stand where rows do, as only rows have places of their own.
+        tokens = x.swapaxes(0, 2)
+        turned = [fused(tokens, dims, offset=each, **options) for each in by_axis]
+        pad = x.shape[-1] - 2 * len(axes)
+        chosen = mx.pad(of_number, (0, pad)) if pad else of_number
+        found = mx.where(chosen == 2, turned[2], mx.where(chosen == 1, turned[1], turned[0]))
+        return found.swapaxes(0, 2)
+
+    try:
+        mx.fast.rope = rope  # type: ignore[assignment]
+        yield
+    finally:
+        mx.fast.rope = fused
+
+
+@contextmanager
+def images_seen_whole(caches: Caches, numbers: np.ndarray, in_windows_only: bool = False) -> Iterator[None]:
+    """Let each token of an image also see the image's later tokens, in the block and with one row's caches.
+
+    numbers: (n,) for each token fed, the number of its image; negative if it belongs to none.
+    in_windows_only: change only sliding layers, not those that keep all tokens.
+    """
+    same = mx.array((numbers[:, None] == numbers) & (numbers >= 0))
+
+    def seeing(make_mask: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def make(N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
+            if in_windows_only and window_size is None:
+                return make_mask(N, return_array=return_array, window_size=window_size)
+            mask = make_mask(N, return_array=True, window_size=window_size)
+            return mask | mx.pad(same, [(0, 0), (mask.shape[-1] - N, 0)])
+
+        return make
+
+    held: list[Any] = list(leaves(caches))
+    try:
+        for cache in held:
+            cache.make_mask = seeing(cache.make_mask)
+        yield
+    finally:
+        for cache in held:
+            cache.__dict__.pop("make_mask", None)
+
+
+PlacesOf = Callable[[tuple[int, int]], np.ndarray | None]
+"""Returns the places of an image's tokens from its first one, by its grid. See Tower.positions()."""
+
+
+def find_delta(images: Sequence[PromptImage], places_of: PlacesOf) -> int:
+    """Return the delta of tokens after all images: their place less their index."""
+    return sum(_growth(image, places_of(image.grid)) for image in images)
+
+
+def find_places(images: Sequence[PromptImage], places_of: PlacesOf, start: int, end: int) -> np.ndarray:
+    """Return the places of tokens [start, end) of a prompt: (3, end - start) int32."""
+    places = np.tile(np.arange(start, end, dtype=np.int32), (3, 1))
+    for image in images:
+        if image.start >= end:
+            break
+        if (own := places_of(image.grid)) is None:
+            continue
+        low, high = max(start, image.start), min(end, image.end)
+        if low < high:
+            # All images before it have moved it already.
+            delta = places[0, low - start] - low
+            places[:, low - start : high - start] = (
+                image.start + delta + own[:, low - image.start : high - image.start]
+            )
+        places[:, max(0, image.end - start) :] += _growth(image, own)
+    return places
+
+
+def _growth(image: PromptImage, own: np.ndarray | None) -> int:
+    return 0 if own is None else int(own.max()) + 1 - image.length
+
+
+SCALED = ("gemma3", "gemma3n", "gemma4")
+"""Model types that multiply all that they are fed by the rounded root of the hidden size, features too."""
+
 
 class Sight:
-    """The tower of a model that sees images, its language model, and features that were computed.
+    """A model that sees images: its tower, its language model, and features that were computed.
 
     kept: features that no prompt needs now, for prompts that restart or have the same image.
     num_looked: images that the tower has looked at.
@@ -34,9 +177,74 @@ class Sight:
 
     def __init__(self, model: Any, tower: Tower) -> None:
         self.tower = tower
-        self.language = Language(model, tower)
         self.kept: BoundedCache[Features] = BoundedCache(_num_bytes)
         self.num_looked = 0
+        self._model = model
+        body = model.language_model.model
+        self._embed, self._layers = body.embed_tokens, body.layers
+        is_scaled = model.model_type in SCALED
+        self._root = model.args.text_config["hidden_size"] ** 0.5 if is_scaled else None
+        self._axes = find_axes(model.args.text_config)
+        # Gemma 4 reads ids in every layer, that of padding for an image, and only its windows see one whole.
+        self._is_gemma4 = model.model_type == "gemma4"
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether places have three axes, and text after images a delta."""
+        return self._axes is not None
+
+    def delta(self, images: Sequence[PromptImage]) -> int:
+        """Return the delta of tokens after all images: their place less their index, never above 0."""
+        return find_delta(images, self.tower.positions) if self.has_axes else 0
+
+    def feed(
+        self,
+        tokens: Sequence[int],
+        span: tuple[int, int],
+        images: Sequence[PromptImage],
+        features: Features | None,
+        caches: Caches,
+    ) -> mx.array:
+        """Feed tokens[start:end] of a prompt; return their logits, (1, end - start, vocabulary).
+
+        span: (start, end); the caches hold all tokens before start. features: those of the only image in the
+            span; None without one.
+        """
+        start, end = span
+        part = np.array(tokens[start:end])
+        numbers = np.full(len(part), -1)
+        for number, image in enumerate(images):
+            numbers[max(0, image.start - start) : max(0, image.end - start)] = number
+        at = np.flatnonzero((numbers >= 0) & (part == self.tower.placeholder_id))
+        fed, given = mx.array(part)[None], {}
+        with ExitStack() as changed:
+            if self._axes is not None:
+                places = find_places(images, self.tower.positions, start, end)
+                changed.enter_context(rope_at(places, self._axes))
+            if len(at):
+                assert features is not None
+                before = tokens[images[numbers[at[0]]].start : start]
+                first = before.count(self.tower.placeholder_id)
+                some, places_of = slice(first, first + len(at)), mx.array(at)
+                given["input_embeddings"] = self._merge(fed, places_of, features.states[some])
+                if self._is_gemma4:
+                    fed[0, places_of] = int(self._model.args.text_config.get("pad_token_id") or 0)
+                deep = [one[some] for one in features.deep]
+                changed.enter_context(features_behind(self._layers, places_of, deep))
+                if self.tower.sees_whole_image:
+                    changed.enter_context(images_seen_whole(caches, numbers, self._is_gemma4))
+            logits: mx.array = self._model(fed, cache=caches, **given)
+        return logits
+
+    def _merge(self, fed: mx.array, at: mx.array, states: mx.array) -> mx.array:
+        """Return the embeddings of tokens, features in place of placeholders'. The caller may change it."""
+        embeddings: mx.array = self._embed(fed)
+        if self._root:
+            # In float32 Gemma 4's root is exact; Gemma 3's is always rounded.
+            rounded = mx.array(self._root, embeddings.dtype if self._is_gemma4 else mx.bfloat16)
+            states = states / rounded.astype(mx.float32)
+        embeddings[0, at] = states.astype(embeddings.dtype)
+        return embeddings
 
     def working_bytes(self, images: Sequence[PromptImage], num_computed: int) -> int:
         """Return an upper bound of the bytes that looking at a prompt's remaining images takes at once."""
@@ -65,7 +273,7 @@ class Looking:
     @property
     def delta(self) -> int:
         """The delta of tokens after all images: their place less their index."""
-        return self._sight.language.delta(self._images)
+        return self._sight.delta(self._images)
 
     @property
     def num_left(self) -> int:
@@ -126,8 +334,8 @@ class Looking:
 
     def feed(self, tokens: Sequence[int], start: int, end: int, caches: Caches) -> mx.array:
         """Feed tokens[start:end]; return their logits, (1, end - start, vocabulary)."""
-        language, image = self._sight.language, self._image
-        logits = language.feed(tokens, (start, end), self._images, self._features, caches)
+        image = self._image
+        logits = self._sight.feed(tokens, (start, end), self._images, self._features, caches)
         if image and self._features and image.end <= end:
             self._sight.kept.put(image.key, self._features)
             self._features = None
@@ -149,28 +357,6 @@ def _finish(slices: Slices) -> Features:
 
 
 log = logging.getLogger("reprise.engine")
-
-TOWERS: dict[str, type[Tower]] = {
-    "qwen3_vl": Qwen3Tower,
-    "qwen3_vl_moe": Qwen3Tower,
-    "qwen3_5": Qwen3Tower,
-    "qwen3_5_moe": Qwen3Tower,
-    "qwen2_5_vl": Qwen25Tower,
-    "gemma3": Gemma3Tower,
-    "gemma4": Gemma4Tower,
-    "mistral3": PixtralTower,
-    "pixtral": PixtralTower,
-    "lfm2_vl": Lfm2Tower,
-    "lfm2-vl": Lfm2Tower,
-}
-"""Towers by the model_type of config.json."""
-
-
-def tower_type(config: Config) -> str:
-    """Return the model type that names a model's tower: that of its vision part for a llava."""
-    model_type = str(config.get("model_type"))
-    # What Pixtral was published as; others of the name have towers of their own.
-    return str((config.get("vision_config") or {}).get("model_type")) if model_type == "llava" else model_type
 
 
 def find_tower(config: Config, folder: Path, processor: Config) -> Tower | None:

@@ -1,46 +1,14 @@
 """The parts of all towers' layers: attention over one image's patches, rotation, feed forward."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.activations import gelu, gelu_approx, gelu_fast_approx, silu
 
-from reprise.engine.interface.images import PromptImage
-from reprise.engine.vision.weights import Weights
-
-PlacesOf = Callable[[tuple[int, int]], np.ndarray | None]
-"""Returns the places of an image's tokens from its first one, by its grid. See Tower.positions()."""
-
-
-def find_delta(images: Sequence[PromptImage], places_of: PlacesOf) -> int:
-    """Return the delta of tokens after all images: their place less their index."""
-    return sum(_growth(image, places_of(image.grid)) for image in images)
-
-
-def find_places(images: Sequence[PromptImage], places_of: PlacesOf, start: int, end: int) -> np.ndarray:
-    """Return the places of tokens [start, end) of a prompt: (3, end - start) int32."""
-    places = np.tile(np.arange(start, end, dtype=np.int32), (3, 1))
-    for image in images:
-        if image.start >= end:
-            break
-        if (own := places_of(image.grid)) is None:
-            continue
-        low, high = max(start, image.start), min(end, image.end)
-        if low < high:
-            # All images before it have moved it already.
-            delta = places[0, low - start] - low
-            places[:, low - start : high - start] = (
-                image.start + delta + own[:, low - image.start : high - image.start]
-            )
-        places[:, max(0, image.end - start) :] += _growth(image, own)
-    return places
-
-
-def _growth(image: PromptImage, own: np.ndarray | None) -> int:
-    return 0 if own is None else int(own.max()) + 1 - image.length
-
+from reprise.engine.vision.weights import Activation, Weights
 
 WORK = 2**20
 """Multiply-adds of a unit: some milliseconds where they are slowest."""
@@ -120,7 +88,7 @@ class Stage:
         return self.num_units if row == self.size else row * self.work // WORK
 
 
-ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+ACTIVATIONS: dict[str, Activation] = {
     "gelu": gelu,
     "gelu_pytorch_tanh": gelu_approx,
     "quick_gelu": gelu_fast_approx,
@@ -158,13 +126,25 @@ class Layers:
     width: int
     norm: Callable[[Weights, str, mx.array, float], mx.array]
     eps: float
-    activation: Callable[[mx.array], mx.array]
+    activation: Activation
     norms: tuple[str, str]
     projections: tuple[str, ...]
     out: str
     feed_forward: tuple[str, ...]
     norms_after: tuple[str, str] | None = None
     norms_of_heads: tuple[str, str] | None = None
+
+    @classmethod
+    def of(cls, vision: Mapping[str, Any], **others: Any) -> "Layers":
+        """Make them from a model's vision configuration. others: the fields that it does not name."""
+        heads = int(vision.get("num_heads") or vision["num_attention_heads"])
+        return cls(
+            count=int(vision.get("depth") or vision["num_hidden_layers"]),
+            heads=heads,
+            width=int(vision.get("head_dim") or int(vision["hidden_size"]) // heads),
+            activation=ACTIVATIONS[vision.get("hidden_act") or vision["hidden_activation"]],
+            **others,
+        )
 
     def stages(self, weights: Weights, num_groups: int, num_patches: int) -> tuple[Stage, Stage, Stage]:
         """Return the stages of a layer: project(), attend() and feed().
@@ -266,7 +246,7 @@ class Layers:
     def _feed_forward(self, weights: Weights, name: str, x: mx.array) -> mx.array:
         *gates, into, out = (name + layer for layer in self.feed_forward)
         if not gates:
-            return weights.linear(out, self.activation(weights.linear(into, x)))
+            return weights.feed_forward(into, out, self.activation, x)
         return weights.linear(out, self.activation(weights.linear(gates[0], x)) * weights.linear(into, x))
 
 
@@ -321,12 +301,3 @@ def places_of(grid: tuple[int, int], merge: int = 1) -> tuple[np.ndarray, np.nda
 def frequencies(base: float, width: int) -> np.ndarray:
     """Return the angles (width / 2,) by which one place turns the pairs of a part of `width` numbers."""
     return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
-
-
-def interpolate(table: mx.array, corners: np.ndarray, shares: np.ndarray) -> mx.array:
-    """Return for each patch a weighted sum of a table's rows: (patches, width) float32.
-
-    table: (rows, width). corners: (patches, k) indices of the rows. shares: (patches, k) their weights.
-    """
-    rows = table[mx.array(corners.astype(np.int32))].astype(mx.float32)
-    return (rows * mx.array(shares.astype(np.float32))[:, :, None]).sum(axis=1)

@@ -83,12 +83,13 @@ class Tower(ABC):
 
     family: its name. placeholder_id: token that stands for a part of an image. patch_size: pixels of a
     patch's side. merge_size: patches of a token's side. sees_whole_image: whether an image's tokens also
-    attend to its later tokens.
+    attend to its later tokens. takes_patches: whether images come cut into patches.
     """
 
     family: str
     layers: Layers
     sees_whole_image = False
+    takes_patches = False
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         vision = config["vision_config"]
@@ -112,20 +113,17 @@ class Tower(ABC):
 
     def stages(self, grid: Grid) -> list[Stage]:
         """Return the stages of looking at an image, in order."""
-        patches, width = self.num_patches(grid), self.weights[self._out].shape[0]
-        merged = Stage("merge", patches, width * self._widest(), self.rows_together(grid))
+        patches = self.num_patches(grid)
+        width = self.weights[f"{self.layers.prefix}0.{self.layers.out}.weight"].shape[0]
+        merged = Stage("merge", patches, width * self._widest(), self._rows_together(grid))
         pixels = CHANNELS * 2 * self.patch_size**2
         found = [Stage("embed", patches, width * pixels, merged.together)]
         for index in range(self.layers.count):
-            found += self.layer_stages(index, grid)
-            found += [merged] if self.looks_deep(index) else []
+            found += self._layer_stages(index, grid)
+            found += [merged] if self._looks_deep(index) else []
         return [*found, merged]
 
-    @property
-    def _out(self) -> str:
-        return f"{self.layers.prefix}0.{self.layers.out}.weight"
-
-    def rows_together(self, grid: Grid) -> int:
+    def _rows_together(self, grid: Grid) -> int:
         """Return how many patches that follow each other are whole tokens: those of a row of tokens."""
         return self.merge_size * grid[1]
 
@@ -169,24 +167,26 @@ class Tower(ABC):
 
         def embedded(start: int, end: int) -> Sequence[mx.array]:
             if pixels.ndim == 2:
-                return (self.embed(pixels[start:end]),)
+                return (self._embed(pixels[start:end]),)
             rows = pixels.shape[-2] // grid[0]
             some = pixels[..., start // grid[1] * rows : end // grid[1] * rows, :]
             cut = cut_patches(some, ((end - start) // grid[1], grid[1]))
-            return (self.embed(cut),)
+            return (self._embed(cut),)
 
         (x,) = yield from first.run(portion, embedded)
-        x, plan, deep = self.place(x, grid), self.plan(grid), list[mx.array]()
+        x, plan, deep = self._place(x, grid), self._plan(grid), list[mx.array]()
         for index in range(self.layers.count):
-            x = yield from self.layer(index, x, plan, portion)
-            if self.looks_deep(index):
-                of_index = partial(self.look_deep, index)
+            x = yield from self._layer(index, x, plan, portion)
+            if self._looks_deep(index):
+                of_index = partial(self._look_deep, index)
                 deep += yield from last.run(portion, partial(_of_part, of_index, x, grid), axis=0)
-        (states,) = yield from last.run(portion, partial(_of_part, self.merge, x, grid), axis=0)
+        (states,) = yield from last.run(portion, partial(_of_part, self._merge, x, grid), axis=0)
         return Features(states, tuple(deep))
 
     def shape_of(self, grid: Grid) -> tuple[int, ...]:
-        """Return the shape of an image's pixels: (channels, height, width), not cut into patches yet."""
+        """Return the shape of an image's pixels: (channels, height, width), or (patches, pixels)."""
+        if self.takes_patches:
+            return self.num_patches(grid), CHANNELS * self.patch_size**2
         return CHANNELS, grid[0] * self.patch_size, grid[1] * self.patch_size
 
     def check(self, pixels: np.ndarray, grid: Grid) -> None:
@@ -207,43 +207,43 @@ class Tower(ABC):
         return PromptImage(0, self.num_tokens(grid), grid, bytes(prod(shape)), shape, b"")
 
     @abstractmethod
-    def embed(self, patches: np.ndarray) -> mx.array:
+    def _embed(self, patches: np.ndarray) -> mx.array:
         """Return the states (1, some, width) of some of an image's patches, without their positions.
 
         patches: (some, ...) as the image has them, or (some, channels, side * side) if it is not cut.
         """
 
-    def place(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
+    def _place(self, x: mx.array, grid: Grid) -> mx.array:  # noqa: ARG002
         """Add positions to the states of all patches (1, patches, width); by default there are none."""
         return x
 
-    @abstractmethod
-    def plan(self, grid: Grid) -> Any:
-        """Compute from an image's grid the argument `plan` of layer(), such as the patches' rotation."""
+    def _plan(self, grid: Grid) -> Any:  # noqa: ARG002
+        """Compute from an image's grid the argument `plan` of _layer(): by default no rotation of patches."""
+        return None
 
-    def layer_stages(self, index: int, grid: Grid) -> Sequence[Stage]:  # noqa: ARG002
+    def _layer_stages(self, index: int, grid: Grid) -> Sequence[Stage]:  # noqa: ARG002
         """Return the three stages of a layer."""
         return self.layers.stages(self.weights, 1, self.num_patches(grid))
 
-    def layer(
+    def _layer(
         self, index: int, x: mx.array, plan: Any, portion: Portion
     ) -> Generator[Sequence[mx.array], None, mx.array]:
         """Compute a layer in slices, and return the states after it. See Layers.run()."""
         return self.layers.run(self.weights, index, x, plan, portion)
 
-    def looks_deep(self, index: int) -> bool:  # noqa: ARG002
-        """Whether look_deep() makes an array of Features.deep after a layer; by default after none."""
+    def _looks_deep(self, index: int) -> bool:  # noqa: ARG002
+        """Whether _look_deep() makes an array of Features.deep after a layer; by default after none."""
         return False
 
-    def look_deep(self, index: int, x: mx.array, grid: Grid) -> mx.array:
+    def _look_deep(self, index: int, x: mx.array, grid: Grid) -> mx.array:
         """Return tokens' states (tokens, hidden) for Features.deep, from the states after a layer.
 
-        x, grid: see merge().
+        x, grid: see _merge().
         """
         raise NotImplementedError
 
     @abstractmethod
-    def merge(self, x: mx.array, grid: Grid) -> mx.array:
+    def _merge(self, x: mx.array, grid: Grid) -> mx.array:
         """Return the tokens' states (tokens, hidden) from the last layer's x (1, patches, width).
 
         x: of whole tokens. grid: theirs, that of the image or of a part.
@@ -258,14 +258,9 @@ def _of_part(
 
 
 def cut_patches(pixels: np.ndarray, grid: Grid) -> np.ndarray:
-    """Cut an image (channels, height, width) into patches (rows * columns, channels, side * side).
-
-    Raises ValueError if the grid does not divide it.
-    """
+    """Cut an image (channels, height, width) into patches (rows * columns, channels, side * side)."""
     channels, height, width = pixels.shape[-3:]
     rows, columns = grid
-    if height % rows or width % columns:
-        raise ValueError(f"an image of {width}x{height} pixels has no {columns}x{rows} patches")
     cut = pixels.reshape(channels, rows, height // rows, columns, width // columns)
     return cut.transpose(1, 3, 0, 2, 4).reshape(rows * columns, channels, -1)
 

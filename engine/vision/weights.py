@@ -1,11 +1,14 @@
 """The arrays of a tower in a model folder, published or converted to MLX, quantised or not."""
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
 import mlx.core as mx
 
 CHANNELS = 3
+
+Activation = Callable[[mx.array], mx.array]
 
 _RENAMED = (
     ("model.", ""),
@@ -19,16 +22,20 @@ _PARTS = ("vision_tower.", "visual.", "multi_modal_projector.", "embed_vision.")
 """Beginnings of the names of all that a tower has."""
 
 
-def read_weights(folder: Path) -> "Weights":
-    """Return the arrays of the tower in a model folder, lazy, so that none is read yet."""
-    arrays = {}
+def read_arrays(folder: Path) -> dict[str, mx.array]:
+    """Return the arrays in a model folder by name, lazy, so that none is read yet."""
+    arrays: dict[str, mx.array] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         held = mx.load(str(file))
         assert isinstance(held, dict)
-        for name, array in held.items():
-            if is_of_tower(name):
-                arrays[plain_name(name)] = array
-    return Weights(arrays)
+        arrays |= held
+    return arrays
+
+
+def read_weights(folder: Path) -> "Weights":
+    """Return the arrays of the tower in a model folder."""
+    arrays = read_arrays(folder)
+    return Weights({plain_name(name): array for name, array in arrays.items() if is_of_tower(name)})
 
 
 def is_of_tower(name: str) -> bool:
@@ -46,7 +53,7 @@ def plain_name(name: str) -> str:
 
 
 class Weights:
-    """A tower's arrays by name, and its linear layers, tables and norms."""
+    """A model's arrays by name, such as a tower's, and its linear layers, tables and norms."""
 
     def __init__(self, arrays: dict[str, mx.array]) -> None:
         self.arrays = arrays
@@ -71,12 +78,16 @@ class Weights:
         """
         x = self._clip(name, "input", x)
         if f"{name}.scales" in self.arrays:
-            size, bits, mode = self._packing(name, x.shape[-1])
+            size, bits, mode = self.packing(name, x.shape[-1])
             y = mx.quantized_matmul(x, *self._packed(name), True, size, bits, mode)
         else:
             y = x @ self.arrays[f"{name}.weight"].T
         bias = self.arrays.get(f"{name}.bias")
         return self._clip(name, "output", y if bias is None else y + bias)
+
+    def feed_forward(self, into: str, out: str, activation: Activation, x: mx.array) -> mx.array:
+        """Return what two layers make of x, with the activation between them."""
+        return self.linear(out, activation(self.linear(into, x)))
 
     def patches(self, name: str, x: mx.array) -> mx.array:
         """Return the convolution of patches (n, channels * pixels), which do not overlap: (n, outputs)."""
@@ -92,7 +103,7 @@ class Weights:
         """Return an embedding's whole table (n, width), not quantised."""
         if f"{name}.scales" not in self.arrays:
             return self.arrays[f"{name}.weight"]
-        size, bits, mode = self._packing(name, width)
+        size, bits, mode = self.packing(name, width)
         return mx.dequantize(*self._packed(name), size, bits, mode)
 
     def layer_norm(self, name: str, x: mx.array, eps: float) -> mx.array:
@@ -114,7 +125,8 @@ class Weights:
         assert weight is not None and scales is not None
         return weight, scales, biases
 
-    def _packing(self, name: str, width: int) -> tuple[int, int, str]:
+    def packing(self, name: str, width: int) -> tuple[int, int, str]:
+        """Return the group size, bits and mode of a quantised layer. width: the numbers that it takes."""
         # Every layer may have its own, and config.json names exceptions by names that differ between
         # converters. The shapes say the same. Only affine scales have a bias beside them.
         weight, scales, biases = self._packed(name)

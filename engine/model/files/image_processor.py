@@ -21,7 +21,7 @@ from reprise.engine.interface.images import (
     num_tokens,
 )
 from reprise.engine.model.files.folder_reader import read_object
-from reprise.engine.vision.image_features import tower_type
+from reprise.engine.vision.families import tower_type
 
 CUTS: dict[str, Cut] = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl"), "qwen"),

@@ -29,7 +29,7 @@ from reprise.engine.model.files.folder_reader import (
     read_object,
 )
 from reprise.engine.model.files.image_processor import read_vision
-from reprise.engine.vision.image_features import TOWERS, tower_type
+from reprise.engine.vision.families import TOWERS, tower_type
 from reprise.engine.vision.weights import is_of_tower
 
 log = logging.getLogger("reprise.engine")

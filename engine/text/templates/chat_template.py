@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from reprise.engine.interface.embeddings import count_common
 from reprise.engine.interface.errors import UnbrokenTextError
 from reprise.engine.interface.images import MARK, OPEN, ImageProcessor, numbers_in
 from reprise.engine.interface.request import PromptEnd
@@ -20,7 +21,6 @@ from reprise.engine.sandbox.child_process import RenderLimitError
 from reprise.engine.text.encoding import TextEncoder
 from reprise.engine.text.markers import PREAMBLE
 from reprise.engine.text.templates.fit import (
-    NUM_ID_CHARACTERS,
     Fitted,
     Json,
     Traits,
@@ -28,7 +28,10 @@ from reprise.engine.text.templates.fit import (
     find_traits,
     fit,
     plain_tools,
+    probe_call,
+    system,
     user,
+    with_text_arguments,
 )
 
 TOKEN_OPEN, TOKEN_CLOSE = "\ufdd0", "\ufdd1"
@@ -67,43 +70,33 @@ class ControlTokens:
     def mark(self, value: Any, pattern: re.Pattern[str] | None = None) -> Any:
         """Mark the control tokens in all strings of a JSON value, but not in the keys of its objects.
 
-        pattern: matches the tokens to mark; None for all. A value without any is returned itself.
+        pattern: matches the tokens to mark; None for all.
         """
         pattern = pattern or self._pattern
         match value:
-            case str():
-                if not pattern.search(value):
-                    return value
+            case str() if pattern.search(value):
                 bare = value.replace(TOKEN_OPEN, "").replace(TOKEN_CLOSE, "")
                 return pattern.sub(rf"{TOKEN_OPEN}\g<0>{TOKEN_CLOSE}", bare)
             case dict():
-                marked = {key: self.mark(one, pattern) for key, one in value.items()}
-                return marked if any(marked[key] is not one for key, one in value.items()) else value
+                return {key: self.mark(one, pattern) for key, one in value.items()}
             case list():
-                items = [self.mark(one, pattern) for one in value]
-                return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+                return [self.mark(one, pattern) for one in value]
         return value
 
-    def mark_messages(
-        self, messages: list[dict[str, Any]], in_answers: re.Pattern[str]
-    ) -> list[dict[str, Any]]:
+    def mark_messages(self, messages: list[Json], in_answers: re.Pattern[str]) -> list[Json]:
         """Mark control tokens in all messages; in the assistant's, only those that in_answers matches.
 
         The model itself wrote the assistant's messages, which stay as they are in the prefix cache.
-        The messages themselves are returned if there is nothing to mark.
         """
-        marked = [
+        return [
             {**self.mark(one, in_answers if one["role"] == "assistant" else None), "role": one["role"]}
             for one in messages
         ]
-        is_same = all(
-            new is old or all(new[key] is old[key] for key in old)
-            for new, old in zip(marked, messages, strict=True)
-        )
-        return messages if is_same else marked
 
     def encode(self, rendered: str) -> list[int]:
         """Return the ids of a rendered prompt. Marked tokens are encoded as text, without their marks."""
+        if TOKEN_OPEN not in rendered and TOKEN_CLOSE not in rendered:
+            return self._encoder.encode(rendered)
         # [text, marked token or None, text, ..., text]
         parts: list[str | None] = self._marked.split(rendered)
         ids = self._encoder.encode(parts[0] or "")
@@ -163,10 +156,9 @@ def probe(role: str) -> Sequence[Json]:
     parts = [{"type": "image"}, {"type": "text", "text": PROBE}]
     if role != "tool":
         return [{"role": role, "content": parts}]
-    call_id = "probeid01"[:NUM_ID_CHARACTERS]
-    function = {"name": "probe", "arguments": {}}
-    call = {"id": call_id, "type": "function", "function": function}
-    result = {"role": "tool", "tool_call_id": call_id, "name": "probe", "content": parts}
+    # Mistral's templates take ids of nine characters alone.
+    call = probe_call("probeid01")
+    result = {"role": "tool", "tool_call_id": call["id"], "name": "probe_function", "content": parts}
     return [user("probe-a"), assistant("", [call]), result]
 
 
@@ -195,7 +187,7 @@ def with_preambles(rendered: str) -> str:
 HEAD_CHARACTERS, HEAD_TOKENS = 200, 16
 """How much of a message is searched in the prompt, to find where its text begins."""
 
-Render = Callable[[list[dict[str, Any]], PromptEnd], list[int]]
+Render = Callable[[list[Json], PromptEnd], list[int]]
 """Renders messages and encodes them. Raises almost anything if the template refuses them."""
 
 
@@ -239,42 +231,32 @@ class MessageOpenings:
 
 def find_openings(render: Render, control: frozenset[int]) -> MessageOpenings:
     """Render short conversations, and compare them. control: the ids of control tokens."""
-    one, other, said = (
-        {"role": role, "content": text} for role, text in (("user", "a"), ("user", "b"), ("assistant", "b"))
-    )
+    one = user("a")
     try:
-        closed, opened, changed = (
-            render([one], "messages"),
-            render([one], "answer"),
-            render([other], "messages"),
-        )
+        closed, opened = tuple(render([one], "messages")), tuple(render([one], "answer"))
+        changed = tuple(render([user("b")], "messages"))
     # A template is a program that comes with the model: it may raise anything.
     except Exception:
         return MessageOpenings()
-    answer = tuple(opened[len(closed) :][:2]) if opened[: len(closed)] == closed else ()
+    answer = opened[len(closed) :][:2] if opened[: len(closed)] == closed else ()
     num_lasting = 0
     if answer:
         try:
-            num_lasting = _count_common(opened, render([one, said, one], "messages")) - len(closed)
+            later = tuple(render([one, assistant("b"), one], "messages"))
+            num_lasting = count_common(opened, later) - len(closed)
         except Exception:
             num_lasting = 0
-    text_at = _count_common(closed, changed)
+    text_at = count_common(closed, changed)
     before = [at for at in range(text_at) if closed[at] in control]
     # Where messages begin with more than one control token, it is the one that opens an answer, too.
     place = next(
         (at for at in reversed(before) if closed[at] == (answer or (None,))[0]),
         before[-1] if before else None,
     )
-    user = tuple(closed[place : place + 2]) if place is not None else ()
-    tokens = frozenset({*answer[:1], *user[:1]} & control)
-    return MessageOpenings(answer, max(0, num_lasting), tokens, user, 0 if place is None else text_at - place)
-
-
-def _count_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Count the leading tokens that both have."""
-    return next(
-        (at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-        min(len(one), len(other)),
+    asked = closed[place : place + 2] if place is not None else ()
+    tokens = frozenset({*answer[:1], *asked[:1]} & control)
+    return MessageOpenings(
+        answer, max(0, num_lasting), tokens, asked, 0 if place is None else text_at - place
     )
 
 
@@ -299,6 +281,10 @@ def _find(
 log = logging.getLogger("reprise.engine")
 _TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")
 """Matches what looks like a special token."""
+
+
+Form = Literal["unchanged", "fitted", "generic"]
+"""What to change in a conversation: nothing, what the template needs, or also tools to fit.py's format."""
 
 
 class TemplateError(ValueError):
@@ -345,7 +331,8 @@ class ChatTemplate:
 
     def _variables(self, tools: list[Json] | None) -> Json:
         """Return what Firefunction's template fails without: the tools as text, and the date."""
-        if not self._wants_variables:
+        text = template_text(self._wrapped)
+        if not all(re.search(rf"\b{name}\b", text) for name in ("functions", "datetime")):
             return {}
         functions = [tool["function"] for tool in tools or ()]
         # Not the time, as its makers' code has it: the prompt's beginning would change with every request.
@@ -354,11 +341,6 @@ class ChatTemplate:
             "datetime": time.strftime("%Y-%m-%d"),
         }
 
-    @cached_property
-    def _wants_variables(self) -> bool:
-        text = template_text(self._wrapped)
-        return all(re.search(rf"\b{name}\b", text) for name in ("functions", "datetime"))
-
     def render(
         self,
         messages: list[Json],
@@ -366,58 +348,37 @@ class ChatTemplate:
         arguments: Json,
         end: PromptEnd = "answer",
         *,
-        is_generic: bool = False,
+        form: Form = "fitted",
         processor: ImageProcessor | None = None,
     ) -> list[int]:
-        """Return the ids of a conversation, changed as far as the template needs it.
+        """Return the ids of a conversation.
 
-        is_generic: whether to show tools in the generic format of fit.py.
         processor: the model's for images; each mark of an image becomes one placeholder.
-        Raises TemplateError if the template refuses even the changed conversation.
+        Raises TemplateError if the template refuses it, changed or not.
         """
-        traits = self.traits
+        mark = self._control_tokens
+        # An answer that spells an image's token shows no image.
+        images = {processor.written, *_TOKEN.findall(processor.shown)} if processor else ()
+        messages = mark.mark_messages(messages, re.compile("|".join(map(re.escape, images)) or "(?!)"))
+        tools, arguments = mark.mark(tools), mark.mark(arguments)
+        traits = None if form == "unchanged" else self.traits
         if traits is None:
-            return self.render_unchanged(messages, tools, arguments, end, processor)
-        given = self._mark(messages, tools, arguments, processor)
+            return self._render(messages, tools, arguments, end, processor)
         fault: TemplateError | None = None
         # Its probes do not show everything. What it refuses of this beginning it will refuse in later turns
         # too, so that they are changed alike.
-        for form in self._forms(given, traits, is_generic):
+        for fitted in _fitted(messages, tools, traits, is_generic=form == "generic"):
             try:
-                ids = self._render(given.with_(form), end)
+                ids = self._render(fitted.messages, fitted.tools, arguments, end, processor)
             except TemplateError as refusal:
                 fault = fault or refusal
                 if isinstance(refusal.__cause__, RenderLimitError):
                     break
             else:
-                self._log(form.done)
+                self._log(fitted.done)
                 return ids
         assert fault is not None
         raise fault
-
-    def _forms(self, given: "_Given", traits: Traits, is_generic: bool) -> Iterator[Fitted]:
-        """Yield the forms of a conversation in which to try it: first that which changes it least."""
-        tried: list[Fitted] = []
-        for assumed in (traits, traits.strictest):
-            fitted = fit(given.messages, given.tools, assumed, is_generic)
-            if tried and fitted.messages == tried[0].messages:
-                return
-            tried.append(fitted)
-            yield fitted
-            if fitted.tools and (plain := plain_tools(fitted.tools)) != fitted.tools:
-                changed = "it refuses some tools: schemas are shown with descriptions and simpler types"
-                yield replace(fitted, tools=plain, done=[*fitted.done, changed])
-
-    def render_unchanged(
-        self,
-        messages: list[Json],
-        tools: list[Json] | None,
-        arguments: Json,
-        end: PromptEnd = "answer",
-        processor: ImageProcessor | None = None,
-    ) -> list[int]:
-        """Return the ids of a conversation without changing it. Raises TemplateError if it is refused."""
-        return self._render(self._mark(messages, tools, arguments, processor), end)
 
     def _log(self, changes: Sequence[str]) -> None:
         """Say once for each kind of change that it is made."""
@@ -427,27 +388,15 @@ class ChatTemplate:
                 name = Path(str(self._wrapped.name_or_path)).name or "this model"
                 log.info("the chat template of %s: %s", name, what)
 
-    def _mark(
+    def _render(
         self,
         messages: list[Json],
         tools: list[Json] | None,
         arguments: Json,
+        end: PromptEnd,
         processor: ImageProcessor | None,
-    ) -> "_Given":
-        mark = self._control_tokens
-        # An answer that spells an image's token shows no image.
-        images = {processor.written, *_TOKEN.findall(processor.shown)} if processor else ()
-        in_answers = re.compile("|".join(map(re.escape, images)) or "(?!)")
-        marked = _Given(
-            mark.mark_messages(messages, in_answers), mark.mark(tools), mark.mark(arguments), processor
-        )
-        marked.is_marked = not (
-            marked.messages is messages and marked.tools is tools and marked.arguments is arguments
-        )
-        return marked
-
-    def _render(self, given: "_Given", end: PromptEnd) -> list[int]:
-        messages, arguments, processor = given.messages, given.arguments, given.processor
+    ) -> list[int]:
+        """Return the ids of a conversation as it is. See render()."""
         if processor is not None:
             if (numbers := numbers_in(messages)) != sorted(numbers):
                 raise TemplateError("the chat template cannot show these images in their order")
@@ -456,17 +405,17 @@ class ChatTemplate:
                 for one in messages
             ]
         if self._wrapped._chat_template is not None:
-            messages, arguments = _for_python_template(messages, given.tools, arguments)
+            messages, arguments = _for_python_template(messages, tools, arguments)
         else:
-            arguments = {**self._variables(given.tools), **arguments, "return_dict": False}
-        shown = {"tools": given.tools, "add_generation_prompt": end == "answer", "tokenize": False}
+            arguments = {**self._variables(tools), **arguments, "return_dict": False}
+        shown = {"tools": tools, "add_generation_prompt": end == "answer", "tokenize": False}
         if end == "final_message":
             shown["continue_final_message"] = True
         try:
             rendered = with_preambles(self._wrapped.apply_chat_template(messages, **shown, **arguments))
             if processor is not None:
                 rendered = with_placeholders(rendered, processor)
-            return (self._control_tokens if given.is_marked else self._encoder).encode(rendered)
+            return self._control_tokens.encode(rendered)
         except UnbrokenTextError:
             raise
         # A template is a program that comes with the model: it may raise anything.
@@ -487,42 +436,32 @@ class ChatTemplate:
         return self._shows_images[role]
 
 
-@dataclass(slots=True)
-class _Given:
-    """The arguments of a template. processor: of its images, if it may have some.
-
-    is_marked: control tokens in it are marked, as ControlTokens does it.
-    """
-
-    messages: list[Json]
-    tools: list[Json] | None
-    arguments: Json
-    processor: ImageProcessor | None = None
-    is_marked: bool = False
-
-    def with_(self, fitted: Fitted) -> "_Given":
-        return replace(self, messages=fitted.messages, tools=fitted.tools)
+def _fitted(
+    messages: list[Json], tools: list[Json] | None, traits: Traits, *, is_generic: bool
+) -> Iterator[Fitted]:
+    """Yield the forms of a conversation in which to try it: first that which changes it least."""
+    tried: list[Fitted] = []
+    for assumed in (traits, traits.strictest):
+        fitted = fit(messages, tools, assumed, is_generic)
+        if tried and fitted.messages == tried[0].messages:
+            return
+        tried.append(fitted)
+        yield fitted
+        if fitted.tools and (plain := plain_tools(fitted.tools)) != fitted.tools:
+            changed = "it refuses some tools: schemas are shown with descriptions and simpler types"
+            yield replace(fitted, tools=plain, done=[*fitted.done, changed])
 
 
 def _for_python_template(
-    messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, arguments: dict[str, Any]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    messages: list[Json], tools: list[Json] | None, arguments: Json
+) -> tuple[list[Json], Json]:
     """Return messages and arguments as mlx-lm's templates in Python take them, such as DeepSeek V3.2's.
 
     These templates want the arguments of tool calls as text, want a system message if there are tools, and
     fail on arguments that they do not know.
     """
-    shown = [{**message} for message in messages]
-    for message in shown:
-        calls = message.get("tool_calls", ())
-        if calls:
-            message["tool_calls"] = [{**call, "function": _with_text(call["function"])} for call in calls]
+    # They write tools into the first message.
+    shown = [{**with_text_arguments(message)} for message in messages]
     if tools and shown[0]["role"] != "system":
-        shown.insert(0, {"role": "system", "content": ""})
+        shown.insert(0, system(""))
     return shown, {key: value for key, value in arguments.items() if key == "enable_thinking"}
-
-
-def _with_text(function: dict[str, Any]) -> dict[str, Any]:
-    arguments = function["arguments"]
-    is_text = isinstance(arguments, str)
-    return {**function, "arguments": arguments if is_text else json.dumps(arguments, ensure_ascii=False)}

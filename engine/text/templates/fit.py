@@ -108,7 +108,7 @@ def find_traits(render: Render) -> Traits | None:
     def shows_calls(
         ids: Sequence[str], objects: bool, content: str | None, end: Sequence[Json] = (), count: int = 1
     ) -> bool:
-        calls = [_call(one, objects) for one in ids[:count]]
+        calls = [probe_call(one, is_object=objects) for one in ids[:count]]
         results = [
             {"role": "tool", "tool_call_id": one, "content": f"probe-result-{one}"} for one in ids[:count]
         ]
@@ -137,14 +137,11 @@ def find_traits(render: Render) -> Traits | None:
     )
 
 
-def _call(call_id: str, is_object: bool) -> Json:
+def probe_call(call_id: str, *, is_object: bool = True) -> Json:
+    """Make a call to probe a template with. is_object: whether its arguments are an object, or else text."""
     value = f"probe_value_{call_id}"
     arguments = {"probe_key": value} if is_object else f'{{"probe_key": "{value}"}}'
-    return {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": "probe_function", "arguments": arguments},
-    }
+    return {"id": call_id, "type": "function", "function": {"name": "probe_function", "arguments": arguments}}
 
 
 _TOOL = {
@@ -239,17 +236,17 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
     if not traits.any_ids:
         made.change(with_short_ids(made.messages), "it takes ids of nine characters: calls get such ids")
     if not traits.objects:
-        made.messages = [_with_text_arguments(one) for one in made.messages]
+        made.messages = [with_text_arguments(one) for one in made.messages]
     return made
 
 
 def _fit_tools(made: Fitted, traits: Traits, is_generic: bool) -> None:
     """Describe tools in the system text where the template does not show them, or not in a known format."""
     if is_generic:
-        made.change(
-            with_tools_as_text(made.messages, made.tools),
-            "it has no known format of tools: these, calls and results are text",
-        )
+        shown = [_as_text(message) for message in made.messages]
+        if made.tools:
+            shown = with_system_text(shown, _listed(_TOOLS, made.tools))
+        made.change(shown, "it has no known format of tools: these, calls and results are text")
         made.tools = None
     elif made.tools and not traits.definitions:
         made.change(
@@ -258,14 +255,6 @@ def _fit_tools(made: Fitted, traits: Traits, is_generic: bool) -> None:
         )
     if not traits.tools_null:
         made.tools = made.tools or []
-
-
-def with_tools_as_text(messages: Sequence[Json], tools: list[Json] | None) -> list[Json]:
-    """Describe tools in the system text, and write calls and results as text."""
-    made = [_as_text(message) for message in messages]
-    if not tools:
-        return made
-    return with_system_text(made, _listed(_TOOLS, tools))
 
 
 def with_system_text(messages: Sequence[Json], text: str) -> list[Json]:
@@ -286,7 +275,7 @@ def _as_text(message: Json) -> Json:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    # As server/tool_formats writes and reads json_tools, so that an answer is found in the prefix cache.
+    # As server/tools/formats.py writes and reads json_tools, so that an answer is found in the prefix cache.
     written = [f"{CALL_START}\n{_call_json(call['function'])}\n{CALL_END}" for call in calls]
     spoken = [message["content"]] if message.get("content") else []
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
@@ -294,9 +283,12 @@ def _as_text(message: Json) -> Json:
 
 
 def _call_json(function: Json) -> str:
+    return f'{{"name": {_json(function["name"])}, "arguments": {_argument_text(function)}}}'
+
+
+def _argument_text(function: Json) -> str:
     given = function["arguments"]
-    arguments = given if isinstance(given, str) else _json(given)
-    return f'{{"name": {_json(function["name"])}, "arguments": {arguments}}}'
+    return given if isinstance(given, str) else _json(given)
 
 
 def fold_systems(messages: Sequence[Json], keeps_first: bool) -> list[Json]:
@@ -441,17 +433,15 @@ def _short(call_id: str) -> str:
     return call_id if is_short else digest[:NUM_ID_CHARACTERS]
 
 
-def _with_text_arguments(message: Json) -> Json:
-    calls = message.get("tool_calls")
-    if not calls:
+def with_text_arguments(message: Json) -> Json:
+    """Write the arguments of a message's calls as JSON text."""
+    if not message.get("tool_calls"):
         return message
-    changed = []
-    for call in calls:
-        function = call["function"]
-        given = function["arguments"]
-        text = given if isinstance(given, str) else _json(given)
-        changed.append({**call, "function": {**function, "arguments": text}})
-    return {**message, "tool_calls": changed}
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _argument_text(call["function"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
 
 
 def plain_tools(tools: Sequence[Json]) -> list[Json]:

@@ -8,10 +8,9 @@ import mlx.core as mx
 import pytest
 
 from reprise.engine.distributed.follow import Replica
-from reprise.engine.distributed.leader import Leader
-from reprise.engine.distributed.mirrored_model import SharedModel
+from reprise.engine.distributed.leader import Leader, SharedModel
 from reprise.engine.distributed.model_parts import Shard
-from reprise.engine.distributed.ranks import HEADER, RanksLostError
+from reprise.engine.distributed.ranks import RanksLostError
 from reprise.engine.kv_cache.buffers import rebuild, split_slice
 from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.rows import Rows, Sharing, make_rows
@@ -26,8 +25,8 @@ class Sent:
     def __init__(self) -> None:
         self.messages: list[Any] = []
 
-    def send_encoded(self, data: bytes) -> None:
-        self.messages.append(json.loads(data[HEADER.size :]))
+    def send(self, message: Any) -> None:
+        self.messages.append(json.loads(json.dumps(message)))
 
 
 class Others:
@@ -43,13 +42,13 @@ class Others:
     def gather(self) -> list[str | None]:
         return [self.word]
 
-    def explain(self, wait_s: float) -> str | None:  # noqa: ARG002 - of the protocol
+    def explain(self, wait_s: float) -> str | None:  # noqa: ARG002 - as Peers has it
         return self.lost
 
 
 def make_shared(asks_first: bool = False) -> tuple[SharedModel, Others]:
     others = Others()
-    leader = Leader(others)
+    leader = Leader(others)  # type: ignore[arg-type]
     leader.asks_first = asks_first
     return SharedModel(Shard(make_model("qwen2")), leader), others
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from reprise.engine.distributed.model_parts import PartFiles, ReadParts
-from reprise.engine.kv_cache.prefix_cache.disk import PrefixFileError
+from reprise.engine.distributed.model_parts import PartFiles
+from reprise.engine.kv_cache.prefix_cache.disk import PrefixFileError, join_contents
 
 FIRST, SECOND = (f"{digit * 40}.prefix" for digit in "12")
 
@@ -26,10 +26,10 @@ def test_what_is_saved_is_read_after_a_restart(tmp_path: Path) -> None:
     write_two(tmp_path)
     files = PartFiles(tmp_path, "a")
     # The second begins inside the first.
-    read = ReadParts(files.begin_read([FIRST, SECOND]), [0, 3], [3, 8])
-    (cut,) = read.cut(1, 7)
-    assert cut.flatten().tolist() == [1, 2, 3, 4, 5, 6]
-    kept, empty = read.state()
+    cut, state = join_contents(files.begin_read([FIRST, SECOND]).result(), [0, 3], [3, 8])
+    (keys_of_both,) = cut(1, 7)
+    assert keys_of_both.flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    kept, empty = state
     assert (kept is not None and kept.tolist(), empty) == ([7.0], None)
 
 
@@ -37,7 +37,7 @@ def test_files_of_other_weights_are_not_read(tmp_path: Path) -> None:
     write_two(tmp_path)
     reading = PartFiles(tmp_path, "b").begin_read([FIRST])
     with pytest.raises(PrefixFileError, match="other weights"):
-        ReadParts(reading, [0], [5])
+        reading.result()
 
 
 def test_only_what_rank_0_knows_is_kept_and_others_files_are_left(tmp_path: Path) -> None:

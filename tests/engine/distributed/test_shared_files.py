@@ -5,7 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from reprise.engine.distributed.mirrored_model import SharedModel, SharedPrefixStore
+from reprise.engine.distributed.leader import SharedModel, SharedPrefixStore
 from reprise.engine.kv_cache.buffers import cut_slice
 from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, make_store

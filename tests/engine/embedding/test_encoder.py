@@ -71,9 +71,9 @@ def test_a_ranking_encoder_equals_float64(pool_of, tmp_path, kind):
 def test_a_folder_says_how_to_pool(tmp_path, pooling, expected):
     folder = write_encoder(tmp_path / "tiny")
     write_modules(folder, pooling)
-    maker = load_embedding_model(Settings(model=str(folder)), "tiny").maker
+    model = load_embedding_model(Settings(model=str(folder)), "tiny")
     states = np.random.default_rng(0).normal(size=(5, 32)).astype(np.float32)
-    assert np.array(maker.make(mx.array(states))) == pytest.approx(expected(states), abs=1e-6)
+    assert np.array(model.finish(mx.array(states))) == pytest.approx(expected(states), abs=1e-6)
 
 
 def test_dense_layers_follow_pooling_and_normalizing_follows_cutting(tmp_path):
@@ -87,7 +87,7 @@ def test_dense_layers_follow_pooling_and_normalizing_follows_cutting(tmp_path):
     assert model.info.embedding.dimensions == 12
     for dimensions in (None, 5):
         cut = whole[:dimensions]
-        made = np.array(model.maker.make(mx.array(states), dimensions=dimensions))
+        made = np.array(model.finish(mx.array(states), dimensions=dimensions))
         assert made == pytest.approx(cut / np.linalg.norm(cut), abs=1e-6)
 
 
@@ -96,7 +96,7 @@ def test_a_prompt_s_tokens_are_left_out_if_the_folder_says_so(tmp_path):
     write_modules(folder, MEAN | {"include_prompt": False})
     model = load_embedding_model(Settings(model=str(folder)), "tiny")
     states = np.random.default_rng(0).normal(size=(5, 32)).astype(np.float32)
-    assert np.array(model.maker.make(mx.array(states), first_pooled=2)) == pytest.approx(
+    assert np.array(model.finish(mx.array(states), first_pooled=2)) == pytest.approx(
         states[2:].mean(axis=0), abs=1e-6
     )
     assert not model.info.embedding.recipe.counts_prompt

@@ -130,7 +130,7 @@ def test_no_pass_has_more_tokens_than_it_may_unless_one_text_has(model):
 def test_a_short_request_overtakes_a_long_one_and_the_oldest_is_not_forgotten():
     def job(name, lengths):
         inputs = tuple(EmbeddingInput((1,) * length) for length in lengths)
-        return Job.of(EmbeddingRequest(name, inputs), print)
+        return Job(EmbeddingRequest(name, inputs), print)
 
     jobs = [job("long", [60] * 50), job("short", [4])]
     never = [choose_members(jobs, num_passes, lambda *_: False)[0].job.request.id for num_passes in range(8)]
@@ -139,7 +139,7 @@ def test_a_short_request_overtakes_a_long_one_and_the_oldest_is_not_forgotten():
 
 def test_texts_of_others_fill_up_a_pass_if_they_are_nearly_as_long():
     jobs = [
-        Job.of(EmbeddingRequest(name, (EmbeddingInput((1,) * length),)), print)
+        Job(EmbeddingRequest(name, (EmbeddingInput((1,) * length),)), print)
         for name, length in (("a", 40), ("b", 38), ("c", 20), ("d", 60))
     ]
     found = choose_members([jobs[0], *jobs[1:]], 3, lambda *_: True)

@@ -7,9 +7,8 @@ from mlx_lm.utils import load_tokenizer
 from transformers import AddedToken
 
 from reprise.config.model_settings import BUNDLED_MODEL
-from reprise.engine.text.call_formats import HARMONY_TOKENS
 from reprise.engine.text.detokenizer import Detokenizer
-from reprise.engine.text.tokenizer import Tokenizer
+from reprise.engine.text.tokenizer import HARMONY_TOKENS, Tokenizer
 from tests.engine.support import VOCAB_SIZE
 
 DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>")

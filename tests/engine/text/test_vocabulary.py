@@ -1,7 +1,6 @@
 """The bytes of a vocabulary's tokens, and encoding that reproduces text exactly or returns nothing."""
 
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -244,7 +243,6 @@ def make_bare(decoder: decoders.Decoder | None) -> engine_tokenizer.Tokenizer:
         (lambda: make_bare(decoders.CTC()), "unsupported decoder: CTC"),
         (lambda: make_bare(decoders.BPEDecoder()), "unsupported decoder: BPEDecoder"),
         (lambda: make_bare(decoders.Strip(" ", 1, 0)), "unsupported decoder: Strip"),
-        (lambda: SimpleNamespace(vocab_size=3), "not from the tokenizers library"),
     ],
 )  # fmt: skip
 def test_kinds_without_known_bytes_are_rejected(make, reason: str) -> None:

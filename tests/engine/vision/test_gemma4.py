@@ -16,8 +16,7 @@ from reprise.engine.model.files.image_processor import read_processor
 from reprise.engine.model.loading import make_loader
 from reprise.engine.prefill_plan import MIN_CHUNK_TOKENS
 from reprise.engine.vision import layers
-from reprise.engine.vision.image_features import find_tower
-from reprise.engine.vision.language import Language
+from reprise.engine.vision.image_features import Sight, find_tower
 from reprise.engine.vision.layers import WORK, attend_to
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.driven import Driven
@@ -60,8 +59,8 @@ def test_an_image_among_text_has_the_logits_of_transformers(attention: str | Non
     seen = next(references("gemma4"))
     image = PromptImage(3, 6, seen.grid, seen.pixels.tobytes(), seen.pixels.shape, b"")
     span = 0, len(GEMMA4_PROMPT)
-    language = Language(model, tower)
-    logits = language.feed(GEMMA4_PROMPT, span, [image], features(tower, image), model.make_cache())
+    sight = Sight(model, tower)
+    logits = sight.feed(GEMMA4_PROMPT, span, [image], features(tower, image), model.make_cache())
     with np.load(REFERENCES / f"gemma4_whole_{attention}.npz") as file:
         expected = file["logits"]
     assert np.abs(np.array(logits[0]) - expected).max() < TOLERANCE * np.abs(expected).max()

@@ -9,6 +9,7 @@ from reprise.drafters.base import Draft
 from reprise.engine.interface.request import DraftChoice
 from reprise.engine.kv_cache.prefix_cache.trie import TextKey
 from reprise.engine.speculative.gate import decide
+from reprise.engine.vision.image_features import find_delta, find_places
 from reprise.engine.vision.keys import (
     chunk_end,
     prompt_keys,
@@ -16,7 +17,6 @@ from reprise.engine.vision.keys import (
     without_cut_images,
     without_images,
 )
-from reprise.engine.vision.layers import find_delta, find_places
 from tests.engine.vision.seeing import BREAK, PLACEHOLDER, Picture, RandomTower, looked_at
 
 ASKED = looked_at([1, 2], Picture(1, 2, 3), [3], Picture(2, 2, 2), [4], breaks=True)

@@ -12,8 +12,7 @@ from mlx_lm.utils import load_model
 from reprise.engine.interface.images import PromptImage
 from reprise.engine.model.architectures import LFM2_VL_TYPES
 from reprise.engine.model.files.image_processor import read_processor
-from reprise.engine.vision.image_features import find_tower
-from reprise.engine.vision.language import Language
+from reprise.engine.vision.image_features import Sight, find_tower
 from tests.engine.vision.test_towers import TOLERANCE, WRONG, features
 from tests.engine.vision.tiny_towers import HALVES, LFM2_PROMPT, REFERENCES, random_array, references
 
@@ -53,11 +52,11 @@ def test_tiles_among_text_have_the_logits_of_transformers(
         PromptImage(start, len(one.states), one.grid, one.pixels.tobytes(), one.pixels.shape, b"")
         for start, one in zip(STARTS, references("lfm2_vl"), strict=True)
     ]
-    language, caches = Language(model, tower), model.make_cache()
+    sight, caches = Sight(model, tower), model.make_cache()
     ends = (*STARTS[1:], len(LFM2_PROMPT))
     spans = list(zip((0, *STARTS[1:]), ends, strict=True))
     logits = [
-        language.feed(LFM2_PROMPT, span, images, features(tower, image), caches)
+        sight.feed(LFM2_PROMPT, span, images, features(tower, image), caches)
         for span, image in zip(spans, images, strict=True)
     ]
     with np.load(REFERENCES / "lfm2_vl_whole.npz") as file:

@@ -13,7 +13,7 @@ from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
 from reprise.engine.prefill_plan import MIN_CHUNK_TOKENS
-from reprise.engine.vision import image_features, language
+from reprise.engine.vision import image_features
 from reprise.engine.vision.keys import prompt_keys
 from reprise.engine.vision.layers import WORK
 from tests.combinations import spread
@@ -87,9 +87,9 @@ def in_a_line(images: Any, places_of: Any, start: int, end: int) -> np.ndarray:
 
 CONTROLS: dict[str, tuple[str, Any, str, Any]] = {
     "delta 0": ("qwen3_vl", image_features.Looking, "delta", 0),
-    "plain rope in the picture": ("qwen3_vl", language, "find_places", in_a_line),
-    "no deepstack": ("qwen3_vl", language, "features_behind", nothing),
-    "causal pictures": ("gemma3", language, "images_seen_whole", nothing),
+    "plain rope in the picture": ("qwen3_vl", image_features, "find_places", in_a_line),
+    "no deepstack": ("qwen3_vl", image_features, "features_behind", nothing),
+    "causal pictures": ("gemma3", image_features, "images_seen_whole", nothing),
 }
 
 

@@ -5,9 +5,8 @@ from mlx_lm.utils import load_tokenizer
 from transformers import AddedToken
 
 from reprise.config.model_settings import BUNDLED_MODEL
-from reprise.engine.text.call_formats import HARMONY_TOKENS
 from reprise.engine.text.markers import PREAMBLE
-from reprise.engine.text.tokenizer import Tokenizer
+from reprise.engine.text.tokenizer import HARMONY_TOKENS, Tokenizer
 from reprise.server.prompt.encoder import (
     to_harmony_arguments,
     to_harmony_messages,

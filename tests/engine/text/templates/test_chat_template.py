@@ -59,7 +59,9 @@ def test_nothing_of_a_conversation_is_refused_or_lost(name: str, shape: str):
     assert template.traits is not None
     # Tools as text, and as the template shows them if it can.
     for is_generic in {True, not template.traits.tools}:
-        text = make(name).decode(template.render(messages, tools, {}, is_generic=is_generic))
+        text = make(name).decode(
+            template.render(messages, tools, {}, form="generic" if is_generic else "fitted")
+        )
         assert lost(messages, tools, text) == []
         assert "None" not in text
 

@@ -67,9 +67,9 @@ def test_nothing_is_refused_and_nothing_lost(folder: Path, shape: str):
         template = load(file)
         if "gpt-oss" in file.stem:
             shown = to_harmony_tools(tools) if tools else None
-            ids = template.render_unchanged(to_harmony_messages(messages), shown, {})
+            ids = template.render(to_harmony_messages(messages), shown, {}, form="unchanged")
         else:
             assert template.traits is not None
-            ids = template.render(messages, tools, {}, is_generic=not template.traits.tools)
+            ids = template.render(messages, tools, {}, form="fitted" if template.traits.tools else "generic")
         text = template._wrapped.decode(ids)
         assert lost(messages, tools, text) == [], file.stem
