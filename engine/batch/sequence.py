@@ -27,7 +27,7 @@ from reprise.engine.interface.events import (
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.kv_cache.prefix_cache.disk import Loading
-from reprise.engine.kv_cache.prefix_cache.trie import Pictures, TextKey
+from reprise.engine.kv_cache.prefix_cache.text_key import Pictures, TextKey
 from reprise.engine.sampling.grammar import Grammars, Matcher
 from reprise.engine.sampling.logits import Likelihood, Penalties
 from reprise.engine.sampling.matchers import make_matcher

@@ -44,7 +44,8 @@ from reprise.engine.kv_cache.prefix_cache.disk import (
     join_contents,
     make_store,
 )
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, Tokens
+from reprise.engine.kv_cache.prefix_cache.text_key import Tokens
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
 from reprise.engine.kv_cache.rows import Rows, SeparateRows, Sharing, make_batched_rows, make_rows
 from reprise.engine.speculative.heads.head import owner_of_body
 

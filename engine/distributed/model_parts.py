@@ -30,7 +30,7 @@ from reprise.engine.kv_cache.prefix_cache.disk import (
     PrefixFileError,
     weights_fingerprint,
 )
-from reprise.engine.kv_cache.prefix_cache.trie import TextKey
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from reprise.engine.model.device import usable_bytes
 from reprise.engine.model.loading import LoadedModel, make_loader
 

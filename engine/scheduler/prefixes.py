@@ -27,11 +27,11 @@ from reprise.engine.kv_cache.buffers import (
 )
 from reprise.engine.kv_cache.per_row import Caches, can_trim, leaves, make_caches
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, make_store, weights_fingerprint
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from reprise.engine.kv_cache.prefix_cache.trie import (
     CutSlice,
     PrefixCache,
     PrefixStatus,
-    TextKey,
 )
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.memory.budget import MemoryBudget

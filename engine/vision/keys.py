@@ -2,7 +2,7 @@
 
 Beside tokens a sequence has keys: the same ids, but in place of placeholders ids beyond the vocabulary.
 Drafters read keys; code that computes texts reads tokens. Two images may have keys in common: where a prefix
-is looked for, their whole digests are compared too (kv_cache/prefix_cache/trie.py).
+is looked for, their whole digests are compared too (kv_cache/prefix_cache/text_key.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 from reprise.drafters.base import Draft
 from reprise.engine.interface.images import PromptImage
-from reprise.engine.kv_cache.prefix_cache.trie import TextKey
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 
 Images = Sequence[PromptImage]
 

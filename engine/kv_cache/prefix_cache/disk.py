@@ -26,7 +26,8 @@ from safetensors.numpy import save
 
 from reprise.config.atomic_files import remove_unfinished, unfinished_path, write_whole
 from reprise.engine.kv_cache.buffers import KVSlice, State, num_bytes
-from reprise.engine.kv_cache.prefix_cache.trie import CutSlice, TextKey, Tokens
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, Tokens
+from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
 
 BLOCK_WORDS = 16 * 2**20
 """32-bit words that one sum covers."""

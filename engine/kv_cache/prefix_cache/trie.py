@@ -1,20 +1,16 @@
 """Keep the KV slices and state of earlier prompts and answers in memory, in a trie over tokens.
 
-Texts are known by TextKeys: the ids of their tokens, and the digests of the pictures among them.
-
 Each node holds the KV slice of the tokens on its edge, so a prefix that several conversations share is stored
 once. If the model has state as well, a node may hold a state snapshot taken at its end, and a row can start
 only from such a node. All stored arrays are evaluated and share no buffer with a row.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Union
 
 import mlx.core as mx
-import numpy as np
 
 from reprise.engine.kv_cache.buffers import (
     KVSlice,
@@ -26,55 +22,7 @@ from reprise.engine.kv_cache.buffers import (
     start_copies,
 )
 from reprise.engine.kv_cache.per_row import Caches
-
-Pictures = tuple[tuple[int, bytes], ...]
-"""The index of each picture's first token, and the picture's digest."""
-
-Tokens = Union[Sequence[int], np.ndarray, "TextKey"]
-"""Token ids. A text with pictures comes as a TextKey."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextKey:
-    """A text as other texts are compared with it.
-
-    ids: (n,) int32. Those of a picture have 31 bits of its digest each, and others may have the same.
-    pictures: those that begin in the text.
-    """
-
-    ids: np.ndarray
-    pictures: Pictures = ()
-
-    @classmethod
-    def of(cls, tokens: Tokens) -> "TextKey":
-        """Return the key of a text. An array of int32 is used as it is."""
-        return tokens if isinstance(tokens, TextKey) else cls(np.asarray(tokens, np.int32))
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, part: slice) -> "TextKey":
-        start, end, _ = part.indices(len(self.ids))
-        pictures = tuple((at - start, digest) for at, digest in self.pictures if start <= at < end)
-        return TextKey(self.ids[start:end], pictures)
-
-    @property
-    def first(self) -> tuple[int, bytes]:
-        """The first id, and the digest of the picture that begins there; b"" if none does."""
-        begins_here = self.pictures and self.pictures[0][0] == 0
-        return int(self.ids[0]), self.pictures[0][1] if begins_here else b""
-
-    def count_equal(self, other: "TextKey") -> int:
-        """Count the leading tokens that are the same in another text: ids, and pictures that begin there."""
-        length = min(len(self.ids), len(other.ids))
-        different = np.flatnonzero(self.ids[:length] != other.ids[:length])
-        num_equal = int(different[0]) if len(different) else length
-        return min([num_equal, *(at for at, _ in set(self.pictures) ^ set(other.pictures))])
-
-    def tobytes(self) -> bytes:
-        """Return bytes that no other text has; those of the ids alone if it has no pictures."""
-        return self.ids.tobytes() + (repr(self.pictures).encode() if self.pictures else b"")
-
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, Tokens
 
 MAX_ARRAYS = 100_000
 """Maximum arrays to keep. Metal allows about 499,000 buffers at a time, and the rows need some of them."""

@@ -7,7 +7,7 @@ import pytest
 from reprise.config.settings import Settings
 from reprise.drafters.base import Draft
 from reprise.engine.interface.request import DraftChoice
-from reprise.engine.kv_cache.prefix_cache.trie import TextKey
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from reprise.engine.speculative.gate import decide
 from reprise.engine.vision.image_features import find_delta, find_places
 from reprise.engine.vision.keys import (
