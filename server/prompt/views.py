@@ -354,8 +354,12 @@ class ViewMaker:
             key = hashlib.blake2b(f"{owner}\0{seed}".encode(errors="surrogatepass"), digest_size=16).digest()
             if (kept := self._kept.get(key)) is None:
                 missing.append((key, make))
-            elif (room_tokens := room_tokens - _count(kept)) >= 0:
+                # Room for new views, before cached ones of older texts: about a token for each character.
+                room_tokens -= len(seed)
+            elif room_tokens >= (num_tokens := _count(kept)):
                 views += kept
+                room_tokens -= num_tokens
+        room_tokens = MAX_TOKENS - _count(views)
         for key, make in missing:
             yield
             made: Views = []

@@ -228,6 +228,18 @@ def test_the_views_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         assert "name_99" in views[0]
 
 
+def test_a_new_result_has_views_also_where_those_of_older_ones_fill_the_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(making, "MAX_TOKENS", 1000)
+    many = [result(NUMBERED.replace("area", f"name_{at}")) for at in range(100)]
+    maker = maker_of(RawTokenizer())
+    for num_results in range(20, 100):
+        views = texts(make(maker, *many[:num_results]))
+        assert any(f"name_{num_results - 1}(" in view for view in views)
+        assert 500 < sum(map(len, views)) < 1000
+
+
 @pytest.mark.parametrize("tokenizer", [JsonTokenizer(), RawTokenizer()])
 def test_a_call_is_a_form_with_the_tool_s_keys(tokenizer: FakeTokenizer) -> None:
     frames = [view for view in make(maker_of(tokenizer), tools=(EDIT,)) if isinstance(view, Frame)]
