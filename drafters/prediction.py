@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, Slices
-from reprise.drafters.copies.copying import CopyCursor, GrowingText
+from reprise.drafters.copies.copying import MIN_JUMP_TOKENS, CopyCursor, GrowingText
 from reprise.drafters.copies.occurrences import MAX_MATCH_TOKENS, Ids, Occurrences, TailHashes
 
 RUN_STARTS = (2, 4, 8, 16, 32)
@@ -21,8 +21,6 @@ AT_START = len(RUN_STARTS) + 1
 
 PRIORS = (0.65, 0.75, 0.80, 0.88, 0.94, 0.98, 0.90)
 """Expected acceptance rate per token, by bucket."""
-
-_MIN_JUMP_TOKENS = 4  # minimum length of a match to which a lost cursor jumps
 
 
 @dataclass(slots=True)
@@ -84,7 +82,7 @@ class PredictionDrafter:
             recent.append(token)
         del recent[:-MAX_MATCH_TOKENS]
         if cursor.position is None:
-            match = state.index.find(tail.hashes, recent, min_ngram_size=_MIN_JUMP_TOKENS)
+            match = state.index.find(tail.hashes, recent, min_ngram_size=MIN_JUMP_TOKENS)
             if match is not None:
                 cursor.jump(cursor.source, match.position, None, match.length)
 

@@ -24,7 +24,7 @@ from reprise.drafters.base import (
     finish,
 )
 from reprise.drafters.checked_file import owner_of
-from reprise.drafters.copies.copying import CopyCursor, GrowingText
+from reprise.drafters.copies.copying import MIN_JUMP_TOKENS, CopyCursor, GrowingText
 from reprise.drafters.copies.forms import NUM_KINDS, Forms, Hunks
 from reprise.drafters.copies.history import DEFAULT_TOKENS, History, HistoryFile, Shelf
 from reprise.drafters.copies.occurrences import Ids, Match
@@ -72,7 +72,6 @@ _STRENGTHS = tuple(
 
 _TRUSTED_RUN = 8  # length of the cursor's run from which on no match is looked up
 _LONG_MATCH = 16  # length of a match in this request from which on finished requests are not searched
-_MIN_JUMP_TOKENS = 4  # minimum length of a match to which a lost cursor jumps
 
 Evidence = tuple[float, int, int, int]
 """Where to draft from: (prior, bucket, kind, position); a position in the history for FINISHED and RESTORED,
@@ -353,7 +352,7 @@ class SuffixDrafter:
             rated = ASIDE if value is not None and rated in (MATCH, VIEW) and not is_own else rated
             prior, bucket, *_ = _make_evidence(rated, length, match.position)
             found.append((prior, bucket, kind, match.position))
-            if self._use_cursor and cursor.position is None and length >= _MIN_JUMP_TOKENS:
+            if self._use_cursor and cursor.position is None and length >= MIN_JUMP_TOKENS:
                 cursor.jump(*state.place_of(kind, match.position), length)
         if length < _LONG_MATCH and (finished := self._find_finished(state)) is not None:
             found.append(finished)

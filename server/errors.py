@@ -1,7 +1,8 @@
 """The errors that a client can get: their classes and statuses, and those made of the engine's errors.
 
-What is wrong with a body or with headers is said where it is found out: http/body.py, http/access.py. How an
-error is sent: http/error_responses.py.
+What is wrong with a body or with headers is said where it is found out: http/body.py, http/access.py. That a
+queue is full is said in engine/pool/model_engine.py (running or waiting), engine/engine.py (for a model) and
+generation/service.py (unprepared prompts). How an error is sent: http/error_responses.py.
 """
 
 from collections.abc import Mapping

@@ -257,6 +257,9 @@ def _neighbours(source: Ids, start: int, stop: int) -> tuple[int, int]:
     return source[start - 1] if start else -1, source[stop] if stop < len(source) else -1
 
 
+MIN_JUMP_TOKENS = 4
+"""Minimum length of a match to which a lost cursor jumps."""
+
 # All of these were chosen with `reprise bench replay`.
 _CONFIRM_TOKENS = 4  # matching tokens that confirm a position found near where the cursor was lost
 _CONFIRM_JUMP_TOKENS = 8  # matching tokens that confirm a position set by jump()

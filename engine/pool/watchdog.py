@@ -1,4 +1,7 @@
-"""Share the thread's time among models, and notice a stall: an engine that hangs raises nothing."""
+"""Share the thread's time among models, and notice a stall: an engine that hangs raises nothing.
+
+During a stall server/generation/service.py refuses new requests, and /health says why.
+"""
 
 import logging
 import threading

@@ -288,7 +288,8 @@ class Likelihoods:
     ) -> None:
         """Build the graph; compute nothing yet.
 
-        logits: (n, vocabulary). tokens: (draws,) the tokens drawn.
+        logits: (n, vocabulary), as the model made them: before penalties, filters and temperature.
+        tokens: (draws,) the tokens drawn.
         wanted: (draws,) how many of the likeliest tokens to return for each draw; None for no likelihood.
         places: (draws,) index of each draw's logits; None for the order of the draws.
         """

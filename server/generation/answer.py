@@ -1,4 +1,7 @@
-"""Produce an answer: submit requests to the engine, and make its events a response, whole or streamed."""
+"""Produce an answer: submit requests to the engine, and make its events a response, whole or streamed.
+
+If the client leaves first, they are cancelled.
+"""
 
 import asyncio
 import contextlib

@@ -53,7 +53,7 @@ from reprise.server.prompt.encoder import (
     fim_of,
     shown,
 )
-from reprise.server.prompt.length import check_ids, check_length
+from reprise.server.prompt.length import check_ids, check_length, truncate
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
 from reprise.server.requests.generation_fields import GenerationFields, WindowFields
@@ -418,7 +418,7 @@ def make_engine_requests(
     samplings = [_sampling(body, choice_seed(seed, choice), info, defaults) for choice in range(body.n)]
     requests: list[GenerationRequest] = []
     for whole in prompts.token_ids:
-        prompt = _truncated(whole, body, info)
+        prompt = truncate(whole, body, info)
         room = check_length(prompt, body.prompt_field, info)
         # The engine generates at least one token, which is not returned if only the prompt is scored.
         wanted = 1 if body.is_scoring else most or room
@@ -460,16 +460,6 @@ def _loop_guard(body: GenerationFields, settings: Settings, limits: AnswerLimits
     if settings.loop_guard_tokens is not None:
         return settings.loop_guard_tokens
     return LOOP_GUARD_TOKENS if limits.loop_guard_tokens is None else limits.loop_guard_tokens
-
-
-def _truncated(prompt: tuple[int, ...], body: GenerationFields, info: ModelInfo) -> tuple[int, ...]:
-    """Return the last tokens of a prompt, as many as the request wants to keep."""
-    limit = body.truncate_prompt_tokens
-    if limit is None:
-        return prompt
-    if limit < 0:
-        limit = max(1, info.context_tokens - (body.requested_max_tokens or 1))
-    return prompt[-limit:]
 
 
 def _sampling(body: GenerationFields, seed: int, info: ModelInfo, uses_defaults: bool) -> Sampling:

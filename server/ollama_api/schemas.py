@@ -18,6 +18,7 @@ from reprise.server.requests.fields import (
     Notes,
     RequestModel,
     Rules,
+    TopLogprobs,
     field_error,
     neutral,
     no_effect,
@@ -216,7 +217,7 @@ class GeneratingFields(RequestModel):
     """What to do if the conversation is too long for the context. true: leave out its oldest turns, and say
     so in x-reprise-ignored. false: a 400."""
     logprobs: bool = Field(False, description="Whether to return the log probability of each token.")
-    top_logprobs: int = Field(0, ge=0, le=20)
+    top_logprobs: TopLogprobs = 0
     """Number of most likely tokens to return at each position; with logprobs."""
     keep_alive: KeepAlive = None
     draft: DraftFields = DraftFields()

@@ -1,4 +1,4 @@
-"""Split a chat's output into reasoning, content and tool calls."""
+"""Split a chat's output into reasoning, content and tool calls, which get their ids here."""
 
 import re
 from collections.abc import Callable, Sequence

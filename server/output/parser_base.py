@@ -1,4 +1,7 @@
-"""What all parsers of output share: log probabilities assigned to parts of a text; parsers of plain text."""
+"""What all parsers share: how a choice ends (finish_reason), and log probabilities of parts of a text.
+
+The parsers of plain text stand here too.
+"""
 
 from abc import ABC, abstractmethod
 from codecs import getincrementaldecoder

@@ -1,4 +1,4 @@
-"""The rules for a prompt's length and tokens: what is refused, and which turns are left out to fit."""
+"""The rules for a prompt's length: what is refused, and which turns or tokens are left out to fit."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence, Sized
@@ -195,3 +195,13 @@ def fit(
     # With fewer messages the prompt only gets shorter.
     at = min(bisect_left(range(len(tried)), True, key=fits), len(tried) - 1)
     return encoded[at], tried[at].num_dropped
+
+
+def truncate(prompt: tuple[int, ...], body: GenerationFields, info: ModelInfo) -> tuple[int, ...]:
+    """Return the last tokens of a prompt, as many as the request wants to keep."""
+    limit = body.truncate_prompt_tokens
+    if limit is None:
+        return prompt
+    if limit < 0:
+        limit = max(1, info.context_tokens - (body.requested_max_tokens or 1))
+    return prompt[-limit:]

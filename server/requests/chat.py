@@ -23,6 +23,7 @@ from reprise.server.requests.fields import (
     Notes,
     RequestModel,
     Rules,
+    TopLogprobs,
     field_error,
     neutral,
     no_effect,
@@ -150,7 +151,7 @@ class ChatRequest(GenerationFields):
     """Whether the response has the model's reasoning. Not in OpenAI's API."""
     logprobs: bool = False
     """Whether to return the log probability of each token of the content."""
-    top_logprobs: int = Field(0, ge=0, le=20)
+    top_logprobs: TopLogprobs = 0
     """Number of most likely tokens to return at each position. Requires logprobs: true."""
     chat_template_kwargs: TemplateArguments | None = None
     """Extra arguments for the chat template. They override those set by reasoning_effort. Not in OpenAI's

@@ -503,5 +503,6 @@ Limit = Annotated[int, Field(ge=0, le=INT32_MAX)]
 _HEAT = "Sampling temperature. 0: always the most likely token. Higher is more random."
 Temperature = Annotated[float, Field(ge=0, le=2, description=_HEAT)]
 _MASS = "Sample only from the most likely tokens whose probabilities add up to this. 1: no limit."
+TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 TopP = Annotated[float, Field(ge=0, le=1, description=_MASS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

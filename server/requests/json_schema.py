@@ -1,4 +1,7 @@
-"""Check JSON schemas, and make of one what the grammar library can enforce: closed, or relaxed."""
+"""Check JSON schemas, and make of one what the grammar library can enforce: closed, or relaxed.
+
+What cannot be enforced although `strict` asks for it is refused in generation/grammars.py.
+"""
 
 import re
 from collections import defaultdict

@@ -29,6 +29,7 @@ from reprise.server.requests.fields import (
     RequestModel,
     Rules,
     Temperature,
+    TopLogprobs,
     TopP,
     field_error,
     no_effect,
@@ -114,7 +115,6 @@ def page(ids: Sequence[str], items: Sequence[bytes], query: ListQuery) -> bytes:
     return b'{"object":"list","data":[%b],%b' % (b",".join(item for _, item in listed), to_json(rest)[1:])
 
 
-MAX_TOP_LOGPROBS = 20
 MAX_ITEMS = 8192
 """Maximum items of an input, and maximum parts in all items: validating each takes time."""
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
@@ -261,7 +261,7 @@ class ResponsesFields(AcceptsPeerFields):
         description=f"{INCLUDE_LOGPROBS}: log probabilities. {INCLUDE_REASONING}: the reasoning in base64 "
         "(not encrypted), for clients that send back only this field.",
     )
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: TopLogprobs | None = None
     """Number of most likely tokens to return at each position. Above 0 turns on logprobs."""
     metadata: Any = Field({})
     """Returned unchanged in the response."""
