@@ -9,6 +9,7 @@
     python -m reprise.demo_model.training.train --size SIZE --evaluate         # on held-out samples
 
 Needs torch, tokenizers, numpy and safetensors (the `train` extra); the server needs none of this.
+Torch uses all cores; OMP_NUM_THREADS=1 in the environment leaves it one.
 """
 
 import argparse
