@@ -1,34 +1,37 @@
-"""Train the bundled WeDLM checkpoint from the demo model, and evaluate it.
+"""Train the WeDLM checkpoint from the demo model, and evaluate it.
 
 The demo model gets a mask token, and learns to predict masked windows behind the visible text (WeDLM,
 arXiv:2512.22737) while its predictions of the next token stay near the demo model's, its teacher.
-`train.py --size wedlm` calls this module.
 """
 
-import argparse
 import random
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from importlib import import_module
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
-from reprise.demo_model.training.corpus import FAMILIES, Source, conversations
+from reprise.demo_model.training.corpus import FAMILIES, Source, conversations, held_out
 from reprise.demo_model.training.corpus.rendering import render
-from reprise.demo_model.training.llama import Model, load_weights, save_whole
-from reprise.demo_model.training.muon import Muon, descend
-from reprise.demo_model.training.samples import Sample, collate, encode, grouped
-from reprise.demo_model.training.sizes import CONFIG, ROOT
-from reprise.demo_model.training.train import export as export_model
+from reprise.demo_model.training.data import Sample, encode, grouped, spans, stretched
+from reprise.demo_model.training.demo import is_exact
+from reprise.demo_model.training.model import (
+    BUNDLED,
+    DEMO,
+    Model,
+    load_demo_model,
+    load_weights,
+    make_optimizers,
+)
 
-MASK = 4096
-WEDLM_CONFIG = {
+END, MASK = 2, 4096
+CONFIG = DEMO | {
     "architectures": ["WeDLMForCausalLM"],
     "model_type": "wedlm",
     "vocab_size": 4097,
@@ -41,256 +44,309 @@ NUM_TILINGS = 2
 WHOLLY_MASKED = 0.8
 # In wholly masked windows, a mask's weight relative to the mask to its left.
 WEIGHT_DECAY = 0.8
-MOST_TOKENS = 1000
-MOST_COPIED = 600
-BATCH_TOKENS = 2048
-PEAK_RATE, EMBEDDING_RATE = 1.2e-3, 6e-4
+MOST_TOKENS, MOST_COPIED, BATCH_TOKENS = 1000, 600, 2048
+RATE, EMBEDDING_RATE = 1.2e-3, 6e-4
 # Weights of what keeps the next token: divergence from the teacher's prediction, distance of the last state.
 KEEP_START, KEEP_END, STATE_WEIGHT = 3.0, 15.0, 0.2
+# What the evaluation decodes: samples of these families, and the penalty of a mask's distance.
+COPYING = ("edit", "record look-up", "quote a sentence", "list or repeat a passage")
+PENALTY = 0.01
 
 
-@dataclass
-class Sequence:
-    """A conversation, then copies of windows of its answers in which masks hide tokens.
+class Token(NamedTuple):
+    """A token of a conversation, or of a copy of a window of an answer in which masks hide tokens.
 
-    tokens, positions: ids and positions. group: 0 for the conversation, another number for each copy.
-    rank: the place in attention order within the group. limit: number of conversation tokens that it sees.
-    wanted, weight: a mask's hidden token and its weight in the loss, 0 for all other tokens.
+    group: 0 for the conversation, another number for each copy. rank: the place in attention order within
+    the group. limit: number of conversation tokens that it sees. wanted, weight: a mask's hidden token and
+    its weight in the loss, 0 for all other tokens.
     """
 
-    tokens: list[int]
-    positions: list[int]
-    group: list[int] = field(default_factory=list)
-    rank: list[int] = field(default_factory=list)
-    limit: list[int] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
-    weight: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        length = len(self.tokens)
-        self.group, self.rank = [0] * length, list(range(length))
-        self.limit = list(range(1, length + 1))
-        self.wanted, self.weight = [0] * length, [0.0] * length
-        self.num_groups = 0
-
-    def add_window(self, start: int, hidden: list[bool], decay: float) -> None:
-        """Append a copy of the tokens from start on; hidden says which of them become masks.
-
-        Filled tokens see the conversation before the window and each other, masks see all of these and the
-        masks to their left.
-        """
-        self.num_groups += 1
-        num_filled = len(hidden) - sum(hidden)
-        filled = masks = 0
-        for at, is_hidden in enumerate(hidden, start):
-            self.tokens.append(MASK if is_hidden else self.tokens[at])
-            self.positions.append(self.positions[at])
-            self.group.append(self.num_groups)
-            self.limit.append(start)
-            self.rank.append(num_filled + masks if is_hidden else filled)
-            self.wanted.append(self.tokens[at])
-            self.weight.append(decay**masks if is_hidden else 0.0)
-            masks, filled = masks + is_hidden, filled + (not is_hidden)
+    id: int
+    position: int
+    group: int
+    rank: int
+    limit: int
+    wanted: int = 0
+    weight: float = 0.0
 
 
-@dataclass
+# Sees only the first token.
+PADDING = Token(0, 0, group=-1, rank=0, limit=1)
+
+
+def plain(ids: list[int], positions: list[int]) -> list[Token]:
+    """Return the tokens of a conversation, each of which sees those up to itself."""
+    pairs = zip(ids, positions, strict=True)
+    return [Token(token, position, 0, at, at + 1) for at, (token, position) in enumerate(pairs)]
+
+
+def window(shown: list[Token], start: int, hidden: list[bool], group: int, decay: float = 1.0) -> list[Token]:
+    """Return a copy of a conversation's tokens from start on; hidden says which of them become masks.
+
+    Filled tokens see the conversation before the window and each other, masks see all of these and the masks
+    to their left.
+    """
+    num_filled = len(hidden) - sum(hidden)
+    copies: list[Token] = []
+    filled = masks = 0
+    for token, is_hidden in zip(shown[start:], hidden, strict=False):
+        if is_hidden:
+            rank, weight = num_filled + masks, decay**masks
+            copies.append(Token(MASK, token.position, group, rank, start, token.id, weight))
+            masks += 1
+        else:
+            copies.append(Token(token.id, token.position, group, filled, start))
+            filled += 1
+    return copies
+
+
 class Batch:
-    """Sequences stacked and padded: the fields of Sequence as (rows, length), seen for Block.forward.
+    """Sequences stacked and padded on the right: fields of Token as (rows, length), seen for Block.forward.
 
-    before: (rows, length) bool, conversation tokens whose next token is part of an answer.
+    before: (rows, plain length) bool, conversation tokens whose next token is part of an answer.
     """
 
-    tokens: Tensor
-    positions: Tensor
-    wanted: Tensor
-    weight: Tensor
-    seen: Tensor
-    before: Tensor
-    num_plain: int
+    def __init__(self, sequences: list[list[Token]], answers: list[list[bool]]) -> None:
+        length = max(map(len, sequences))
+        table = torch.tensor([one + [PADDING] * (length - len(one)) for one in sequences])
+        self.tokens, self.positions, group, rank, limit, self.wanted = table[..., :6].long().unbind(-1)
+        self.weight = table[..., 6]
+        in_limit = (group == 0)[:, None, :] & (torch.arange(length) < limit[:, :, None])
+        in_group = (group[:, :, None] == group[:, None, :]) & (rank[:, None, :] <= rank[:, :, None])
+        itself = torch.eye(length, dtype=torch.bool)
+        self.seen = (in_limit | (in_group & (group > 0)[:, :, None]) | itself)[:, None]
+        self.before = torch.zeros(len(answers), max(map(len, answers)), dtype=torch.bool)
+        for row, answer in enumerate(answers):
+            self.before[row, : len(answer) - 1] = torch.tensor(answer[1:])
 
 
-def stack(sequences: list[Sequence], answers: list[list[bool]]) -> Batch:
-    """Pad sequences on the right and stack them. Padding sees only the first token."""
-    length = max(len(s.tokens) for s in sequences)
-
-    def column(name: str, fill: float) -> Tensor:
-        return torch.tensor([getattr(s, name) + [fill] * (length - len(s.tokens)) for s in sequences])
-
-    group, rank, limit = column("group", -1), column("rank", 0), column("limit", 1)
-    in_limit = (group == 0)[:, None, :] & (torch.arange(length) < limit[:, :, None])
-    in_group = (group[:, :, None] == group[:, None, :]) & (rank[:, None, :] <= rank[:, :, None])
-    before = torch.zeros(len(sequences), length, dtype=torch.bool)
-    for row, answer in enumerate(answers):
-        before[row, : len(answer) - 1] = torch.tensor(answer[1:])
-    return Batch(
-        column("tokens", 0), column("positions", 0), column("wanted", 0), column("weight", 0.0),
-        (in_limit | (in_group & (group > 0)[:, :, None]) | torch.eye(length, dtype=torch.bool))[:, None],
-        before, max(map(len, answers)),
-    )  # fmt: skip
-
-
-def spans(answer: list[bool]) -> list[tuple[int, int]]:
-    """Return the (start, end) of each run of answer tokens."""
-    edges = [at for at in range(1, len(answer)) if answer[at] != answer[at - 1]]
-    edges += [len(answer)] if len(edges) % 2 else []
-    return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-def masked(sample: Sample, rng: random.Random, progress: float) -> Sequence:
+def masked(sample: Sample, rng: random.Random) -> list[Token]:
     """Make a sequence of a sample: random tilings of each answer by windows, most of them wholly masked."""
     ids, answer = sample
-    _, positions, _ = collate([sample], rng, progress)
-    sequence = Sequence(list(ids), positions[0].tolist())
-    windows = []
+    shown = plain(ids, stretched(len(ids), rng).tolist())
+    windows: list[tuple[int, int]] = []
     for start, end in spans(answer):
         for _ in range(NUM_TILINGS):
             width = rng.choice(WINDOW_SIZES)
-            edges = [start, *range(start + rng.randint(1, width), end, width), end]
-            windows += pairwise(edges)
+            windows += pairwise([start, *range(start + rng.randint(1, width), end, width), end])
     rng.shuffle(windows)
-    for start, end in windows:
-        if len(sequence.tokens) - len(ids) > MOST_COPIED:
+    copies: list[Token] = []
+    for group, (start, end) in enumerate(windows, 1):
+        if len(copies) > MOST_COPIED:
             break
         share = 1.0 if rng.random() < WHOLLY_MASKED else rng.random()
         hidden = [rng.random() < share for _ in range(start, end)]
         if any(hidden):
-            sequence.add_window(start, hidden, WEIGHT_DECAY if all(hidden) else 1.0)
-    return sequence
+            copies += window(shown, start, hidden, group, WEIGHT_DECAY if all(hidden) else 1.0)
+    return shown + copies
 
 
-def training_batches(tokenizer: Tokenizer, rng: random.Random) -> Iterator[Batch]:
-    """Yield batches without end. Half of the samples are of the demo model's mix, half of any family."""
-    source = Source(rng)
-    mix, makers = conversations(source), [make for make, _ in FAMILIES.values()]
-    while True:
-        talks = [next(mix) if rng.random() < 0.5 else rng.choice(makers)(source) for _ in range(120)]
-        samples = [
-            encoded for talk in talks if len((encoded := encode(tokenizer, render(talk)))[0]) <= MOST_TOKENS
-        ]
-        pool = [(masked(sample, rng, 1.0), sample[1]) for sample in samples]
-        groups = grouped(pool, lambda pair: len(pair[0].tokens), BATCH_TOKENS * 1.1)
-        rng.shuffle(groups)
-        for group in groups:
-            yield stack([s for s, _ in group], [a for _, a in group])
+class Wedlm:
+    """The WeDLM checkpoint in training: the demo model with a mask, embedded as the others' mean."""
 
+    config, prefix, written_by = CONFIG, "model.", "pt"
 
-def start(folder: Path) -> tuple[Model, Model]:
-    """Return the demo model with a mask token, embedded as the others' mean, and the teacher."""
-    CONFIG.update(vocab_size=MASK)
-    teacher = Model()
-    load_weights(teacher, folder)
-    CONFIG.update(WEDLM_CONFIG)
-    model = Model()
-    state = teacher.state_dict()
-    rows = state["embed_tokens.weight"]
-    model.load_state_dict(state | {"embed_tokens.weight": torch.cat((rows, rows.mean(0, keepdim=True)))})
-    return model, teacher.eval().requires_grad_(False)
+    def __init__(self) -> None:
+        self.tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+        self.tokenizer.add_special_tokens(["<|mask|>"])
+        self.teacher, self.model = load_demo_model(), Model(CONFIG)
+        state = self.teacher.state_dict()
+        rows = state["embed_tokens.weight"]
+        state["embed_tokens.weight"] = torch.cat((rows, rows.mean(0, keepdim=True)))
+        self.model.load_state_dict(state)
+        self.learned = nn.ModuleList([self.model])
+        self.optimizers = make_optimizers(self.model, RATE, EMBEDDING_RATE, weight_decay=0.0)
 
+    def batches(self, rng: random.Random, _progress: Callable[[], float]) -> Iterator[Batch]:
+        """Yield batches without end. Half of the samples are of the demo model's mix, half of any family."""
+        source = Source(rng)
+        mix, makers = conversations(source), [make for make, _ in FAMILIES.values()]
+        while True:
+            talks = [next(mix) if rng.random() < 0.5 else rng.choice(makers)(source) for _ in range(120)]
+            samples = [encode(self.tokenizer, render(talk)) for talk in talks]
+            pool = [(masked(one, rng), one[1]) for one in samples if len(one[0]) <= MOST_TOKENS]
+            groups = grouped(pool, lambda pair: len(pair[0]), BATCH_TOKENS * 1.1)
+            rng.shuffle(groups)
+            for group in groups:
+                yield Batch([tokens for tokens, _ in group], [answer for _, answer in group])
 
-class Training:
-    """A training run: the model, the demo model as its teacher, the optimizers and the time spent."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.arguments = arguments
-        self.checkpoint: Path = arguments.work / "checkpoint.pt"
-        self.model, self.teacher = start(ROOT / "demo_model")
-        matrices = [p for p in self.model.layers.parameters() if p.ndim == 2]
-        others = [p for p in self.model.parameters() if not any(p is m for m in matrices)]
-        self.optimizers = [
-            (
-                torch.optim.AdamW(others, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.0),
-                EMBEDDING_RATE,
-            ),
-            (Muon(matrices, lr=PEAK_RATE, weight_decay=0.0, dtype=torch.bfloat16), PEAK_RATE),
-        ]
-        self.seconds, self.step = 0.0, 0
-        if self.checkpoint.exists():
-            state = torch.load(self.checkpoint, weights_only=True)
-            self.model.load_state_dict(state["model"])
-            for (optimizer, _), saved in zip(self.optimizers, state.get("optimizers", ()), strict=False):
-                optimizer.load_state_dict(saved)
-            self.seconds, self.step = state["seconds"], state["step"]
-
-    @property
-    def progress(self) -> float:
-        """The share of the training time that has passed."""
-        return min(1.0, self.seconds / 60 / self.arguments.minutes)
-
-    def update(self, batch: Batch) -> tuple[float, float, float, float]:
-        """Train on one batch. Return the losses of masks, next tokens and states, and right masks."""
-        plain, before = batch.num_plain, batch.before
+    def loss(self, batch: Batch, progress: float) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss of a batch, and its parts: of masks, next tokens and states; right masks."""
+        before, length = batch.before, batch.before.shape[1]
         with torch.autocast("cpu", torch.bfloat16):
             state = self.model.states(batch.tokens, batch.positions, batch.seen)[-1]
             with torch.no_grad():
-                tokens = batch.tokens[:, :plain].clamp(max=MASK - 1)
-                known = self.teacher.states(tokens, batch.positions[:, :plain])[-1]
-        state, known = state.float(), known[before[:, :plain]].float()
+                # The padding of a short conversation may hold masks, which the teacher does not know.
+                tokens = batch.tokens[:, :length].clamp(max=MASK - 1)
+                known = self.teacher.states(tokens, batch.positions[:, :length])[-1]
+        state, known = state.float(), known[before].float()
         hidden = batch.weight > 0
         logits, weight = self.model.read(state[hidden]), batch.weight[hidden]
         each = F.cross_entropy(logits, batch.wanted[hidden], reduction="none")
         of_masks = (each * weight).sum() / weight.sum()
         with torch.no_grad():
             wanted = F.log_softmax(self.teacher.read(known), -1)
-        own = F.log_softmax(self.model.read(state[before]), -1)[:, :MASK]
+        state = state[:, :length][before]
+        own = F.log_softmax(self.model.read(state), -1)[:, :MASK]
         of_next = (wanted.exp() * (wanted - own)).sum(-1).mean()
         known = self.teacher.norm(known)
-        of_state = F.mse_loss(self.model.norm(state[before]), known) / known.var()
-        keep = KEEP_START + (KEEP_END - KEEP_START) * self.progress
-        (of_masks + keep * of_next + STATE_WEIGHT * of_state).backward()
-        rate = min(1.0, (self.step + 1) / 50) * max(0.01, 1.0 - self.progress)
-        descend(self.model, self.optimizers, rate)
-        self.step += 1
+        of_state = F.mse_loss(self.model.norm(state), known) / known.var()
+        keep = KEEP_START + (KEEP_END - KEEP_START) * progress
         right = (logits.argmax(-1) == batch.wanted[hidden]).float().mean()
-        return of_masks.item(), of_next.item(), of_state.item(), right.item()
-
-    def save(self) -> None:
-        """Write the weights."""
-        state = {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o, _ in self.optimizers]}
-        save_whole({**state, "seconds": self.seconds, "step": self.step}, self.checkpoint)
+        seen = {"masks": of_masks, "next": of_next, "state": of_state, "right masks": right}
+        loss = of_masks + keep * of_next + STATE_WEIGHT * of_state
+        return loss, {name: value.item() for name, value in seen.items()}
 
 
-def train(arguments: argparse.Namespace) -> None:
-    """Train or resume for the given minutes in one process, print progress, and save often."""
-    torch.set_num_threads(1)
-    torch.manual_seed(arguments.seed)
-    tokenizer = Tokenizer.from_file(str(ROOT / "demo_model" / "tokenizer.json"))
-    training = Training(arguments)
-    stream = training_batches(tokenizer, random.Random(f"{arguments.seed} {training.step}"))
-    seen: list[tuple[float, ...]] = []
-    last = time.monotonic()
-    while training.progress < 1.0:
-        seen.append(training.update(next(stream)))
-        now = time.monotonic()
-        training.seconds += min(now - last, 15.0)
-        last = now
-        if training.step % 20 == 0:
-            masks, following, state, right = (sum(column) / len(seen) for column in zip(*seen, strict=True))
-            print(
-                f"minute {training.seconds / 60:.1f}, step {training.step}: masks {masks:.3f}, "
-                f"next {following:.4f}, state {state:.4f}, right masks {right:.3f}",
-                flush=True,
-            )
-            seen = []
-        if training.step % 50 == 0:
-            training.save()
-    training.save()
+class Reader:
+    """A model that counts its forward passes and the tokens fed in them, as if the text were cached."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.num_forwards = self.num_fed = 0
+
+    @torch.no_grad()
+    def look(self, text: list[int], fed: list[int]) -> Tensor:
+        """Return the logits (fed, MASK) of tokens behind the text. Masks are last in attention order."""
+        tokens = torch.tensor([*text, *fed])
+        places = torch.arange(len(tokens))
+        order = places + len(tokens) * (tokens == MASK)
+        seen = order <= order[:, None]
+        states = self.model.states(tokens[None], places[None], seen[None, None])
+        self.num_forwards += 1
+        self.num_fed += len(fed)
+        return self.model.read(states[-1][0, len(text) :])[:, :MASK]
 
 
-def export(work: Path, out: Path) -> None:
-    """Write the checkpoint as a model folder; the tokenizer is the demo model's with the mask token."""
-    tokenizer = Tokenizer.from_file(str(ROOT / "demo_model" / "tokenizer.json"))
-    tokenizer.add_special_tokens(["<|mask|>"])
-    tokenizer.save(str(work / "tokenizer.json"))
-    CONFIG.update(WEDLM_CONFIG)
-    export_model(work, out)
+def doubts(logits: Tensor, distances: Tensor) -> Tensor:
+    """Return (masks,): entropy in nats, plus a penalty. Below a threshold, a mask's token is taken.
+
+    distances: (masks,) from the first mask.
+    """
+    spread = logits.log_softmax(-1)
+    return -(spread.exp() * spread).sum(-1) + PENALTY * distances
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Evaluate, or train and export, as the command line of train.py says."""
-    if arguments.evaluate:
-        import_module("demo_model.training.masks").evaluate(arguments.out, arguments.count, seed=2_000_000)
-        return
-    if not arguments.export:
-        arguments.work.mkdir(parents=True, exist_ok=True)
-        train(arguments)
-    export(arguments.work, arguments.out)
+def lossless(reader: Reader, prompt: list[int], limit: int, size: int, threshold: float) -> list[int]:
+    """Answer with drafts from masks behind the draft of the step before; a window size of 0 drafts nothing.
+
+    Every token is the choice of the causal head, so the answer is that of plain decoding.
+    """
+    text = list(prompt)
+    draft: list[int] = []
+    while len(text) < len(prompt) + limit and text[-1] != END:
+        logits = reader.look(text[:-1], [text[-1], *draft, *[MASK] * size])
+        chosen = logits[: len(draft) + 1].argmax(-1).tolist()
+        agreed = 0
+        while agreed < len(draft) and draft[agreed] == chosen[agreed] != END:
+            agreed += 1
+        text += chosen[: agreed + 1]
+        masks = logits[len(draft) + 1 :]
+        is_whole, draft = agreed == len(draft), []
+        if is_whole and size:
+            is_sure = doubts(masks, torch.arange(size)) < threshold
+            confident = is_sure[1:].int().cumprod(0).sum()
+            draft = masks[1 : 1 + int(confident)].argmax(-1).tolist()
+    return text[len(prompt) :]
+
+
+def streaming(
+    reader: Reader, prompt: list[int], limit: int, size: int, threshold: float, anchor: bool
+) -> list[int]:
+    """Answer by filling a window of masks by confidence, at least one in every forward.
+
+    With an anchor the causal head fills the leftmost mask.
+    """
+    text, num_new, filled = list(prompt), 1, [MASK] * size
+    while len(text) < len(prompt) + limit and END not in text[len(prompt) :]:
+        known = len(text) - num_new
+        logits = reader.look(text[:known], text[known:] + filled)
+        holes = torch.tensor([at for at, token in enumerate(filled) if token == MASK])
+        scores = logits[num_new:][holes]
+        doubt = doubts(scores, holes - holes[0])
+        accepted = doubt < threshold
+        if anchor:
+            scores[0], accepted[0] = logits[num_new - 1], True
+        elif not accepted.any():
+            accepted[doubt.argmin()] = True
+        tokens = scores.argmax(-1)
+        for hole in accepted.nonzero()[:, 0].tolist():
+            filled[holes[hole]] = int(tokens[hole])
+        num_new = [*filled, MASK].index(MASK)
+        text += filled[:num_new]
+        filled = filled[num_new:] + [MASK] * num_new
+    answer = text[len(prompt) :]
+    return answer[: [*answer, END].index(END) + 1]
+
+
+@torch.no_grad()
+def right_masks(model: Model, samples: list[Sample], width: int = 8) -> list[float]:
+    """Return the share of right masks by distance from the visible text, in wholly masked windows."""
+    right, count = torch.zeros(width), 0
+    for ids, answer in samples:
+        shown = plain(ids, list(range(len(ids))))
+        copies: list[Token] = []
+        for first, end in spans(answer):
+            for at in range(first, end - width + 1, width // 2):
+                copies += window(shown, at, [True] * width, len(copies) // width + 1)
+        if copies:
+            batch = Batch([shown + copies], [answer])
+            state = model.states(batch.tokens, batch.positions, batch.seen)[-1][0, len(ids) :]
+            found = model.read(state)[:, :MASK].argmax(-1) == batch.wanted[0, len(ids) :]
+            right += found.view(-1, width).float().sum(0)
+            count += len(found) // width
+    return (right / max(1, count)).tolist()
+
+
+MODES = {
+    "plain": partial(lossless, size=0, threshold=0.0),
+    "lossless, window 6, threshold 1": partial(lossless, size=6, threshold=1.0),
+    "lossless, window 6, threshold 2.5": partial(lossless, size=6, threshold=2.5),
+    "streaming, window 8, threshold .3": partial(streaming, size=8, threshold=0.3, anchor=False),
+    "streaming, window 8, threshold .6": partial(streaming, size=8, threshold=0.6, anchor=False),
+    "streaming, window 8, threshold .3, anchor": partial(streaming, size=8, threshold=0.3, anchor=True),
+}
+
+
+def evaluate(folder: Path, count: int, seed: int) -> None:
+    """Print exact match beside the demo model's, right masks by distance, and what each mode gains."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    demo, model = load_demo_model(), Model(CONFIG)
+    load_weights(model, folder)
+    print(f"| family | exact match, of {count} | demo model | right masks 0 to 7 |\n|---|---|---|---|")
+    num_right, num_right_before = 0, 0
+    tallies = {mode: Counter[str]() for mode in MODES}
+    few = max(1, count // 5)
+    for family in FAMILIES:
+        samples = [encode(tokenizer, render(one)) for one in held_out(family, count, seed)]
+        right, before = (sum(is_exact(one, sample) for sample in samples) for one in (model, demo))
+        num_right, num_right_before = num_right + right, num_right_before + before
+        shares = " ".join(f"{share:.2f}" for share in right_masks(model, samples[: max(1, count // 2)]))
+        print(f"| {family} | {right} | {before} | {shares} |", flush=True)
+        if family in COPYING:
+            for sample in samples[:few]:
+                tally_modes(model, sample, tallies)
+    share, share_before = (100 * n / count / len(FAMILIES) for n in (num_right, num_right_before))
+    print(f"| all | {share:.1f} % | {share_before:.1f} % | |")
+    title = f"equal to plain, of {few * len(COPYING)}"
+    print(f"\n| mode | tokens/forward | fed/forward | {title} | right |\n|---|---|---|---|---|")
+    for mode, tally in tallies.items():
+        speed, fed = (tally[name] / tally["forwards"] for name in ("tokens", "fed"))
+        print(f"| {mode} | {speed:.2f} | {fed:.1f} | {tally['equal']} | {tally['right']} |")
+
+
+def tally_modes(model: Model, sample: Sample, tallies: dict[str, Counter[str]]) -> None:
+    """Answer a sample of one answer in every mode, and count."""
+    ids, picked = sample
+    ((start, end),) = spans(picked)
+    answers: dict[str, list[int]] = {}
+    for mode, decode in MODES.items():
+        reader = Reader(model)
+        answers[mode] = decode(reader, ids[:start], end - start + 16)
+        tallies[mode].update(
+            tokens=len(answers[mode]),
+            forwards=reader.num_forwards,
+            fed=reader.num_fed,
+            equal=answers[mode] == answers["plain"],
+            right=answers[mode] == ids[start:end],
+        )

@@ -1,14 +1,12 @@
 """The words of the corpus: common English words and made-up names.
 
-The tokenizer is trained so that every word is one token (see train_demo_model.py). Words are combined at
+The tokenizer is trained so that most words are one token. Words are combined at
 random, so there is nothing to memorize: a model that does well has learned to copy.
 """
 
 import random
 
-from reprise.bench.lexicon import ADJECTIVES, COINED, FIELDS, IDENTIFIER_WORDS, NAMES, NOUNS, VERBS
-
-__all__ = ["ADJECTIVES", "COINED", "FIELDS", "IDENTIFIER_WORDS", "NAMES", "NOUNS", "VERBS", "Words"]
+from reprise.bench.lexicon import ADJECTIVES, IDENTIFIER_WORDS, NAMES, NOUNS, VERBS
 
 
 class Words:

@@ -1,7 +1,7 @@
 """Samples of quoting and listing from passages."""
 
+from reprise.bench.lexicon import ADJECTIVES, NOUNS
 from reprise.demo_model.training.corpus.conversation import Conversation, Source
-from reprise.demo_model.training.corpus.lexicon import ADJECTIVES, NOUNS
 
 ABOUT = [
     "Show the exact sentence that is about {topic}.",

@@ -7,11 +7,15 @@ same throughout a conversation.
 import random
 import re
 
-from reprise.demo_model.training.corpus.lexicon import ADJECTIVES, COINED, NAMES, NOUNS
-
-from reprise.bench.lexicon import POLISH_ADJECTIVES, POLISH_NAMES, POLISH_NOUNS  # isort: skip
-
-__all__ = ["POLISH_ADJECTIVES", "POLISH_NAMES", "POLISH_NOUNS", "in_polish"]
+from reprise.bench.lexicon import (
+    ADJECTIVES,
+    COINED,
+    NAMES,
+    NOUNS,
+    POLISH_ADJECTIVES,
+    POLISH_NAMES,
+    POLISH_NOUNS,
+)
 
 _KINDS = [
     (set(NOUNS) | set(COINED), POLISH_NOUNS),

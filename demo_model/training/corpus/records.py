@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
+from reprise.bench.lexicon import FIELDS
 from reprise.demo_model.training.corpus.conversation import Conversation, Source
-from reprise.demo_model.training.corpus.lexicon import FIELDS
 
 FIELD = [
     "Say which {field} {name} has.",

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from reprise.bench.lexicon import FIELDS
 from reprise.demo_model.training.corpus.conversation import Conversation, Source
-from reprise.demo_model.training.corpus.lexicon import FIELDS
 
 REQUEST = [
     "{verb} the {noun} with {facts}.",
