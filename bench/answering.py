@@ -26,7 +26,7 @@ class Case:
     """Chats that are answered at the same time.
 
     is_first: whether the case also runs once unmeasured, as a warm-up.
-    prediction: token ids that each request sends as the answer to expect.
+    prediction: token ids that each request sends as its predicted answer.
     """
 
     chats: tuple[Chat, ...]
@@ -44,8 +44,9 @@ class Case:
 class Arm:
     """A way to answer chats: a draft type, its draft length, and a WeDLM model's window_settings, if any.
 
-    prepare: called with the engine and the case before each run; by default it empties the tables that
-    drafters share. memory: what these then hold, in words.
+    prepare: called with the engine and the case before each run; by default it empties the drafters' shared
+        tables.
+    memory: describes what these then hold.
     """
 
     draft_type: DraftType = "none"
@@ -66,7 +67,7 @@ LOOKED_UP = ("auto", "suffix", "ngram-simple", "ngram-mod")
 class Answering(LocalEngine):
     """An engine in this process that answers cases, with the workloads, lengths and seed of a command.
 
-    skipped: names of the workloads and turns that were left out, since a prompt left no room for an answer.
+    skipped: names of workloads and turns left out because a prompt left no room for an answer.
     """
 
     def __init__(
@@ -139,9 +140,9 @@ def row_of(ends: Sequence[Finished]) -> Row:
     """Return the row of one turn: the figures of its answers, one answer per concurrent stream.
 
     tokens, origins: one entry per stream. decode_s: from the end of prefill to the last token; with several
-    streams, from submission to the last token of all. prefill_s: from admission to the end of all prefill.
-    first_token_s: mean over streams. by_source: [drafted, accepted] tokens of each drafter; by_position: the
-    same of each position in a draft.
+        streams, from submission to the last of all tokens. prefill_s: from admission to the end of all
+        prefill. first_token_s: mean over streams. by_source: [drafted, accepted] tokens of each drafter;
+        by_position: the same of each position in a draft.
     """
     usages = [end.usage for end in ends]
     reports = [usage.drafting for usage in usages]
@@ -198,9 +199,9 @@ def make_cases(chats: Iterable[Sequence[Chat]], streams: int = 1) -> dict[str, C
 def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
     """Compare drafted answers with plain ones; return a row for each case, turn and drafting arm.
 
-    A row has case, turn, arm, the fields of parity(), and perhaps best_width: the speedup if all steps had
-    the best single width, by measured costs. Only a chat that is alone, has one turn and no schema, and is
-    drafted from its own text has a best_width.
+    A row has case, turn, arm, the fields of parity(), and perhaps best_width: the speedup, by measured costs,
+    if all steps had the best single width. Only for a single chat of one turn, without a schema, drafted from
+    its own text.
     """
     answers = grouped(runs, "case", "turn", "arm")
     checks = []
@@ -253,7 +254,7 @@ def token_texts(
 ) -> list[list[str]]:
     """Return [text, source] of each token except end tokens.
 
-    A character that several tokens make up is in the text of the last of them.
+    A character made of several tokens belongs to the last of them.
     origins: (source, number of tokens) of consecutive tokens.
     """
     sources = [source for source, length in origins for _ in range(length)]

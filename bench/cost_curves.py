@@ -1,4 +1,4 @@
-"""Cost curves: the cost of a step by its width, relative to a plain step; measured here or published."""
+"""Cost curves: a step's cost by width, relative to a plain step; measured here or published."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ class Curve:
         """Return the cost of a step of this width, interpolated linearly between the points.
 
         Beyond the last point the cost follows the overall slope, which is a guess. The last segment's slope
-        would not do: a staircase ends flat, and any width beyond would be free.
+        would make further width free, as a staircase ends flat.
         """
         last_width, last_cost = self.points[-1]
         if width > last_width:
@@ -45,7 +45,7 @@ CPU_BF16 = Curve(
     "measured with a Llama of 28 million parameters in bfloat16, up to width 8",
 )  # fmt: skip
 FLAT = Curve("flat", ((1, 1.0), (32, 1.0)))
-"""A curve of no machine, on which width is free: its speedups are tokens per forward pass."""
+"""A hypothetical curve on which width is free, so speedups are tokens per forward pass."""
 
 
 def built_in() -> dict[str, Curve]:

@@ -4,8 +4,8 @@ Each workload runs once unmeasured, then --repeats times plainly and in every dr
 interleaved, on one engine without HTTP. The best run of each turn gives the speed; all pairs of plain and
 drafted runs are compared. Exit status 1 if any drafted answer differs by a token; the report says where.
 
-Drafter tables are cleared before each chat and there is no prefix cache, so a run shows what a chat gains
-from its own text; with --warm also what it gains from answers that a model gave earlier. With several
+Drafter tables are cleared before each chat and there is no prefix cache, so a run shows a chat's gain from
+its own text; with --warm also its gain from a model's earlier answers. With several
 --costs, --draft-model or --strategies everything is measured with each. A WeDLM model drafts for itself
 (--draft-types wedlm), and decodes in --windows, where answers may differ. By default this takes a quarter of
 an hour on two cores, with --workloads or --cases less.
@@ -222,7 +222,7 @@ def _arms(local: Answering, cases: Cases, prices: str) -> dict[str, Arm]:
         given.num_draft_tokens, given.draft_types, memories.items()
     ):
         arms[f"{kind} {length} {memory}".strip()] = Arm(kind, length, prepare=prepare, memory=memory)
-    # Windows do not ask what a draft costs.
+    # Windowed decoding does not use draft costs.
     asked = product(given.windows, given.thresholds, given.penalties, (False, True))
     for size, limit, penalty, anchor in asked if prices != "equal" else ():
         assert token is not None
@@ -250,7 +250,7 @@ def _answers(local: Answering, folder: Path, cases: Cases) -> Known:
 
 
 def _fill(local: LocalEngine, _: Case, known: Known) -> None:
-    """Let the drafters see answers, as if requests had ended with them."""
+    """Feed answers to the drafters, as if requests had ended with them."""
 
     def learn() -> None:
         for (prompt, answer), drafter in product(known, local.drafters.values()):
@@ -272,8 +272,8 @@ def rows_of(
 ) -> list[Row]:
     """Return a row for each workload, prompt length and drafting arm, and for each of several turns.
 
-    checks: rows of reprise.bench.answering.check(). with_plain: also rows of plain decoding, and for all what
-    a forward pass was fed and how many answers are right. curve: step costs to price the rows by.
+    checks: rows of reprise.bench.answering.check(). with_plain: add rows of plain decoding, and for all rows
+        the tokens fed per forward pass and the right answers. curve: step costs with which to price the rows.
     straight: the same figures without the cases in which a plain answer loops. mean_speedup: the geometric
     mean of the cases' speedups, with its 95 % interval over them.
     """

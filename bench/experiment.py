@@ -1,7 +1,7 @@
 """An experiment: arms x cases x rounds, rotating, with a warm-up, resumed where it was interrupted.
 
-Every run returns rows: plain dictionaries that JSON has. The experiment adds the arm, the case and the
-round, 0 for a warm-up. All statistics are computed from such rows. parity() compares their token ids.
+Every run returns rows: plain dictionaries of JSON values. The experiment adds the arm, the case and the
+round, 0 for a warm-up. All statistics come from such rows. parity() compares their token ids.
 """
 
 import json
@@ -22,7 +22,7 @@ Arm = Callable[[CaseT], list[Row]]
 """Runs a case once and returns its rows."""
 
 LINE_EVERY_S = 60.0
-"""Seconds after which another line says how far the work is."""
+"""Seconds between progress lines."""
 
 
 class BenchError(Exception):
@@ -34,7 +34,7 @@ class ArgumentsError(BenchError):
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """Prints what runs, the share that is done, and the time that is left, to stderr.
+    """Prints the current work, the share done and the remaining time to stderr.
 
     A line for each new label, and for each minute; a terminal shows one line that changes.
     """
@@ -46,7 +46,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._began_at = self._shown_at = monotonic()
 
     def plan(self, units: float) -> None:
-        """Begin work of so many units; the time that is left is estimated by those that are done."""
+        """Begin work of num units. The remaining time is estimated from those that are done."""
         self._total, self._done, self._began_at = units, 0.0, monotonic()
 
     def advance(self, units: float = 1.0) -> None:
@@ -54,7 +54,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._done += units
 
     def show(self, label: str, share: float | None = None) -> None:
-        """Show what runs. share: what is done of work that plan() does not count. Any thread may call it."""
+        """Show the current work. share: progress of work that plan() does not count. Thread-safe."""
         is_new = label != self._label
         if not is_new and not self._status and monotonic() - self._shown_at < LINE_EVERY_S:
             return
@@ -69,7 +69,7 @@ class Progress(AbstractContextManager["Progress"]):
 
     @property
     def left_s(self) -> float | None:
-        """The estimated seconds that are left; None before anything is done."""
+        """The estimated remaining seconds; None before anything is done."""
         taken_s = monotonic() - self._began_at
         return taken_s / self._done * (self._total - self._done) if self._done else None
 
@@ -84,7 +84,7 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 def format_left(seconds: float) -> str:
-    """Write the time that is left in seconds, minutes or hours, rounded as an estimate should be."""
+    """Format the remaining time in seconds, minutes or hours, rounded like an estimate."""
     if seconds < 90:
         return f"about {seconds:.0f} s left"
     return f"about {seconds / 60:.0f} min left" if seconds < 5400 else f"about {seconds / 3600:.1f} h left"
@@ -110,7 +110,7 @@ class Experiment(Generic[CaseT]):
     label: Callable[[str, str], str] = lambda arm, case: f"{case}: {arm}"
 
     def run(self, progress: Progress) -> list[Row]:
-        """Run all that the file to resume from lacks; return the rows of all runs, warm-ups included.
+        """Run what the resume file lacks; return the rows of all runs, warm-ups included.
 
         Raises ArgumentsError if the file to resume from belongs to another experiment.
         """
@@ -171,7 +171,7 @@ def parity(
 ) -> Row:
     """Compare each plain answer with each drafted answer to the same prompt; return fields of a row.
 
-    margin: returns by how much the best token leads the second best after the given tokens of an answer.
+    margin: returns the logit margin of the best token over the second after an answer's given tokens.
     """
     pairs = [(one, first_difference(one, other)) for one, other in product(plain, drafted)]
     differing = [(one, at) for one, at in pairs if at is not None]

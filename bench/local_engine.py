@@ -1,4 +1,4 @@
-"""An engine in this process, without HTTP, that answers the turns of chats; and what its steps cost here."""
+"""An engine in this process, without HTTP, that answers chats' turns; and its step costs here."""
 
 import logging
 import queue
@@ -109,7 +109,7 @@ class LocalEngine:
 
     @cached_property
     def step_costs(self) -> StepCosts | None:
-        """What steps cost here, timed at the first call; None if the engine was given costs to use."""
+        """Step costs here, timed at the first call; None if the engine was given costs to use."""
         return time_steps(self.engine) if self._given_costs is None else None
 
     def prompt_of(self, turn: Turn) -> Tokens:
@@ -171,7 +171,7 @@ class LocalEngine:
 
 def _join(place: Place, settings: Settings) -> Ranks:
     """Return the ranks of a model, on rank 0; other ranks follow it until this process ends."""
-    # So that the person sees which machine is waited for.
+    # Shows which machine the start waits for.
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if place.rank:
         follow.run(place, settings)

@@ -32,7 +32,7 @@ def _as_model(source: str) -> Path:
 
 
 def _parser(convert: Parser, is_valid: Callable[[Any], object], message: str) -> Parser:
-    """Return a parser that refuses what cannot be converted or is not valid. message: {} is the text."""
+    """Return a parser that refuses text that cannot be converted or is invalid. message: {} is the text."""
 
     def parse(text: str) -> Any:
         with suppress(ValueError):

@@ -1,8 +1,8 @@
 """All statistics of the benchmarks: percentiles, ratios, lines, and intervals.
 
-Intervals: runs of one chat share its length, its text and the state of the machine. So the chat is the unit
-of sampling: everything is recomputed without each chat in turn, and the spread of the results gives the
-interval (delete-one jackknife, Student's t with the number of chats less one as degrees of freedom).
+Intervals: runs of one chat share its length, its text and the state of the machine, so the chat is the unit
+of sampling. Everything is recomputed without each chat in turn, and the spread of the results gives the
+interval (delete-one jackknife, Student's t with the number of chats minus one as degrees of freedom).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -83,7 +83,7 @@ def jackknife(groups: Iterable[object], estimate: Callable[[Mask], Sequence[floa
 
 
 def mean_of(values: Iterable[float]) -> Estimate:
-    """Return the mean of one value per chat, with Student's interval: what the jackknife gives for a mean."""
+    """Return the mean of one value per chat, with Student's interval, as the jackknife gives for a mean."""
     found = np.array([*values], dtype=float)
     return jackknife(range(len(found)), lambda mask: [float(found[mask].mean())])[0]
 
@@ -98,7 +98,8 @@ def geometric_mean_of(values: Iterable[float]) -> Estimate:
 def student(freedom: int) -> float:
     """Return Student's t for the two-sided 95 % interval, in standard errors. freedom: degrees of freedom.
 
-    With t = sqrt(freedom) tan(angle) the density becomes a power of a cosine, which is summed up.
+    With t = sqrt(freedom) tan(angle) the density becomes a power of a cosine, which is integrated
+    numerically.
     """
     angles = np.linspace(0.0, np.pi / 2, 200_001)
     inside = np.cumsum(np.cos(angles) ** (freedom - 1))

@@ -1,9 +1,9 @@
 """`reprise bench sweep`: try sizes of the n-gram table, n, and draft lengths, and measure when drafts pay.
 
-tables: long traffic of source files is replayed, without a model, by ngram-mod with tables of each size and
-each n. break-even: a drafter that knows the answer makes errors at chosen rates, so that every acceptance
-rate occurs at every draft length; from these runs on the engine tokens/s = a + b * acceptance and the
-break-even acceptance are fitted, and the break-even of --draft-model from its own runs.
+tables: replays long traffic of source files, without a model, by ngram-mod with each table size and each n.
+break-even: a drafter that knows the answer makes errors at chosen rates, so that every acceptance rate occurs
+at every draft length. From these runs on the engine, fits tokens/s = a + b * acceptance and the break-even
+acceptance; that of --draft-model is from its own runs.
 """
 
 import argparse
@@ -39,9 +39,9 @@ from reprise.drafters.ngram_mod.table import NgramModTables
 from reprise.engine.model.loading import load_tokenizer
 
 MEASURED = 24
-"""About so many requests of traffic are replayed at each point; the others only fill the table."""
+"""Approximate number of requests replayed at each point; the others only fill the table."""
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""The acceptance rates that are aimed at; the fits use the measured ones."""
+"""The target acceptance rates; the fits use the measured ones."""
 MIN_TOKENS = 8
 """Shorter answers are left out of fits: their times are dominated by measurement noise."""
 
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _conclusions(found: Mapping[str, Any]) -> Iterator[str]:
-    """Say how the break-even grows with the draft length, and what the points are."""
+    """Describe how the break-even grows with the draft length, and what the points are."""
     for line in found.get("slope", ()):
         yield (
             "Each additional draft token changes the acceptance needed to break even by "
@@ -139,8 +139,8 @@ def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Ro
     """Fill an n-gram table with traffic; return its occupancy and its drafts' figures in the second half.
 
     entries: number of slots. n: tokens of an n-gram.
-    overwritten: share of written tokens that replaced another one. known: share of answer tokens that the
-    table predicts, one at a time; known_again: the same for answers whose text occurred before.
+    overwritten: share of written tokens that replaced another. known: share of answer tokens that the table
+        predicts one by one; known_again: the same for repeated answers.
     """
     tables = NgramModTables("replay", n, entries)
     settings = replace(setup.settings, draft_type="ngram-mod", ngram_mod_size=n)
@@ -180,7 +180,7 @@ class ControlledDrafter:
         self._drafts: dict[int, list[int]] = {}
 
     def aim(self, share: float, num_drafted: int) -> None:
-        """Set the chance of a right token so that this share of drafted tokens is accepted at this length.
+        """Set the chance of a right token to reach this acceptance rate at this draft length.
 
         Tokens after a wrong one count as rejected: the first n of a draft are accepted with chance ** n.
         """
@@ -196,7 +196,7 @@ class ControlledDrafter:
         self._drafts[start.seq] = drafts
 
     def propose(self, query: DraftQuery) -> Draft:
-        """Draft the next tokens of the answer, some of them changed to wrong ones."""
+        """Draft the answer's next tokens, some replaced by wrong ones."""
         tokens = self._drafts[query.seq][: query.limit]
         return Draft(tokens, self.name, 0, 0.9) if tokens else NO_DRAFT
 
@@ -299,8 +299,8 @@ def fit(points: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 def model_needs(points: Sequence[Row]) -> list[Row]:
     """Return the acceptance from which the draft model pays, by draft length.
 
-    The draft model's time is part of the steps: if a step takes as long as c plain steps, the draft model
-    pays from an acceptance of (c - 1) / length.
+    The draft model's time is part of the steps. If a step costs c plain steps, the draft model pays from an
+    acceptance of (c - 1) / length.
     """
     return [
         {"num_draft_tokens": length}

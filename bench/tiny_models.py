@@ -1,4 +1,4 @@
-"""Random models of every architecture in mlx-lm, which run mlx-lm's own code: tiny, or larger and written."""
+"""Random models of every architecture in mlx-lm, with its own code: tiny, or larger and on disk."""
 
 import importlib
 import inspect
@@ -70,7 +70,7 @@ def tiny_config(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def make_model(config: dict[str, Any], dtype: mx.Dtype = mx.float32) -> Any:
-    """Make a random model of a configuration. Its weights are so large that its logits lie far apart."""
+    """Make a random model from a configuration, with weights so large that logits lie far apart."""
     module = _module(config["model_type"])
     mx.random.seed(7)
     model = module.Model(module.ModelArgs.from_dict(config))
@@ -112,9 +112,9 @@ def write_random_model(name: str, folder: Path, is_repetitive: bool = False) -> 
 def make_repetitive(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Return weights of the same shapes with which greedy answers soon enter a cycle.
 
-    Mixers of tokens, such as attention, still compute everything, but add next to nothing to the residual
-    stream, so each token depends on the one before it alone, and every path ends in a cycle: the sooner the
-    fewer tokens are ever chosen, here one of LIKELY_EVERY.
+    Token mixers, such as attention, still compute everything but add almost nothing to the residual stream.
+    So each token depends only on the one before it, and every path ends in a cycle: sooner if fewer tokens
+    are ever chosen, here one of LIKELY_EVERY.
     Raises ValueError if no name of a weight ends as one of MIXER_OUTPUTS does.
     """
     silent = {key: array * SILENT for key, array in weights.items() if key.endswith(MIXER_OUTPUTS)}

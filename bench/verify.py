@@ -1,12 +1,12 @@
 """`reprise verify`: compare drafted answers with plain ones, token by token; with --speed, their times.
 
-Answer prompts three times plainly and three times with each draft type, greedily and with a temperature,
-and compare all pairs, token by token, at many widths. Then list the widths of a step that are exact here.
-Without --exact, near-ties may be decided differently where kernels depend on the width of a step, and
-differences are reported, but are no failure. With --exact, any difference gives exit status 1.
+Answer prompts three times plainly and three times with each draft type, greedily and with a temperature.
+Compare all pairs token by token, at many widths. Then list the step widths that are exact here.
+Without --exact, kernels that depend on a step's width may decide near-ties differently; differences are
+reported but are no failure. With --exact, any difference gives exit status 1.
 
 With --speed, answers are timed instead: with drafting as `reprise serve` drafts and without, alternating.
-Exit status 1 then means that a request took longer than the bound on drafting allows, by more than noise.
+Exit status 1 then means that a request exceeded the bound on drafting by more than noise.
 """
 
 import argparse
@@ -206,7 +206,7 @@ def _report_times(local: Answering, rows: Sequence[Row]) -> int:
 
 
 def judge(plain_s: Sequence[float], drafted_s: Sequence[float], step_s: float, overhead: float) -> Row:
-    """Judge how long one request took up to some point, in repeated runs with drafting and without.
+    """Judge one request's times to a given point, in repeated runs with drafting and without.
 
     plain_s, drafted_s: seconds of the runs, two of each round. step_s: seconds of a plain step.
     overhead: the setting draft_overhead.
@@ -236,7 +236,7 @@ def judge(plain_s: Sequence[float], drafted_s: Sequence[float], step_s: float, o
 
 
 def is_chance(num_slow_plain: int, num_slow_drafted: int) -> bool:
-    """Return whether chance can explain that so many more drafted runs than plain runs are slow (sign test).
+    """Return whether chance can explain the excess of slow drafted runs over slow plain ones (sign test).
 
     A disturbance of the machine hits both kinds with the same probability, because the runs alternate.
     """

@@ -42,12 +42,12 @@ class UsageError(Exception):
 
 
 class FailedError(Exception):
-    """The command cannot do what was asked, and ends with status 1. The message says why."""
+    """The command failed and ends with status 1. The message says why."""
 
 
 @contextmanager
 def failing(*kinds: type[Exception]) -> Iterator[None]:
-    """Raise FailedError in place of errors of these kinds, with the same message."""
+    """Turn errors of these kinds into FailedError, with the same message."""
     try:
         yield
     except kinds as fault:
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add --config and one flag per setting to the parser, grouped by topic.
 
-    The values stay text, so that config parses flags and variables by the same rules.
+    The values stay text, so that config parses flags and environment variables alike.
     """
     parser.usage = "%(prog)s [--config FILE] [--SETTING VALUE ...]"
     parser.formatter_class = _SettingsFormatter
@@ -114,7 +114,7 @@ def unknown_arguments(parser: Parser, unknown: list[str]) -> UsageError:
 
 
 class _Help(argparse.Action):
-    """Prints the names of all settings, or what those of one group do, and exits."""
+    """Prints all settings' names, or the help of one group, and exits."""
 
     def __init__(self, option_strings: list[str], **more: Any) -> None:
         super().__init__(option_strings, nargs="?", **more | {"default": argparse.SUPPRESS})

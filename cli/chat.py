@@ -1,4 +1,4 @@
-"""`reprise run`: chat with a model in the terminal, on a server that runs or one that is started for it."""
+"""`reprise run`: chat with a model in the terminal, on a running server or one started for the chat."""
 
 import argparse
 import sys
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Chat until the end; return 0, or 1 if a question that was asked alone was not answered."""
+    """Chat until the end; return 0, or 1 if a single question was not answered."""
     # Imported here so that --help is answered at once.
     from rich.console import Console
 
@@ -146,7 +146,7 @@ class Chat:
 
 @contextmanager
 def _server(arguments: argparse.Namespace, told: "Console") -> Iterator[tuple[Server, dict[str, Any]]]:
-    """Yield a server and its model: the one that runs, if it has the model, or one that is started."""
+    """Yield a server and its model: a running server that has the model, or one started here."""
     if found := _find(arguments, told):
         yield found
         return
@@ -161,7 +161,7 @@ def _server(arguments: argparse.Namespace, told: "Console") -> Iterator[tuple[Se
 
 
 def _find(arguments: argparse.Namespace, told: "Console") -> tuple[Server, dict[str, Any]] | None:
-    """Return the server that runs, and its model; None if there is none, or it has no such model."""
+    """Return the running server and its model; None without such a server or model."""
     server, model = Server.of(arguments), arguments.model
     try:
         return server, server.model(model)

@@ -1,4 +1,4 @@
-"""Ask a server that runs, over HTTP, or start one for as long as a command needs it."""
+"""Send requests to a running server, or start one while a command needs it."""
 
 import argparse
 import json
@@ -52,7 +52,7 @@ class Server:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> "Server":
-        """Return the server that arguments name. Raises UsageError for a text that is no address."""
+        """Return the server that arguments name. Raises UsageError for an invalid address."""
         url = arguments.url.rstrip("/").removesuffix("/v1")
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--url is {url}; it must start with http:// or https://")
@@ -146,7 +146,7 @@ class Server:
 
 
 def _message(error: urllib.error.HTTPError) -> str | None:
-    """Return an error response's message; None if it is not one of Reprise."""
+    """Return an error response's message; None if it is not Reprise's."""
     try:
         return str(json.load(error)["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -154,19 +154,19 @@ def _message(error: urllib.error.HTTPError) -> str | None:
 
 
 Show = Callable[[str, float], None]
-"""Called with what is done now, and the share of it that is over."""
+"""Called with the current task and its share done."""
 
 STOP_S = 20
-"""Seconds that a server gets to end by itself."""
+"""Seconds for a server to end by itself."""
 
 _ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
 def started(arguments: list[str], show: Show) -> Iterator[Server]:
-    """Start a server for this command alone, yield it once it is ready, and end it when the context ends.
+    """Start a server for this command; yield it once it is ready; stop it when the context ends.
 
-    arguments: those of `reprise serve`. show: called with each stage of the start, and its share done.
+    arguments: those of `reprise serve`. show: called with each stage of the start and its share done.
     Raises UsageError with the server's last line of output if it does not start.
     """
     flags = [
@@ -215,7 +215,7 @@ def _leave(sig: int, _frame: FrameType | None) -> None:
 
 
 def _wait_until_ready(log: IO[str], show: Show) -> str:
-    """Read a server's log up to its address, and return that. Raises UsageError if it ends before."""
+    """Read a server's log until its address; return the address. Raises UsageError if the log ends first."""
     last = "it ended without a word"
     for line in log:
         try:

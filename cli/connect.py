@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _find_model(server: Server, name: str | None) -> ServedModel:
-    """Return the model that the server has under a name; without one, the first that it lists.
+    """Return the server's model of this name, or else its first model.
 
     Raises UsageError if no Reprise server answers there, or if it refuses the key or the name.
     """
@@ -122,7 +122,7 @@ def _write(files: tuple[AgentFile, ...]) -> None:
 
 
 def _undo(files: tuple[AgentFile, ...]) -> bool:
-    """Put files back as they were, and print what that changes; return whether there were any."""
+    """Restore files and print the changes; return whether there were any."""
     paths = {path: file for file in files if has_backup(path := Path.home() / file.path)}
     try:
         for path, file in paths.items():

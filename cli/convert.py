@@ -1,4 +1,4 @@
-"""`reprise convert`: make a folder to serve of a GGUF file, a model on the hub, or another folder."""
+"""`reprise convert`: convert a GGUF file, a model on the hub, or another folder into a folder to serve."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from reprise.cli.arguments import failing
 from reprise.cli.output import format_bytes
 
 Tell = Callable[[str, float], None]
-"""Called with what is done now, and the share of it that is over."""
+"""Called with the current task and its share done."""
 
 HELP = "Convert a GGUF file, a model on the hub or a folder of one into a folder that can be served."
 
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def progress_bar(name: str, tell: Tell = lambda *_: None) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar of bytes on the terminal; yield the callback that moves it. tell: told the same."""
+    """Show a progress bar of bytes on the terminal; yield its callback. tell: called with the same values."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 

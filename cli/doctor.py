@@ -1,7 +1,6 @@
 """`reprise doctor`: check whether a server would work here, and collect what a bug report needs.
 
-MLX is tried in a process of its own: a fault in MLX or in a driver may end the process, which is then one of
-the things that are found.
+MLX is tried in a separate process: an error in MLX or a driver may end that process, which is then reported.
 """
 
 import argparse
@@ -68,7 +67,7 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Check:
-    """The finding of one check, for people. advice: the way out; empty if everything is well."""
+    """One check's finding, for people. advice: the remedy; empty if everything is well."""
 
     name: str
     level: Level
@@ -317,7 +316,7 @@ def check_disk(folder: Path, use: str) -> Check:
 
 
 def check_port(settings: Settings) -> Check:
-    """Check that the server could listen at its address, and would not be open to others without a key."""
+    """Check that the server can listen at its address, and is not open to others without a key."""
     # Imported here: it loads the server.
     from reprise.server.run import ListenError, bind_address, explain, exposure_error
 
@@ -344,10 +343,10 @@ FILE, MODEL = "costs of steps", "costs of a model"
 _DAY_S = 86_400
 
 EXAMPLE_WIDTH = 8
-"""Maximum width of the step whose cost is told beside a plain one's."""
+"""Maximum width of the example step whose cost is shown."""
 
 MAX_MODELS = 5
-"""Entries that are told of, those written last: each version of MLX has its own."""
+"""Newest entries to show: each version of MLX has its own."""
 
 
 def check_costs(file: str | None) -> Iterator[Check]:
@@ -391,9 +390,9 @@ def _check_model(entry: Any) -> Check:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A model to begin with. name: as `reprise serve` takes it. weight_bytes: about its weights' size.
+    """A model to begin with. name: for `reprise serve`. weight_bytes: its weights' approximate size.
 
-    token_bytes: keys and values of a token. context_tokens: the longest text that it was made for.
+    token_bytes: a token's keys and values. context_tokens: its maximum context.
     """
 
     name: str
@@ -404,7 +403,7 @@ class Proposal:
 
     @property
     def agent_bytes(self) -> int:
-        """About the memory that it takes with a context as agents want it."""
+        """Its approximate memory with a context for agents."""
         return self.weight_bytes + WANTED_TOKENS * self.token_bytes + WORKING_BYTES
 
 
@@ -450,14 +449,14 @@ def propose(usable_bytes: int, has_gpu: bool) -> Proposal:
 
 
 def propose_for_agents(usable_bytes: int, has_gpu: bool) -> Proposal | None:
-    """Return the largest model that fits with a context as agents want it; None if none does."""
+    """Return the largest model that fits with a context for agents; None if none does."""
     fitting = [one for one in PROPOSALS if one.context_tokens >= WANTED_TOKENS]
     fitting = [one for one in fitting if one.agent_bytes <= usable_bytes]
     return fitting[-1] if fitting and has_gpu else None
 
 
 def check_proposal(usable_bytes: int, has_gpu: bool) -> Check:
-    """Propose a model to begin with on this machine, and one for agents if that is another."""
+    """Propose a model for this machine, and one for agents if that differs."""
     one, other = propose(usable_bytes, has_gpu), propose_for_agents(usable_bytes, has_gpu)
     found = (
         f"{one.name} fits: about {format_bytes(one.weight_bytes)} of weights, a context of up to "
@@ -479,20 +478,20 @@ LIMIT_S, TICK_S = 300.0, 0.2
 between two looks at what it has said. It speaks before each trial of the model and with each token."""
 
 Show = Callable[[str, float], None]
-"""Called with what is done now, and the share of it that is over."""
+"""Called with the current task and its share done."""
 
 _Result = TypeVar("_Result")
 _Given = ParamSpec("_Given")
 
 
 class TrialError(Exception):
-    """The trial's process has ended or fallen silent, or a function has raised; the message is one line."""
+    """The trial's process ended or hung, or its function raised; the message is one line."""
 
 
 class Trial:
-    """A process in which functions run one after the other.
+    """A process that runs functions one by one.
 
-    said: the (stage, share) pairs that these functions report with say().
+    said: the (stage, share) pairs that they report with say().
     """
 
     def __init__(self, pool: ProcessPoolExecutor, said: "Queue[tuple[str, float]]") -> None:
@@ -543,10 +542,10 @@ def trial() -> Iterator[Trial]:
 
 
 def _outcome(function: Callable[[], _Result]) -> tuple[Any, str | None]:
-    """Return a function's result, and its exception as one line.
+    """Return a function's result, or its exception as one line.
 
-    Not the exception: reading one of the engine's would import MLX into the process that waits, on a thread,
-    and then that process may abort when it exits.
+    Not the exception itself: unpickling an engine's exception would import MLX on a thread of the waiting
+    process, which may then abort at exit.
     """
     try:
         return function(), None
@@ -557,7 +556,7 @@ def _outcome(function: Callable[[], _Result]) -> tuple[Any, str | None]:
 
 
 _said: list["Queue[tuple[str, float]]"] = []
-"""Where this process says how far it is, if it is one for a trial."""
+"""Progress output of a trial's process."""
 
 
 def _say_to(said: "Queue[tuple[str, float]]") -> None:
@@ -565,7 +564,7 @@ def _say_to(said: "Queue[tuple[str, float]]") -> None:
 
 
 def say(stage: str, share: float) -> None:
-    """Tell the waiting process the stage of the work, and the share of the stage that is done."""
+    """Report the stage of the work and its share done to the waiting process."""
     for said in _said:
         said.put((stage, share))
 
@@ -578,7 +577,7 @@ def find_device() -> Device:
 
 
 def choose_first(settings: Settings) -> Settings:
-    """Return settings with the model that a server would start with; see engine/pool/catalogue.py."""
+    """Return settings with the model that a server would start; see engine/pool/catalogue.py."""
     from reprise.engine.pool.catalogue import choose_first
 
     return choose_first(settings)
@@ -630,7 +629,7 @@ SHOWN_TEXTS = (
     "architecture", "cpu", "date", "device", "draft_type", "dtype", "mlx", "mlx_lm", "parity", "python",
     "reprise", "system", "workload",
 )  # fmt: skip
-"""Keys of which the values may be texts; of all others only numbers and truth values are shown."""
+"""Keys whose texts are shown; other keys show only numbers and booleans."""
 
 MAX_ITEMS = 64
 """Items of a list; longer ones are samples, not summaries."""
@@ -687,7 +686,7 @@ def summarize_results(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarize(found: Any) -> Any:
-    """Return a JSON value with only its numbers, truth values, and texts at keys of SHOWN_TEXTS.
+    """Reduce a JSON value to numbers, booleans, and texts under SHOWN_TEXTS keys.
 
     Lists end after MAX_ITEMS items. Other texts become None in a list, and are left out of an object.
     """

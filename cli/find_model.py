@@ -1,6 +1,6 @@
 """Find the model that settings or arguments name, and convert it if need be.
 
-A --models-dir that is no folder of models is refused.
+An invalid --models-dir is refused.
 """
 
 import argparse
@@ -18,13 +18,13 @@ CONFIG = "config.json"
 
 
 WHOLE_SHARE = 0.5
-"""Share of the memory for models and caches that weights may take that are dequantised for drafts."""
+"""Maximum share of the memory for models and caches for weights dequantised to draft."""
 
 
 def with_found(settings: Settings) -> Settings:
-    """Return the settings with a path in place of a model's name, if --models-dir has a folder of that name.
+    """Return the settings with a model's name replaced by its path, if --models-dir has such a folder.
 
-    Reads names of files only. Raises UsageError if --models-dir is no folder of models.
+    Reads file names only. Raises UsageError if --models-dir is not a folder of models.
     """
     if settings.models_dir is None:
         return settings
@@ -43,7 +43,7 @@ def with_found(settings: Settings) -> Settings:
 
 
 def with_converted(settings: Settings, show: Show) -> Settings:
-    """Return the settings with converted folders in place of GGUF files and packaged models.
+    """Return the settings with GGUF files and packaged models replaced by their converted folders.
 
     Converts each model that was not converted before. Raises ConvertError.
     """
@@ -62,7 +62,7 @@ def with_converted(settings: Settings, show: Show) -> Settings:
 
 
 def take_folders(arguments: argparse.Namespace) -> None:
-    """Put folders in place of the models that a benchmark's arguments name in any way that serve takes.
+    """Replace the models in a benchmark's arguments, in any form that serve takes, by their folders.
 
     Raises ConvertError or ModelError if a model cannot be found, downloaded or converted.
     """
@@ -75,7 +75,7 @@ def take_folders(arguments: argparse.Namespace) -> None:
 
 
 def _find(model: str | Path) -> Path:
-    """Return the folder of a model, which is converted or downloaded if need be."""
+    """Return a model's folder, converted or downloaded if need be."""
     converted = with_converted(Settings(model=str(model)), progress_bar).model or str(model)
     if (Path(converted) / CONFIG).is_file():
         return Path(converted)

@@ -1,6 +1,6 @@
-"""Start the same command on several machines with mlx.launch, and end with the status that is true.
+"""Start the same command on several machines with mlx.launch, and exit with their true status.
 
-mlx.launch itself exits with 0 even if what it started has failed; it only says so.
+mlx.launch itself exits with 0 even if its processes failed; it only prints so.
 """
 
 import contextlib
@@ -94,7 +94,7 @@ def _run(command: Sequence[str]) -> int:
 
 
 def _pass_on(process: "subprocess.Popen[bytes]") -> None:
-    """Let the signals that stop a server stop rank 0, which drains and then ends the others."""
+    """Forward the signals that stop a server to rank 0, which drains and then ends the others."""
 
     def stop(sig: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler
         assert process.stdin
@@ -109,7 +109,7 @@ def _pass_on(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _read(process: "subprocess.Popen[bytes]", statuses: dict[int, int]) -> None:
-    """Copy standard error, and note the statuses of processes that failed."""
+    """Copy standard error, and collect the statuses of failed processes."""
     assert process.stderr
     for line in process.stderr:
         sys.stderr.buffer.write(line)

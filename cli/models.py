@@ -78,7 +78,7 @@ def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _pull(arguments: argparse.Namespace) -> int:
-    """Download the model; return 0. Raises FailedError and ConvertError if it cannot be had or served."""
+    """Download the model; return 0. Raises FailedError or ConvertError if it cannot be loaded or served."""
     # Imported here so that other commands do not load the engine.
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
@@ -165,7 +165,7 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _folder_of(model: str) -> str:
-    """Return the folder that is served if this is named. Raises FailedError if it is not converted yet."""
+    """Return the folder that is served under this name. Raises FailedError if it is not converted yet."""
     from reprise.engine.model.convert.sources import is_converted_first
 
     if not is_converted_first(model):

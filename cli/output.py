@@ -10,7 +10,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def format_bytes(number: float) -> str:
-    """Write a number of bytes in the largest unit of which there is at least one."""
+    """Format bytes in the largest unit with a value of at least 1."""
     unit = 0
     while number >= 1024 and unit < len(_UNITS) - 1:
         number, unit = number / 1024, unit + 1
@@ -18,7 +18,7 @@ def format_bytes(number: float) -> str:
 
 
 def format_count(number: int | None, unknown: str = "") -> str:
-    """Write a number with commas, or what stands for an unknown one."""
+    """Format a number with commas, or the placeholder for an unknown one."""
     return unknown if number is None else f"{number:,}"
 
 

@@ -1,4 +1,4 @@
-"""Show an answer in the terminal while it comes: Markdown by blocks, or plain text where nobody watches."""
+"""Show a streaming answer: as Markdown by blocks in a terminal, as plain text elsewhere."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _FENCE = re.compile(r"^ {0,3}(```|~~~)", re.MULTILINE)
 
 
 def finished_blocks(text: str) -> int:
-    """Return the number of leading characters in whole Markdown blocks, which later text cannot change.
+    """Return the length of the leading complete Markdown blocks, which later text cannot change.
 
     A block ends at an empty line that is not within fenced code, nor before the rest of a list.
     """
@@ -29,7 +29,7 @@ def finished_blocks(text: str) -> int:
 
 
 class AnswerScreen:
-    """Shows an answer while it comes: as Markdown in a terminal, and as plain text anywhere else.
+    """Shows a streaming answer: as Markdown in a terminal, as plain text elsewhere.
 
     Whole blocks are printed once and scroll away; only the last, unfinished one is drawn again.
     """
@@ -76,7 +76,7 @@ class AnswerScreen:
             self._console.print(Markdown(rest))
 
     def _tail(self) -> Group:
-        """Return the unfinished line, as much of its end as the screen has room for."""
+        """Return the end of the unfinished line that fits on the screen."""
         room = max(3, self._console.height - 4)
         if self._text:
             return Group(Markdown("\n".join(self._text.splitlines()[-room:])))
@@ -86,7 +86,7 @@ class AnswerScreen:
 
 
 def describe_timings(timings: Mapping[str, Any] | None, was_cut: bool) -> str:
-    """Write an answer's length and speed from the response's timings; "" without timings.
+    """Describe an answer's length and speed from the response's timings; "" without timings.
 
     was_cut: whether the limit of tokens ended the answer.
     """

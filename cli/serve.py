@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def take_named(arguments: argparse.Namespace) -> argparse.Namespace:
-    """Set arguments.model to the model that is named without --model, if any; return the arguments.
+    """Set arguments.model from the positional model, if any; return the arguments.
 
-    Raises UsageError if --model names one as well.
+    Raises UsageError if --model is given too.
     """
     if arguments.named is not None:
         if arguments.model is not None:

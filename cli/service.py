@@ -28,7 +28,7 @@ EXIT_S = 40
 its engine and its connections (STUCK_S and LAST_WRITES_S in server/run.py)."""
 
 _FOREIGN = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN", "XDG_CACHE_HOME")
-"""Variables of others that change what the server does."""
+"""Other programs' variables that affect the server."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def find_supervisor() -> "Supervisor":
 
 
 def find_program() -> str:
-    """Return the path of the command `reprise` that remains valid after an update. Raises UsageError."""
+    """Return a path of the command `reprise` that survives updates. Raises UsageError."""
     own = Path(sys.executable).parent / "reprise"
     on_path = shutil.which("reprise")
     # uv, pipx and Homebrew put a link on PATH, and only the link keeps its place.
@@ -124,7 +124,7 @@ def _remove(_arguments: argparse.Namespace) -> int:
 
 
 def _settings_of(arguments: list[str]) -> Settings:
-    """Return the settings of the service. Raises UsageError or SettingsError, as each of its starts would."""
+    """Return the service's settings. Raises UsageError or SettingsError, as its start would."""
     parser = Parser(prog="reprise serve", allow_abbrev=False)
     serve.add_arguments(parser)
     known, unknown = parser.parse_known_args(arguments)
@@ -135,7 +135,7 @@ def _settings_of(arguments: list[str]) -> Settings:
 
 
 class ServiceError(FailedError):
-    """The supervisor cannot do what was asked; the message is one line that says why."""
+    """The supervisor failed; the message is one line that says why."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ THROTTLE_S = 30
 """Seconds between two starts of a server that fails, such as one whose port is taken."""
 
 FORGOTTEN_WITHIN_S = 600
-"""Seconds within which launchd has killed a service that it was told to end, however long that may take."""
+"""Seconds within which launchd kills a service that does not end."""
 
 
 class Launchd:
@@ -357,11 +357,11 @@ class Systemd:
 
 
 def quote(argument: str) -> str:
-    """Quote an argument for ExecStart, where % begins a specifier and $ a variable (man systemd.service)."""
+    """Quote an argument for ExecStart, which expands % and $ (man systemd.service)."""
     escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     escaped = escaped.replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
 
 
 Supervisor = Launchd | Systemd
-"""What starts the server at login, and again after a crash."""
+"""Starts the server at login and after a crash."""

@@ -19,7 +19,7 @@ def write_whole(path: Path, content: bytes, mode: int = 0o600, *, compares: bool
     """Replace or create the file. After an OSError the old file is unchanged.
 
     mode: who may read and write it; by default its owner only.
-    compares: whether to read the content again before it replaces the old file.
+    compares: whether to verify the written content before it replaces the old file.
     """
     new = unfinished_path(path)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -55,7 +55,7 @@ def write_in_folder(path: Path, content: bytes, names: str | None = None) -> Non
 def read_object(path: Path, log: Logger, instead: str) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one if there is no file, or if it cannot be read.
 
-    log: gets a warning if the file cannot be read. instead: what is done without the file, for the warning.
+    log: gets a warning if the file cannot be read. instead: the warning's text about what happens then.
     """
     try:
         found = json.loads(path.read_text())

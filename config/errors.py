@@ -1,8 +1,8 @@
-"""The base of the errors that a program which uses Reprise can get."""
+"""The base class of Reprise's errors for programs that use it."""
 
 
 class RepriseError(Exception):
-    """Reprise refuses something, or failed at it; the message says why, and what helps.
+    """Reprise refused or failed; the message says why, and what helps.
 
     RepriseError
     |- SettingsError       a setting has a wrong value

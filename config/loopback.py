@@ -1,4 +1,4 @@
-"""Tell this machine's own addresses from others, for what must not leave it."""
+"""Distinguish this machine's own addresses, for data that must not leave it."""
 
 import ipaddress
 from urllib.parse import urlsplit
@@ -12,7 +12,7 @@ def is_loopback(host: str) -> bool:
 
 
 def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the IP address that a text is; None if it is none."""
+    """Parse an IP address; None if the text is none."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:
@@ -20,9 +20,9 @@ def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def takes_proxy(url: str, *, has_key: bool) -> bool:
-    """Return whether requests to a URL may take a proxy that the environment names, such as http_proxy.
+    """Return whether requests to a URL may use a proxy from the environment, such as http_proxy.
 
-    No proxy reaches this machine, and a key over plain HTTP would be read by it.
+    A proxy cannot reach this machine, and would read a key sent over plain HTTP.
     """
     try:
         parts = urlsplit(url)

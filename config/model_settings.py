@@ -1,4 +1,4 @@
-"""The settings that say which models are served, and how their weights are loaded."""
+"""Settings for the served models and the loading of their weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,13 +130,13 @@ class ModelSettings:
 
     @property
     def beside(self) -> dict[str, str]:
-        """The sources, by name, of the models that embed or rank beside the served model."""
+        """The embedding and ranking models to serve too: name -> source."""
         sources = (self.embedding_model, self.rerank_model)
         return {display_name(source): source for source in sources if source is not None}
 
     @property
     def model_name(self) -> str:
-        """The name by which requests ask for the first model: its path within models_dir, if it is there."""
+        """The first model's name in requests: its path within models_dir, if it is there."""
         if self.model in (None, BUNDLED_NAME):
             return BUNDLED_NAME
         folder = Path(self.model).resolve()

@@ -1,4 +1,4 @@
-"""Find the settings of one model: the server's, except those that the file's section [models."NAME"] sets."""
+"""Find one model's settings: the server's, overridden by the file's section [models."NAME"]."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -62,9 +62,9 @@ def settings_of(settings: Settings, sections: Mapping[str, Section], name: str) 
     """Return the settings of one model.
 
     settings: the server's. sections: the sections of single models, by the model's name.
-    name: the model's. The model that the server starts with has all settings of the server, other models all
-    but those in OWN.
-    Raises SettingsError if the section's values do not go together with the other settings.
+    name: the model's. The first model inherits all of the server's settings, other models all but those in
+        OWN.
+    Raises SettingsError if the section's values conflict with other settings.
     """
     values: dict[str, Any] = {}
     if name != settings.model_name:

@@ -1,4 +1,4 @@
-"""Give memory that the process has freed back to the system, and leave what stays out of collections."""
+"""Return freed memory to the system, and exclude permanent objects from garbage collection."""
 
 import ctypes
 import gc
@@ -13,7 +13,7 @@ _M_ARENA_MAX, _NUM_ARENAS = -8, 2
 
 
 def share_arenas() -> None:
-    """Let threads share two of glibc's arenas: with one for each, memory grows by what each has fragmented.
+    """Limit glibc to two arenas: with one per thread, each one's fragmentation adds up.
 
     Call it before threads start. Does nothing elsewhere.
     """
@@ -22,14 +22,14 @@ def share_arenas() -> None:
 
 
 def return_freed() -> None:
-    """Return freed memory to the system: glibc keeps some for every arena. Does nothing elsewhere."""
+    """Return freed memory that glibc's arenas keep to the system. Does nothing elsewhere."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Leave all present objects out of later garbage collections, even after the context.
+    """Exclude all present objects from later garbage collections, even after the context.
 
     Only collect_all() includes them, until the context ends.
     """
@@ -42,7 +42,7 @@ def frozen() -> Iterator[None]:
 
 
 def collect_all() -> None:
-    """Collect cyclic garbage; within a context of frozen(), also among the objects that it leaves out."""
+    """Collect cyclic garbage, including objects that a running frozen() context excludes."""
     if _IS_FROZEN.is_set():
         gc.unfreeze()
     gc.collect()

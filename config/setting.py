@@ -1,4 +1,4 @@
-"""Describe one setting: its type and limits, how its value is read from text, and its error messages."""
+"""Describe one setting: its type, limits, parsing and error messages."""
 
 import math
 import os
@@ -33,8 +33,8 @@ class Setting:
     optional: None is allowed. Text and TOML, which has no null, write it as "none".
     choices: the allowed values; empty if every value of the kind is allowed.
     secret: the value is never shown, neither in error messages nor by `reprise config`.
-    unset: the effect of None, in words, such as "the model's own limit"; empty if None has no effect.
-    is_path: ~ at the value's beginning means the home folder, as in no other setting.
+    unset: the effect of None as text, such as "the model's own limit"; empty if it has none.
+    is_path: whether a leading ~ means the home folder.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Setting:
 
     @property
     def default_text(self) -> str:
-        """The default for people to read: as one would write it for the flag, or else the effect of None."""
+        """The default for people: as written for the flag, or the effect of None."""
         if self.default is None:
             return self.unset or "none"
         if isinstance(self.default, bool):

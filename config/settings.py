@@ -314,7 +314,7 @@ class Settings(ModelSettings):
 
     @property
     def capacity(self) -> int:
-        """The most sequences that a model has at once, running and waiting."""
+        """The maximum number of a model's sequences, running and waiting."""
         return self.max_rows + self.max_queue
 
     @property

@@ -82,7 +82,7 @@ def resolve(
 def suggestion(unknown: str, known: Iterable[str], prefix: str = "") -> str:
     """Return "; did you mean X?" for the closest known name, or "" if none is close.
 
-    prefix: what all names start with. It is not compared, because it would make any two names look alike.
+    prefix: the names' common start. It is not compared, as it would make any two names look alike.
     """
     bare = {name.removeprefix(prefix): name for name in known}
     closest = get_close_matches(unknown.removeprefix(prefix), list(bare), n=1)

@@ -29,7 +29,7 @@ def make_drafters(settings: Settings, vocabulary: str) -> dict[str, Drafter]:
 
 
 def _history_file(settings: Settings, vocabulary: str) -> HistoryFile | None:
-    """Return where finished requests are kept: beside the prefixes; None if these are kept in memory only."""
+    """Return the file of finished requests, next to the prefix files; None if those are in memory only."""
     if settings.prefix_cache_dir is None:
         return None
     folder = Path(settings.prefix_cache_dir)

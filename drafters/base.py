@@ -1,7 +1,7 @@
 """The drafter protocol. This is the only file of the package that the engine depends on.
 
-A drafter proposes the next tokens of a sequence, from text seen earlier. It decides nothing: the target
-model samples every drafted position itself, and only tokens that it would have generated anyway are kept.
+A drafter proposes the next tokens of a sequence, from text seen earlier. It decides nothing: the target model
+samples every drafted position itself, and keeps only tokens that it would have generated anyway.
 """
 
 from collections import deque
@@ -19,12 +19,12 @@ SLICE_TOKENS. A slice takes about .06 ms and at most .12, however long the text 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A form that answers fill in, such as a call of a tool: fixed text, a value, fixed text, and so on.
+    """A form that answers fill in, such as a tool call: fixed text, a value, fixed text, and so on.
 
-    fixed: (n + 1,) the token ids before, between and after n values, as far as they do not depend on a value.
-    copied: (n,) for each value, the number of an earlier value that it often begins like, or None.
-    joints: (n,) for each value, a mapping. Some last tokens of a value merge with the fixed text behind it:
-        the mapping's keys are such tokens, and its values are the tokens that then stand for both.
+    fixed: (n + 1,) the token ids before, between and after n values that do not depend on the values.
+    copied: (n,) for each value, the index of an earlier value that it often begins like, or None.
+    joints: (n,) mappings. A value's last token may merge with the fixed text after it. The mapping's keys are
+        such tokens; its values are the tokens that replace both.
     """
 
     fixed: tuple[tuple[int, ...], ...]
@@ -34,10 +34,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class SignedLines:
-    """The lines of a text as patches have them: each behind a sign that keeps, removes or adds it.
+    """A text's lines as patches write them: after a sign that keeps, removes or adds the line.
 
-    kept, removed, added: the token ids of all n lines, each behind that sign.
-    ends: (3, n) the position behind each line in kept, in removed and in added.
+    kept, removed, added: the token ids of all n lines, each after that sign.
+    ends: (3, n) the end position of each line in kept, removed and added.
     """
 
     kept: Sequence[int]
@@ -52,7 +52,7 @@ View: TypeAlias = Sequence[int] | Frame | SignedLines
 
 @dataclass(frozen=True, slots=True)
 class SequenceStart:
-    """The facts that a drafter gets when a sequence begins.
+    """A drafter's input when a sequence begins.
 
     seq: the sequence's number, unique among open sequences.
     prompt: (n,) token ids, n >= 1. It does not change while the sequence is open.
@@ -69,7 +69,7 @@ class SequenceStart:
 # DraftQuery and Draft are created in every step. Frozen, they would take twice as long to create.
 @dataclass(slots=True)
 class DraftQuery:
-    """A request for a draft: up to limit >= 1 tokens behind the committed tokens of the sequence seq."""
+    """A request for a draft: up to limit >= 1 tokens after the committed tokens of sequence seq."""
 
     seq: int
     limit: int
@@ -83,9 +83,9 @@ class Draft:
     source: name of the drafter.
     bucket: small number >= 0 for the strength of the evidence, such as a class of match lengths. The engine
         learns one acceptance rate per bucket.
-    prior: expected acceptance rate per token, in [0, 1], used until there is something to learn from.
+    prior: expected acceptance rate per token, in [0, 1], until observations replace it.
     by_token: bucket and prior of each token, if they differ; else empty.
-    is_guess: whether this is a last resort: every draft that is no guess is better.
+    is_guess: whether this is a last resort, used only if no other draft exists.
     """
 
     tokens: Sequence[int] = ()
@@ -103,10 +103,10 @@ class Drafter(Protocol):
     """A source of drafts. One object serves all sequences; only the engine's thread calls it.
 
     Calls for one sequence: open, then propose, observe and note_verified any number of times in any order,
-    then close. What a drafter keeps for a sequence is bounded by the sequence's tokens and freed by close.
+    then close. A drafter's memory per sequence is bounded by its tokens and freed by close.
 
-    No call takes longer for a longer text. Work that grows with the text is returned by open and close as
-    slices, which the caller does between other calls. It may stop at any slice.
+    No call takes longer for a longer text. open and close return work that grows with the text as slices,
+    which the caller does between other calls. It may stop at any slice.
     """
 
     name: str
@@ -114,18 +114,17 @@ class Drafter(Protocol):
     def open(self, start: SequenceStart) -> Slices | None:
         """Start drafting for a sequence. Returns the work of indexing its text, None if there is none.
 
-        Before that work is done there may be fewer drafts. The work ends without error if the sequence is
-        closed.
+        Until that work is done there may be fewer drafts. It ends without error if the sequence is closed.
         """
 
     def propose(self, query: DraftQuery) -> Draft:
-        """Propose the next tokens. Has no side effects on later drafts: asked twice, returns the same."""
+        """Propose the next tokens. Repeated calls return the same draft."""
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Take note of committed tokens: one or more, in order, drafted by this drafter, another or none."""
+        """Observe committed tokens: one or more, in order, whoever drafted them."""
 
     def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
-        """Take note of the result of verifying this drafter's last draft.
+        """Observe the result of verifying this drafter's last draft.
 
         num_verified: tokens of the draft that were checked, >= 1. num_accepted: how many of them were
         accepted, counted from the first. Called after the tokens of that step were observed.
@@ -134,8 +133,8 @@ class Drafter(Protocol):
     def close(self, seq: int) -> Slices | None:
         """Free the memory of a sequence that ended or failed. Called once per open, even a failed one.
 
-        Returns work that later requests profit from, such as learning the text; None if there is none. The
-        caller does this work for one sequence after the other, or drops it.
+        Returns work for the benefit of later requests, such as learning the text; None if there is none. The
+        caller does it for one sequence after the other, or drops it.
         """
 
 
@@ -146,10 +145,10 @@ def finish(slices: Slices | None) -> None:
 
 @runtime_checkable
 class IndexesViews(Protocol):
-    """A drafter that also drafts from views: texts and forms that are not in the sequence itself."""
+    """A drafter that also drafts from views: texts and forms besides the sequence itself."""
 
     def add_view(self, seq: int, view: View) -> Slices | None:
-        """Return the work of indexing a text that an answer may copy, or take note of a form.
+        """Return the work of indexing a text that an answer may copy, or register a form.
 
         The work ends without error if the sequence is closed. close() frees the view's memory.
         """
@@ -157,7 +156,7 @@ class IndexesViews(Protocol):
 
 @runtime_checkable
 class SharedTable(Protocol):
-    """A drafter that keeps text from one request to the next, so that it can be inspected and managed."""
+    """A drafter with text shared between requests, which can be inspected and managed."""
 
     def status(self) -> dict[str, Any]:
         """Return counts for people and metrics: plain JSON values by name."""

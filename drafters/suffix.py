@@ -1,9 +1,9 @@
 """Draft what followed the longest earlier occurrence of a sequence's end.
 
 Matches are looked up in the sequence itself, prompt and answer, in its views, and in the tenant's finished
-requests. While the answer copies a source, a cursor follows it there. The cursor knows more than a match
-does: what the answer changes, and where it resumes after a change. When the cursor is lost, the longest match
-is drafted and the cursor jumps to it. Where the answer fills in a form, the form's fixed text is drafted.
+requests. While the answer copies a source, a cursor follows it there. Beyond a match, the cursor knows what
+the answer changes, and where it resumes after a change. When the cursor is lost, the longest match is drafted
+and the cursor jumps to it. Where the answer fills in a form, the form's fixed text is drafted.
 """
 
 from bisect import bisect_right
@@ -74,8 +74,10 @@ _TRUSTED_RUN = 8  # length of the cursor's run from which on no match is looked 
 _LONG_MATCH = 16  # length of a match in this request from which on finished requests are not searched
 
 Evidence = tuple[float, int, int, int]
-"""Where to draft from: (prior, bucket, kind, position); a position in the history for FINISHED and RESTORED,
-on the shelf for VIEW, on that of hunks for LINE, else in the sequence's text."""
+"""Where to draft from: (prior, bucket, kind, position).
+
+The position is in the history for FINISHED and RESTORED, in the shelf for VIEW, in the hunks'
+shelf for LINE, else in the sequence's text."""
 
 
 def _make_evidence(kind: int, length: int, position: int) -> Evidence:
@@ -86,10 +88,10 @@ def _make_evidence(kind: int, length: int, position: int) -> Evidence:
 class _Sequence:
     """An open sequence.
 
-    answer_start, end: number of tokens of its prompt, and of prompt and answer.
+    answer_start, end: tokens of its prompt, and of prompt and answer.
     shelf, forms: of its views; None without any.
     best: the evidence with the highest prior, or None.
-    finished: [position, length] of the match in the history that is being followed, or None.
+    finished: [position, length] of the history match being followed, or None.
     """
 
     __slots__ = (
@@ -131,9 +133,9 @@ class _Sequence:
 class SuffixDrafter:
     """Drafts the tokens that followed the longest earlier occurrence of each sequence's end.
 
-    history_tokens: number of tokens of finished requests to keep; 0 for no history.
-    file: keeps these tokens from one run to the next; None for none.
-    name: by which requests and figures know the drafter: ngram-simple without a history.
+    history_tokens: capacity for finished requests, in tokens; 0 for no history.
+    file: stores them between runs, or None.
+    name: the drafter's name in requests and figures: ngram-simple without a history.
     use_cursor: whether a copy cursor is used. learn_changes: whether it learns and drafts changes.
     """
 
@@ -159,7 +161,7 @@ class SuffixDrafter:
         return len(self._sequences)
 
     def open(self, start: SequenceStart) -> Slices:
-        """Return the work of indexing the prompt. Drafts come from the part that is indexed so far."""
+        """Return the work of indexing the prompt. Drafts come from the part indexed so far."""
         text = GrowingText(start.prompt)
         state = _Sequence(start, text, CopyCursor(text.tokens, self._learn_changes))
         self._sequences[start.seq] = state
@@ -170,7 +172,7 @@ class SuffixDrafter:
         self._update_best(state)
 
     def add_view(self, seq: int, view: View) -> Slices | None:
-        """Return the work of indexing a text, or take note of a form."""
+        """Return the work of indexing a text, or register a form."""
         state = self._sequences[seq]
         if isinstance(view, Frame):
             state.forms = state.forms or Forms()
@@ -193,7 +195,7 @@ class SuffixDrafter:
             state.end += 1
             if forms is not None and forms.advance(token, state.end) and self._use_cursor:
                 if forms.source is None:
-                    # What is behind the text copied so far has nothing to do with this value.
+                    # The text after the copied part is unrelated to this value.
                     cursor.leave()
                 else:
                     cursor.start(text.tokens, *forms.source)
@@ -379,8 +381,8 @@ class SuffixDrafter:
         text = state.text
         match = text.find_earlier()
         length, position = (match.length, match.position) if match is not None else (0, -1)
-        # What the prompt shows goes on otherwise than a view of it, and the answer as the answer. Where text
-        # and lines of patches are equally long matches, the answer may be in no patch.
+        # Text in the prompt continues differently than its view, and the answer continues like the answer. If
+        # text and patch # lines match equally, the answer may be outside of patches.
         is_answer = position >= state.answer_start
         least = max(length + is_answer, 1)
         found: tuple[int, Match] | None = None

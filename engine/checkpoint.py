@@ -48,7 +48,7 @@ from reprise.engine.speculative.heads.formats import (
 from reprise.engine.speculative.heads.loading import Shape, check_fit, choose
 
 KINDS = {"embed": "embedding model", "rerank": "ranking model"}
-"""What models are called that do not generate."""
+"""Names of the kinds of models that do not generate."""
 
 DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 """The types in which models compute, by their names in safetensors files."""
@@ -87,10 +87,10 @@ class CheckpointInfo:
 
     kind: "model", or the kind of head that the folder holds. num_layers, context_tokens, vocab_size: None if
         the configuration does not say. quantization: None if weights are not quantized.
-    num_parameters: numbers that the weights stand for, those of heads in the same files among them.
+    num_parameters: packed weights count unpacked, and heads in the same files count too.
     cache: None if it cannot be known without loading the model. drafters: draft types that the model allows.
     refused: the reasons why the model, or a head of it, would be refused.
-    weights_note: what the weights mean for drafts on this machine, in words; empty if nothing is to be said.
+    weights_note: how the weights' format affects drafting on this machine, as a sentence; may be empty.
     vectors, images: how the model makes vectors, and how it sees images, in words; empty if it does not.
     """
 
@@ -116,9 +116,9 @@ class CheckpointInfo:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ModelError, with the words of `reprise info`, if loading this folder is bound to fail.
+    """Raise ModelError, with the text that `reprise info` shows, if loading this folder is bound to fail.
 
-    Reads the folder's small files and the headers of the others, which takes no time beside the load.
+    Reads the folder's small files and the headers of the others, which takes no time compared with loading.
     """
     check_files(folder)
     config = read_config(folder)
@@ -213,7 +213,7 @@ def _describe(
 
 
 def _count_parameters(files: list[SafetensorsFile], quantization: Mapping[str, Any]) -> int:
-    """Return how many numbers weights stand for: packed ones as many as they hold, and no scales."""
+    """Count the parameters: packed weights as unpacked, scales not at all."""
     arrays = {name: array for file in files for name, array in file.arrays.items()}
     count = 0
     for name, array in arrays.items():
@@ -237,7 +237,7 @@ def _uniform(quantization: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _main_dtype(files: list[SafetensorsFile]) -> str:
-    """Return the type of most numbers, of those types in which models compute; empty if there are none."""
+    """Return the most common dtype among those that models compute in; empty if there is none."""
     sizes: Counter[str] = Counter()
     for file in files:
         for array in file.arrays.values():

@@ -1,4 +1,4 @@
-"""The engine as other threads see it. The loop does their requests on the thread that owns MLX."""
+"""The engine's interface for other threads. The loop runs their requests on the thread that owns MLX."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -33,18 +33,18 @@ from reprise.engine.text.tokenizer import Tokenizer
 class Engine:
     """All models of a server, one or many, and the loop that runs them. Any thread may call its methods.
 
-    Their engines work as if each were alone: queue, batch, recovery and drafts are theirs. They share the
-    thread that owns MLX (pool/watchdog.py), the machine's memory (memory/budget.py), and the
+    Each model's engine works as if it were alone, with its own queue, batch, recovery and drafts. All share
+    the thread that owns MLX (pool/watchdog.py), the machine's memory (memory/budget.py), and the
     drafters of a vocabulary (pool/residency.py).
 
-    makers: make the parts of the only model, which is loaded from start to end. None: models are loaded and
-        unloaded as requests ask for them.
+    makers: make the parts of a single model, which stays loaded. None: models are loaded and unloaded as
+        requests ask for them.
     sections: the settings of single models, by section name. make_sources: makes a model's drafters; None to
         draft nothing.
     catalogue: lists the models that can be loaded; by default those that the settings name.
     make_engine: makes the engine of a model that generates text.
     may_unload: whether models are loaded and unloaded while it runs.
-    on_death: if set, called once on the engine's thread with the fault's text if that thread dies.
+    on_death: if set, called once on the engine's thread with the exception's text if that thread dies.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Engine:
             return [self._known.describe(self._known.by_name[name]) for name in names]
 
     def loaded_entries(self) -> list[ModelEntry]:
-        """Describe the models that are loaded, loading, or waited for. Never blocks for long."""
+        """Describe the models that are loaded, loading, or requested. Never blocks for long."""
         with self._known.lock:
             return [
                 self._known.describe(model)
@@ -204,7 +204,7 @@ class Engine:
             return self._known.describe(model) if model else None
 
     def use_loaded(self, name: str) -> ModelUse | None:
-        """Return a use of a loaded model, which the caller must end; None if the model is not loaded yet."""
+        """Acquire a lease on a model, for the caller to end; None if the model is not loaded yet."""
         with self._known.lock:
             model = self._known.by_name.get(name)
             if model is None or self._known.is_stopping or self._known.fault:
@@ -212,10 +212,10 @@ class Engine:
             return self._known.use(model) if self._known.may_use(model) else None
 
     def acquire(self, name: str) -> "Future[ModelUse]":
-        """Load a model for a request, unless it is loaded. The caller must end the use or cancel the future.
+        """Acquire a lease on a model, loaded if need be. The caller ends the lease or cancels the future.
 
-        Raises ModelLoadError for an unknown name, and EngineError if too many wait for it already. The future
-        raises ModelLoadError if the model cannot be loaded.
+        Raises ModelLoadError for an unknown name, and EngineError if too many requests wait for it. The
+        future raises ModelLoadError if the model cannot be loaded.
         """
         model = self._known.find(name)
         if model is None:
@@ -255,8 +255,8 @@ class Engine:
     def pull(self, name: str, report: ReportBytes) -> ModelEntry:
         """Download a model from the hub, which takes long, and describe it. Raises ModelLoadError.
 
-        report: told the bytes so far, see model/hub.py; an exception that it raises ends the download, and
-            a later call continues it.
+        report: called with the bytes so far, see model/hub.py. If it raises, the download ends; a later call
+            continues it.
         """
         self._known.catalogue.pull(name, report)
         entry = self.find(name)
@@ -264,9 +264,9 @@ class Engine:
         return entry
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
-        """Return the prefix caches' counts, by the model's name, followed by " draft" for its draft model.
+        """Return the prefix caches' counts by model name, with " draft" appended for draft models.
 
-        Those of an only model: by "target" and "draft".
+        A single model's are under "target" and "draft".
         """
         if not self.may_unload:
             return self.first_engine.prefix_status()
@@ -292,7 +292,7 @@ class Engine:
         return float(self.first_engine.between_steps(measure))
 
     def find_exact(self, shapes: Iterable[Shape], progress: Progress = lambda _: None) -> Exactness:
-        """Find the (rows, width) shapes whose logits equal those of width 1 byte for byte; takes a while.
+        """Find the (rows, width) shapes whose logits equal those of width 1 byte for byte. Slow.
 
         shapes: those to try. progress: called on the engine's thread with the share that is done.
         """
@@ -307,7 +307,7 @@ class Engine:
         return found
 
     def abort(self, reason: str) -> None:
-        """End every request at once, as the engine's thread waits for a lost rank and will never go on.
+        """End every request at once: the engine's thread waits for a lost rank and will never continue.
 
         Any thread may call this. The process must end after it.
         """
@@ -328,9 +328,9 @@ def make_engine(
     sections: Mapping[str, Section] | None = None,
     on_progress: StartProgress = lambda *_: None,
 ) -> Engine:
-    """Make the engine of the settings: of one model, or of several if requests may load and unload them.
+    """Make the engine that the settings describe, for one model or for several that requests load and unload.
 
-    A model of the hub is downloaded first. The caller starts the engine, whose settings are those in force.
+    A model on the hub is downloaded first. The caller starts the engine; its settings are those in force.
 
     make_sources: makes the drafters of a model with given settings; None turns drafting off.
     sections: settings of single models.
@@ -346,13 +346,13 @@ def make_engine(
 
 
 def check_model(settings: Settings) -> None:
-    """Raise ModelError if the model's folder is none, before anything takes long."""
+    """Raise ModelError early if the folder holds no model."""
     if settings.model is not None and Path(settings.model).is_dir():
         check_folder(Path(settings.model))
 
 
 def _find_purpose(settings: Settings, on_progress: StartProgress) -> Purpose:
-    """Say what the settings' model is for. A model of the hub is downloaded first. Raises ModelError."""
+    """Return the purpose of the settings' model, downloaded first if need be. Raises ModelError."""
     check_adapter(settings.adapter_path)
     download = f"Downloading {settings.model_name}"
     find_folder(settings.model_source, lambda share: on_progress(download, share))

@@ -2,8 +2,8 @@
 
     load and unload what is due -> let one model take its messages and run steps
 
-Models that have work share the thread's time (pool/watchdog.py). One that is alone runs step after step,
-until a message comes or something is due.
+Models that have work share the thread's time (pool/watchdog.py). A single one runs step after step until a
+message comes or something is due.
 """
 
 import logging
@@ -24,8 +24,7 @@ from reprise.engine.pool.watchdog import SLICE_S, TimeShares, Watchdog
 log = logging.getLogger("reprise.engine")
 
 CALM_S = 0.5
-"""Seconds without work after which the vocabulary for grammars is made and trials that were put off are made.
-A request may wait for one part of that."""
+"""Idle seconds before grammar vocabulary and put-off trials. A request may wait for one part."""
 
 BLOCKED_S = 0.02
 """Seconds after which to look again whether a request fits into memory, if nothing else is to be done."""
@@ -35,7 +34,7 @@ class Loop:
     """Owns the thread that owns MLX. Other threads call its public methods only.
 
     known: all models. residency: loads and unloads them.
-    on_death: called once on the thread with the fault's text if the thread dies.
+    on_death: called once on the thread with the exception's text if the thread dies.
     num_stalls: how often the watchdog found no progress.
     """
 
@@ -60,7 +59,7 @@ class Loop:
 
     @property
     def stall(self) -> str | None:
-        """Why the watchdog takes the thread for stalled, in words; None if it does not."""
+        """Why the watchdog considers the thread stalled, in words; None if it does not."""
         return self._watchdog.reason
 
     @property
@@ -144,7 +143,7 @@ class Loop:
             pass
 
     def _run_one(self, until: float) -> bool:
-        """Let the model that has had least run: a step, or until then if it is alone.
+        """Run the model that has had the least time: one step, or until the deadline if no other has work.
 
         Returns whether any has work.
         """
@@ -160,18 +159,18 @@ class Loop:
         engine.run(self._is_over if is_alone and not engine.is_blocked else lambda: True)
         taken_s = perf_counter() - start
         if engine.is_blocked:
-            # The others go first: what it waits for is theirs. Without others it looks again soon.
+            # Others go first, as they hold the memory it waits for. Without others it retries soon.
             taken_s = max(SLICE_S, taken_s)
             if is_alone:
                 self._known.wake.wait(BLOCKED_S)
-        # After a piece of a pass the rows of others have waited for as long as they may.
+        # After a slice of a pass, other models' rows have waited long enough.
         self._shares.charge(model, taken_s, passes_on=engine.passes_on)
         if engine.lifecycle.is_dead:
             self._lose(model)
         return True
 
     def _lose(self, model: ServedModel) -> None:
-        """Go on without a model whose engine has died, or stop if it is the only one."""
+        """Drop a model whose engine has died, or stop if it is the only one."""
         if self._known.may_unload:
             self._residency.lose(model)
             return
@@ -185,7 +184,7 @@ class Loop:
         return self._known.wake.is_set() or perf_counter() >= self._until
 
     def _rest(self) -> None:
-        """Wait until there is something to do. Once it is calm, do what can be done in advance."""
+        """Wait for work. When idle for a while, do work in advance."""
         mx.clear_cache()
         wake, residency = self._known.wake, self._residency
         with span("idle"):

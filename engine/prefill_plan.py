@@ -1,7 +1,7 @@
 """The prefill plan: how many tokens of each prompt the next step feeds, by memory and by time.
 
-Memory comes first: MemoryBudget.make_room() sets by limit_chunks() the most that each prompt may be fed. Then
-PrefillPlanner divides the step's seconds among the prompts, by the seconds that earlier chunks took.
+Memory comes first: MemoryBudget.make_room() limits each prompt's chunk with limit_chunks(). Then
+PrefillPlanner divides the step's seconds among the prompts, by the measured seconds of earlier chunks.
 """
 
 import math
@@ -45,7 +45,7 @@ class PrefillCosts:
     """
 
     def __init__(self) -> None:
-        # f, a and b; empty until the first chunk was measured.
+        # The factors f, a and b; empty until the first chunk was measured.
         self._factors: list[float] = []
         # Largest chunk so far, and the most tokens that one attended to.
         self._num_tokens, self._context = 0, 0.0
@@ -56,7 +56,7 @@ class PrefillCosts:
         """Return an upper estimate of the seconds of a chunk; 0 for a chunk without tokens.
 
         num_before: tokens of the prompt that were computed before it.
-        token_s: the most seconds per token, used until a chunk was measured; 0 if not known.
+        token_s: an upper bound per token until a chunk was measured; 0 if not known.
         """
         if not self._factors:
             return (token_s or UNKNOWN_S) * num_tokens
@@ -139,9 +139,9 @@ Seconds = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """Limits of one step's prefill: as many tokens as fit into seconds, but never more than max_tokens.
+    """Limits of one step's prefill: the tokens that fit into seconds, but at most max_tokens.
 
-    min_tokens: how many are fed if not even one token fits into the seconds.
+    min_tokens: the tokens to feed if not even one fits into the seconds.
     """
 
     seconds: float
@@ -152,7 +152,7 @@ class PrefillLimits:
     def of_step(
         cls, num_decoding: int, max_stall_ms: float, max_tokens: int, plain_s: float = 0.0
     ) -> "PrefillLimits":
-        """Return the limits of a step with num_decoding rows, which the prompts make wait.
+        """Return the limits of a step in which num_decoding rows wait for the prompts.
 
         max_stall_ms: 0 for as little prefill as possible. max_tokens: those that memory and settings allow.
         plain_s: seconds of a plain step; 0 if not known.
@@ -176,7 +176,7 @@ def plan_prefill(
 ) -> list[int]:
     """Divide a step's seconds among prompts that lack remaining[i] >= 0 tokens; return the tokens of each.
 
-    remaining: by age, the oldest prompt first. costs: each prompt's seconds for a number of tokens.
+    remaining: the oldest prompt first. costs: each prompt's seconds for a number of tokens.
     most: the maximum tokens of each prompt. num_passed: steps since the oldest prompt was fed.
 
     Prompts that complete within the limits are served first, then those that lack less than a quarter of what
@@ -239,7 +239,7 @@ Each token needs logits of its own."""
 
 
 def find_fitting(num_bytes: Callable[[int], int], least: int, largest: int, max_bytes: int) -> int:
-    """Return how many tokens of prompts, from least to largest, a step with max_bytes may feed."""
+    """Return how many prompt tokens, between least and largest, fit into max_bytes."""
     if num_bytes(largest) <= max_bytes:
         return largest
     sizes = range(least, max(largest, least + 1), CHUNK_STEP)
@@ -247,7 +247,7 @@ def find_fitting(num_bytes: Callable[[int], int], least: int, largest: int, max_
 
 
 def limit_chunks(prefilling: SequenceOf[Sequence], num_tokens: int) -> None:
-    """Divide num_tokens, which have memory, among prompts: set each prompt's max_chunk_tokens."""
+    """Divide num_tokens, as memory allows, among prompts: set each one's max_chunk_tokens."""
     chunks = divide_tokens([s.num_to_prefill for s in prefilling], num_tokens)
     for sequence, chunk in zip(prefilling, chunks, strict=True):
         prefill = sequence.prefill
@@ -268,7 +268,7 @@ MAX_CUT_SHARE = 0.02
 class PrefillPlanner:
     """Plans each step's chunks by their seconds, and learns these. Used by the engine's thread only.
 
-    tower_costs: of the tower's units of work, by whether rows decode, and the kind of stage.
+    tower_costs: the costs of the vision tower's units of work, by whether rows decode and kind of stage.
     """
 
     def __init__(self, max_stall_ms: float, device: Device) -> None:
@@ -299,11 +299,11 @@ class PrefillPlanner:
         return chunks
 
     def costs_of(self, sequence: Sequence, num_rows: int) -> PrefillCosts:
-        """Return the costs of a sequence's chunks. Log probabilities need logits, which others do not."""
+        """Return the costs of a sequence's chunks; log probabilities need logits, which cost more."""
         return self._costs[num_rows > 0, sequence.needs_prompt_logprobs]
 
     def left_s(self, prefilling: SequenceOf[Sequence]) -> float:
-        """Return an upper estimate of the seconds that all prompts still take if no row decodes meanwhile."""
+        """Return an upper estimate of the seconds of all remaining prefill if no row decodes."""
         total_s = 0.0
         for sequence in prefilling:
             prefill = sequence.prefill
@@ -313,7 +313,7 @@ class PrefillPlanner:
         return total_s
 
     def max_cuts(self, sequence: Sequence) -> int:
-        """Return how often a prompt may be cut, each for about a forward pass of one token."""
+        """Return how often a prompt may be cut; each cut costs about a forward pass of one token."""
         num_left, plain_s = sequence.num_to_prefill, self._device.plain_s
         if not plain_s:
             return num_left // MIN_CUT_TOKENS

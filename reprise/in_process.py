@@ -17,7 +17,7 @@ _HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
 
 
 class Mailbox:
-    """A queue between threads whose reader may be a thread or a coroutine of any event loop. One reads."""
+    """A queue between threads. Its single reader may be a thread or a coroutine of any event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ def _settle(future: "Future[Any]", item: Any) -> None:
 class InProcess:
     """The event loop of an app, on a thread of its own. Any thread may call its methods.
 
-    max_requests: requests that the app gets at once; the others wait for their turn here.
+    max_requests: requests passed to the app at once; the others wait here.
     """
 
     def __init__(self, app: FastAPI, max_requests: int) -> None:
@@ -118,9 +118,9 @@ class InProcess:
 class Call:
     """A request under way.
 
-    whole: the response's body at its end; an ApiError unless the status is 200.
-    parts: the same as it comes, with None at the end. Read one of the two.
-    has_left: set if the caller is not interested any more.
+    whole: the complete response body; an ApiError unless the status is 200. parts: the body in pieces, then
+        None. Read one of the two.
+    has_left: set once the caller has cancelled.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -132,7 +132,7 @@ class Call:
         self._body: list[bytes] = []
 
     def cancel(self) -> None:
-        """Leave, as a client that hangs up does: nothing more is computed. Any thread may call it."""
+        """Cancel like a client that hangs up: nothing more is computed. Thread-safe."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.has_left.set)
 
@@ -158,9 +158,9 @@ class Call:
                 self.parts.put(part)
 
     def end(self, fault: Exception | None = None) -> None:
-        """Tell the reader that nothing more comes. Called once, on the loop.
+        """Tell the reader that the response is over. Called once, on the loop.
 
-        fault: what the app raised, if it did.
+        fault: the app's exception, if any.
         """
         whole = b"".join(self._body)
         if fault is None and self._status != 200:

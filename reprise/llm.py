@@ -45,7 +45,7 @@ Prompt = str | Sequence[int]
 class SamplingParams:
     """How an answer's tokens are chosen, and where it ends.
 
-    None means what the model's makers recommend, or else the API's default.
+    None means the model's recommended value, or else the API's default.
 
     max_tokens: the answer's maximum; None for what is left of the context.
     temperature: 0 chooses the likeliest token. top_p, top_k, min_p: which tokens are considered.
@@ -432,7 +432,7 @@ class LLM:
     def embed(self, texts: Sequence[str], **fields: Any) -> list[list[float]]: ...
 
     def embed(self, texts: str | Sequence[str], **fields: Any) -> list[float] | list[list[float]]:
-        """Return the vector of a text, or of each text, by a model that embeds; see docs/embeddings.md.
+        """Return the vector of a text, or of each text, from an embedding model; see docs/embeddings.md.
 
         fields: further fields of /v1/embeddings in docs/api.md, such as dimensions and input_type.
         Raises ApiError.
@@ -545,7 +545,7 @@ def _stop(engine: "Engine", server: "InProcess", one: threading.Lock) -> None:
 
 @contextmanager
 def _loading_bar(progress: bool | None) -> Iterator[Callable[[str, float], None]]:
-    """Yield a function that shows the share that is done of what is being done, in [0, 1]."""
+    """Yield a function that shows the progress of a task, in [0, 1]."""
     from tqdm.auto import tqdm
 
     if progress is None and "ipykernel" in sys.modules:
@@ -577,7 +577,7 @@ def _with_images(message: Message) -> Message:
 
 
 def _data_url(image: Any) -> str:
-    """Return an image of Pillow, a path or the bytes of a file as a data URL."""
+    """Return a Pillow image, a path or a file's bytes as a data URL."""
     if isinstance(image, str | Path):
         image = Path(image).expanduser().read_bytes()
     elif not isinstance(image, bytes):

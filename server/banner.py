@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 SHOW_PROGRESS_AFTER_S = 0.5
 
 LEAST_SHARE = 0.02
-"""Share of a part of the start from which on it is said how long the rest takes."""
+"""Minimum share done before the remaining time is shown."""
 
 
 class LoadingBar:
     """A progress bar on standard error, shown only on a terminal and only if starting takes a while.
 
-    It names the current part of the start and about how many seconds that part still takes (see Pace).
+    It shows the current part of the start and its remaining seconds (see Pace).
 
     console: replaces standard error. show_after_s: seconds until the bar is shown.
     is_watched: whether standard error is a terminal.
@@ -101,7 +101,7 @@ class Pace:
     def note(self, what: str, share: float, now_s: float) -> None:
         """Record the share of a part that is done, in [0, 1], and the time now, in seconds.
 
-        A share that falls begins the part anew, as when a load follows a download.
+        A lower share restarts the part, as when a load follows a download.
         """
         if what != self._what or share < self._last[0]:
             self._what, self._began = what, (share, now_s)

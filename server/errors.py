@@ -1,8 +1,8 @@
-"""The errors that a client can get: their classes and statuses, and those made of the engine's errors.
+"""The errors that a client can get: classes, statuses, and conversions from the engine's errors.
 
-What is wrong with a body or with headers is said where it is found out: http/body.py, http/access.py. That a
-queue is full is said in engine/pool/model_engine.py (running or waiting), engine/engine.py (for a model) and
-generation/service.py (unprepared prompts). How an error is sent: http/error_responses.py.
+Messages about bodies and headers are where they are checked: http/body.py, http/access.py. Those about full
+queues are in engine/pool/model_engine.py (running or waiting), engine/engine.py (for a model) and
+generation/service.py (unprepared prompts). Sending errors: http/error_responses.py.
 """
 
 from collections.abc import Mapping
@@ -51,9 +51,9 @@ def type_of(status: int) -> str:
 
 
 def requested_name(path: str, names: Mapping[str, str]) -> str:
-    """Return a field's path with the name that the request has for the field.
+    """Return a field's path under the request's own name for the field.
 
-    path: with this API's name. names: maps this API's names of fields to the request's.
+    path: with this API's name. names: this API's field names -> the request's.
     """
     found = (own for own in names if path == own or path.startswith((f"{own}.", f"{own}[")))
     own = max(found, key=len, default="")
@@ -88,7 +88,7 @@ class ApiError(RepriseError):
 
     @staticmethod
     def of(error: Mapping[str, Any], status: int | None = None) -> "ApiError":
-        """Return the error that was sent. error: see body(). status: None for that of the error's type."""
+        """Restore an error from its JSON. error: see body(). status: None for that of the error's type."""
         status = status or {type_of(400): 400, type_of(429): 429}.get(error["type"], 500)
         kind = next((one for one in ApiError.__subclasses__() if one.status == status), ApiError)
         return kind(error["message"], status=status, param=error["param"], code=error["code"])
@@ -100,7 +100,7 @@ class ApiError(RepriseError):
         return error
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
-        """Return the same error with the request's name of the field at fault. names: see requested_name."""
+        """Return the same error under the request's name of the field at fault. names: see requested_name."""
         param = self.param and requested_name(self.param, names)
         if param == self.param:
             return self
@@ -110,7 +110,7 @@ class ApiError(RepriseError):
         return error
 
     def worded(self, path: str) -> "ApiError":  # noqa: ARG002 - for the error that depends on it
-        """Return the same error, in the words that clients of the API at this path expect."""
+        """Return the same error, worded as clients of the API at this path expect."""
         return self
 
     @property
@@ -196,7 +196,7 @@ class ModelNotFoundError(NotFoundError):
 
 
 class TooBusyError(ApiError):
-    """As much waits or runs as may."""
+    """Too many requests wait or run."""
 
     status = 429
 
@@ -235,9 +235,9 @@ def from_engine(fault: EngineError) -> ApiError:
 
 
 def from_load(fault: Exception) -> ApiError:
-    """Make the error for a model that cannot be loaded, or not in time: a TimeoutError with the model's name.
+    """Convert the error of a failed load; a TimeoutError carries the model's name.
 
-    Raises the fault itself if it is neither an engine's nor a load's error.
+    Raises the exception itself if it is neither an engine's nor a load's error.
     """
     if isinstance(fault, TimeoutError):
         return UnavailableError(

@@ -35,17 +35,17 @@ class RequestRecord:
     model: the name of the model that serves the request; None if the server has only one.
     finish_reason: the choices' finish reasons, in order, with spaces between; "cancelled" if the client left,
         "error" if the request failed.
-    is_loop: whether a choice was ended because it only repeated itself.
+    is_loop: whether a choice ended because it only repeated itself.
     error: the code of the error that was sent, as a response or in a stream; None if there was none.
     param: the field at fault, as the request calls it; None if no field is.
     num_cached_tokens: None if the client left and the engine had yet to notice.
     first_token_ms, tokens_per_s: None if no token was generated.
     num_forwards: forward passes of decoding. drafts: (drafted, accepted) tokens by the drafter's name.
-    undrafted: why nothing, or next to nothing, was drafted; None otherwise, or if nothing may draft.
+    undrafted: why (almost) nothing was drafted; None otherwise, or if nothing may draft.
     wedlm_decoding: "streaming" if a WeDLM model filled in several tokens at once: the answer may differ from
         that of plain decoding.
     translation: the draft model's translation strategy, and how many drafts had each outcome.
-    field_names: the request's names of fields, by this API's names if those differ, for error messages.
+    field_names: this API's field names -> the request's where they differ, for error messages.
     ignored: the parts of the request that had no effect, such as fields of other servers.
     relaxed: the parts of the request's schemas that are not enforced.
     """
@@ -161,7 +161,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats entries as text. Those written while a request is served begin with its id."""
+    """Formats entries as text. Entries written while a request is served begin with its id."""
 
     def __init__(self) -> None:
         super().__init__(_TEXT_LINE, _TEXT_TIME)
@@ -221,7 +221,7 @@ def is_logging_prompts() -> bool:
 def log_prompt(what: str, text: str | bytes) -> None:
     """Log a prompt or an answer on one line, if prompts are logged and the text is not empty.
 
-    A longer text is cut to MAX_LOGGED characters, or bytes. Takes long: call it on a thread.
+    Longer text is cut to MAX_LOGGED characters or bytes. Slow: call it on a thread.
     """
     if not text or not is_logging_prompts():
         return

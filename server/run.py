@@ -104,7 +104,7 @@ class HttpServer(uvicorn.Server):
         LOGGER.info("stopping: %s %g s to finish%s", running, self._drain_s, stop_again)
 
     def _end_now(self, sig: int) -> None:
-        """End all requests with an error, so that no stream just breaks off, and exit."""
+        """End all requests with an error, so that no stream breaks off silently, and exit."""
         num_requests = len(self.server_state.tasks)
         LOGGER.warning("stopping at once: %d requests end without the rest of their answers", num_requests)
         # On a thread: the engine may be in a step that never ends.
@@ -159,7 +159,7 @@ def run(
     """Serve the model of the settings, or several, until a signal; return the exit status.
 
     make_sources: makes the drafters of a model with given settings; None turns drafting off.
-    sections: settings of single models. prepare: prepares models on disk once the port is bound.
+    sections: settings of single models. prepare: called to prepare models on disk once the port is bound.
     """
     # Loading makes many objects, and hardly any that must be collected.
     gc.disable()
@@ -213,7 +213,7 @@ def _start(
 
 
 def _serve_with_ranks(settings: Settings, make_sources: "MakeSources | None", bound: socket.socket) -> int:
-    """Serve one model of which other machines have parts. This only ends with the process.
+    """Serve one model that is split over several machines. Returns only with the process.
 
     Raises ModelError.
     """
@@ -237,7 +237,7 @@ def _serve_with_ranks(settings: Settings, make_sources: "MakeSources | None", bo
 
 
 def _follow(settings: Settings) -> int | None:
-    """On another rank than 0, follow rank 0 until it ends, then end the process.
+    """On ranks other than 0, follow rank 0 until it ends, then end the process.
 
     Return None on rank 0, or if there are no ranks, and an exit status if the rank cannot be read.
     """
@@ -254,7 +254,7 @@ def _follow(settings: Settings) -> int | None:
 
 
 class ListenError(Exception):
-    """The server cannot listen on the address; the message says why. errno: the system's, if it said any."""
+    """The server cannot listen on the address; the message says why. errno: the system's, if any."""
 
     def __init__(self, message: str, errno: int | None = None) -> None:
         super().__init__(message)
@@ -297,7 +297,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def explain(fault: ListenError, settings: Settings) -> str:
-    """Explain why the server cannot listen, and what to do about it. Asks what holds the port what it is."""
+    """Explain why the server cannot listen, and what to do about it. Probes the program on the port."""
     if fault.errno != errno.EADDRINUSE:
         return str(fault)
     other = "choose another with --port, or 0 for any that is free"
@@ -355,7 +355,7 @@ def serve(engine: "Engine", settings: Settings, bound: socket.socket) -> int:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         # The terminal was closed; nohup has it ignored.
         signal.signal(signal.SIGHUP, server.handle_exit)
-    # What was loaded stays, so no collection need look at it.
+    # Loaded objects stay, so the garbage collector can skip them.
     with frozen():
         gc.enable()
         server.run(sockets=[bound])
@@ -366,7 +366,7 @@ def serve(engine: "Engine", settings: Settings, bound: socket.socket) -> int:
 
 @contextmanager
 def _showing_progress(settings: Settings, bound: socket.socket) -> "Iterator[StartProgress]":
-    """Yield what reports a start's progress: to a terminal or to the log, and to requests meanwhile."""
+    """Yield a callback that reports the start's progress to the terminal or log, and to requests."""
     with LoadingBar() as bar, WhileLoading(settings, bound) as waiting:
         show = bar.advance
         if settings.log_format == "json":

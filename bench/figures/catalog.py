@@ -1,4 +1,4 @@
-"""The tables of README.md and of the pages of results: the run that each comes from, its rows and columns."""
+"""The tables of README.md and the results pages: each one's run, rows and columns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,8 +16,7 @@ from reprise.bench.workloads import WORKLOADS
 class Figure(NamedTuple):
     """A published table. rows: "section" or "section.part" of the result document that has its rows.
 
-    where: by field, the values of which a row must have one. by: rows with equal values in these fields
-    become one row.
+    where: field -> the values that a row may have. by: rows with equal values in these fields become one row.
     """
 
     rows: str
@@ -59,7 +58,7 @@ def _of_own(name: str) -> Callable[[Row], Any]:
 
 
 def _at_costs(row: Row) -> float | None:
-    """Return the speedup that is measured, or follows from a curve; None if width costs nothing."""
+    """Return the speedup, measured or from a curve; None if width costs nothing."""
     return (
         None
         if row["costs"] == "equal"
@@ -101,7 +100,7 @@ def _equal(row: Row) -> str:
 
 
 def _replayed(draft_cost: float, row: Row) -> str:
-    """Return the speedup on the published machine with the draft length that is best there.
+    """Return the speedup on the published machine with its best draft length.
 
     draft_cost: of a token that an MTP head drafts, or of a block of a DFlash drafter, in plain steps.
     """

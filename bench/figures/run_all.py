@@ -1,9 +1,9 @@
 """`reprise bench all`: make every figure of README.md and docs/results.md again, and more, in one run.
 
-Runs every command that a figure comes from. Tables are written between `<!-- figures: NAME -->` and
-`<!-- end -->` as soon as they are made, so that none is copied by hand. docs/figures.json keeps the cells of
-those that a page shows, with command, date and machine, so that a test can tell whether it still does. With
---page nothing runs: documents of other benchmarks (--json) are drawn as one HTML page, without network.
+Runs every figure's command. Tables are written between `<!-- figures: NAME -->` and `<!-- end -->` as soon as
+they are made, so that none is copied by hand. docs/figures.json has the cells of the tables on pages, with
+command, date and machine, so that a test can compare them. With --page nothing runs: documents of other
+benchmarks (--json) are drawn as one HTML page, without network.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def _draw(files: Sequence[Path], page: Path) -> int:
 
 
 def is_lacking(word: str) -> bool:
-    """Return whether a word of a command is a model that is not here: a path in models/, or in a package."""
+    """Return whether a command's word is a missing model: a path in models/, or in a package."""
     if find_packaged(word):
         return not folder_of(word).exists()
     return word.startswith("models/") and not (ROOT / word).exists()

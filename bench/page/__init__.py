@@ -77,10 +77,11 @@ A mark without a color of its own has that of its series, and a tooltip.
 
 @dataclass(frozen=True)
 class Axes:
-    """The fields of rows that a chart shows, and by which its reader filters.
+    """The fields of rows that a chart shows and that its reader can filter.
 
-    x, y: fields; "value" stands for the measure that the reader chooses. panel: the field for each of whose
-    values there is a plot. menus: fields with a menu to filter by.
+    x, y: fields; "value" stands for the measure that the reader chooses. panel: the field with one plot per
+        value.
+    menus: fields with a filter menu.
     """
 
     x: str
@@ -130,7 +131,7 @@ def chart(
 
 
 def _menu(name: str, label: str, options: Iterable[Any]) -> Spec:
-    """Return a parameter that the reader sets with a menu, at first to the first option."""
+    """Return a parameter with a menu, initially at the first option."""
     options = list(dict.fromkeys(options))
     labels = [MEASURES.get(one, str(one)) for one in options]
     bind = {"input": "select", "options": options, "labels": labels, "name": label.replace("_", " ")}
@@ -138,7 +139,7 @@ def _menu(name: str, label: str, options: Iterable[Any]) -> Spec:
 
 
 def _axis(field: str, rows: Sequence[Row]) -> Spec:
-    """Return an axis, without a title if its texts or a menu say what it shows."""
+    """Return an axis, untitled if its labels or a menu explain it."""
     is_text = any(isinstance(row.get(field), str) for row in rows)
     title = None if is_text or field == "value" else TITLES.get(field, field.replace("_", " "))
     axis = {"field": field, "title": title}
@@ -182,7 +183,7 @@ def rule(axis: str, value: float, shown: str = "true") -> Spec:
 def line(x: str, y: str, filtered: str = "true", group: str = "") -> Spec:
     """Return a layer with the least-squares line of y over x.
 
-    filtered: the condition for rows to count. group: the field for each of whose values there is a line.
+    filtered: the condition for rows to count. group: the field with one line per value.
     """
     encoding = {axis: {"field": name, "type": "quantitative"} for axis, name in (("x", x), ("y", y))}
     fit = {"regression": y, "on": x, "groupby": [group] if group else []}
@@ -415,7 +416,7 @@ SECTIONS: dict[str, Callable[..., Parts]] = {
     "Acceptance": acceptance, "Cost curve": costs, "Settings": sweep, "When drafting pays": pays,
     "Servers under load": serve, "Replayed without a model": replay,
 }  # fmt: skip
-"""By title: what yields the parts of a section."""
+"""Title -> function that yields a section's parts."""
 
 
 def page(documents: Sequence[Document]) -> str:

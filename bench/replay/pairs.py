@@ -33,8 +33,8 @@ Encode = Callable[[str], Sequence[int]]
 class TokenPair:
     """A prompt and its answer, at least one token each.
 
-    chat: the name of the chat that the pair belongs to; empty for a single request. turn: the number of its
-    turn in the chat, from 1. views: the views that a server makes of the prompt's messages.
+    chat: the name of the pair's chat; empty for a single request. turn: its number in the chat, from 1.
+        views: a server's views of the prompt's messages.
     """
 
     prompt: tuple[int, ...]
@@ -81,7 +81,7 @@ def read_history(
 def _changes(
     repository: str, commit: str, max_bytes: int, suffixes: str | tuple[str, ...]
 ) -> Iterator[Change]:
-    """Yield the changes of text files of those suffixes and that size by a commit."""
+    """Yield a commit's changes of text files with suitable suffixes and sizes."""
     form = "-r", "-z", "--raw", "--no-renames", "--diff-filter=M", "--format=%x20%B"
     changed = _git(repository, "diff-tree", *form, commit, "--")
     message, *changes = changed.decode(errors="replace").split("\0")
@@ -106,7 +106,7 @@ def _text(repository: str, blob: str, max_bytes: int) -> str:
 def _git(repository: str, *words: str) -> bytes:
     """Run a plumbing command of git and return its output. Raises ArgumentsError.
 
-    Nothing is fetched, and no program runs that the repository's configuration names.
+    Nothing is fetched, and no program that the repository configures is run.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "-C", repository, "-c", "core.fsmonitor=false", "-c", "protocol.allow=never", *words]
@@ -118,7 +118,7 @@ def _git(repository: str, *words: str) -> bytes:
 
 
 def read_session(path: Path) -> list[Chat]:
-    """Read JSON lines that an agent, or a server that it used, has written.
+    """Read JSON lines written by an agent or by the server that it used.
 
     Lines of Claude Code (~/.claude/projects/*/*.jsonl) have a "type" and a "message" each, but no system
     prompt and no tools; sub-agents have chats of their own. Other files are read as read_prompts() does it.
@@ -130,7 +130,7 @@ def read_session(path: Path) -> list[Chat]:
             continue
         who = " ".join(str(line.get(key)) for key in ("sessionId", "agentId", "isSidechain"))
         parts = spoken.setdefault(who, [[]])
-        # What was said before is no longer shown to the model.
+        # The model no longer gets the earlier messages.
         if line.get("isCompactSummary"):
             parts.append([])
         parts[-1].append({key: line["message"].get(key) for key in ("role", "content")})
@@ -139,7 +139,7 @@ def read_session(path: Path) -> list[Chat]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file; what else is in it is the next reader's."""
+    """Yield a file's JSON objects; other content is left to the next reader."""
     for text in path.read_bytes().split(b"\n"):
         try:
             line = json.loads(text)
@@ -150,7 +150,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _turns(spoken: list[Message]) -> Iterator[Turn]:
-    """Yield a turn for each answer. spoken: messages as Anthropic's API has them."""
+    """Yield a turn for each answer. spoken: messages in Anthropic's format."""
     messages = [one.for_template() for one in from_messages(spoken, "messages", Notes())]
     for at, message in enumerate(messages):
         if at and message["role"] == "assistant":

@@ -1,4 +1,4 @@
-"""Replay known answers: a rule drafts and chooses how much is verified; the costs of steps are added up."""
+"""Replay known answers: a rule drafts and chooses how much is verified; step costs are summed."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -71,8 +71,8 @@ def figures(outcomes: Sequence[Outcome]) -> Row:
 class FixedPlayer:
     """Replays answers with one drafter, whose drafts of at most limit tokens are verified in full.
 
-    cost: returns the cost of a step of a width. in_hindsight: only as many tokens of each draft are verified
-    as gain most per cost, which takes knowing the answer.
+    cost: returns the cost of a step of a width. in_hindsight: verify the number of each draft's tokens with
+        the best gain per cost, which needs the answer.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class Setup:
 
 
 class ServerPlayer:
-    """Replays answers as a server with a single request at a time: with its gate, budget and planner.
+    """Replays answers like a server with one request at a time, with its gate, budget and planner.
 
-    settings: the server's; those in the setup are not used. own: drafters that replace the server's drafters
-    of the same names.
+    settings: the server's; the setup's are not used. own: drafters that replace the server's of the same
+        names.
     """
 
     def __init__(self, setup: Setup, settings: Settings, *own: Drafter) -> None:
@@ -203,11 +203,12 @@ def best_single_width(
 class FixedLookup:
     """Drafts the tokens that followed the last n tokens of a sequence where those occurred before.
 
-    longest, shortest: n is the largest number in these bounds for which there is an earlier occurrence.
-    newest: whether the newest occurrence is used, or the earliest. The draft ends where the text ends.
-    is_long: draft like llama.cpp's ngram-simple, which drafts nothing shorter than n tokens, and nothing in a
-    text of n + limit + 2 tokens or fewer; the very first n-gram is never a match, nor is one that ends right
-    before the last token, which is never drafted. Source: common/ngram-map.cpp, common_ngram_simple_draft.
+    longest, shortest: n is the largest number within these bounds with an earlier occurrence.
+    newest: whether to use the newest occurrence rather than the earliest. The draft ends where the text ends.
+    is_long: draft like llama.cpp's ngram-simple. It drafts nothing shorter than n tokens, and nothing in a
+        text of at most n + limit + 2 tokens. The first n-gram never matches, nor does one that ends right
+        before the last token, which is never drafted. Source: common/ngram-map.cpp,
+        common_ngram_simple_draft.
     """
 
     longest: int
@@ -253,7 +254,7 @@ class Rule:
 
     draft_type: replayed with a server's gate; None: without a gate, with drafts of at most `limit` tokens.
     drafter: makes the drafter of a rule without a gate. in_hindsight: see FixedPlayer.
-    is_warm: whether drafters keep what they learned from one chat to the next, in file order.
+    is_warm: whether drafters keep what they learned between chats, in file order.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Generate long traffic to replay: edits of real Python files, and texts that come again.
+"""Generate long traffic to replay: edits of real Python files, and repeated texts.
 
 Everything is generated from a seed. The edits are not commits that people made.
 """
@@ -19,11 +19,11 @@ SHARES = {NEW: 0.2, AGAIN: 0.3, EDIT: 0.25, EDIT_AGAIN: 0.25}
 
 
 def make_traffic(root: Path, count: int, seed: int, encode: Encode) -> Iterator[TokenPair]:
-    """Yield requests such as a server gets over weeks, about the Python files below a folder.
+    """Yield requests like a server's over weeks, about the Python files below a folder.
 
     The kind of a request, one of SHARES, is its workload.
-    The age of a repeated text is drawn evenly over its logarithm: some are recent, some from the very start.
-    Shorter traffic with a seed begins longer traffic.
+    The age of a repeated text is log-uniform: some are recent, some from the very start. With the same seed,
+    shorter traffic is a prefix of longer traffic.
     """
     rng = random.Random(f"traffic {seed}")
     files, used = cycle(_texts(root, random.Random(seed))), list[str]()
@@ -40,7 +40,7 @@ def make_traffic(root: Path, count: int, seed: int, encode: Encode) -> Iterator[
 
 
 def _texts(root: Path, rng: random.Random) -> Iterator[str]:
-    """Yield the Python files below a folder in random order; of long ones the first lines, no short ones."""
+    """Yield the Python files below a folder in random order: long ones truncated, short ones skipped."""
     paths = sorted(root.rglob("*.py"))
     rng.shuffle(paths)
     for path in paths:

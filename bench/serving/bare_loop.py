@@ -1,4 +1,4 @@
-"""mlx_lm's own `stream_generate` as a peer: what one stream of a server is measured against."""
+"""mlx_lm's own `stream_generate` as a peer, to compare with one stream of a server."""
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor

@@ -1,7 +1,7 @@
 """OpenAI-compatible servers as peers.
 
-The client often shares two cores with the server, so each fragment of a response is only stored with its
-time, and parsed once all answers of a batch have ended.
+The client often shares two cores with the server, so it only stores each fragment of a response with its
+time, and parses fragments once all answers of a batch have ended.
 """
 
 import json
@@ -144,7 +144,7 @@ def receive(client: httpx.Client, body: dict[str, Any]) -> Stream:
 
 
 def divide_tokens(total: int, texts: Sequence[str]) -> list[float]:
-    """Estimate the tokens of each chunk, adding up to total, where only the total is known.
+    """Estimate each chunk's tokens where only the total is known.
 
     The total is divided in proportion to the texts' lengths, unless there are as many chunks as tokens: then
     each chunk has one.

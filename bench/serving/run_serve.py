@@ -1,11 +1,11 @@
 """`reprise bench serve`: ask servers, and mlx_lm's own loops, the same chats, and compare.
 
 Stream chats greedily, many at once: of random words, --workloads or --prompts. Each batch goes to all peers
-before the next one, a different one first each time, and every round has new chats, so that no prefix cache
+before the next batch, a different peer first each time. Every round has new chats, so that no prefix cache
 has them. Answers to random words cannot end early (logit_bias forbids the end tokens), so all have the
-requested length; their seed is a new one, which is printed, because a running server may have those of an
-earlier --seed in its prefix cache. mlx_lm's loops get token ids without HTTP, one chat at a time, and have no
-cache between requests. Ratios are to the first peer. Exit status 1 if any request failed.
+requested length. Their seed is new and printed, because a running server may have the chats of an earlier
+--seed in its prefix cache. mlx_lm's loops get token ids without HTTP, one chat at a time, and have no cache
+between requests. Ratios are to the first peer. Exit status 1 if any request failed.
 """
 
 import argparse
@@ -167,7 +167,7 @@ def _peers(
 
 
 def dealt(own: Sequence[Chat], rounds: int, size: int) -> list[list[Chat]]:
-    """Divide a user's chats into rounds, `size` chats of each workload in a round.
+    """Divide a user's chats into rounds of `size` chats per workload.
 
     The first list is the warm-up, which has only the first chat. Rounds without chats are left out.
     """
@@ -177,7 +177,7 @@ def dealt(own: Sequence[Chat], rounds: int, size: int) -> list[list[Chat]]:
 
 
 def made(arguments: argparse.Namespace, tokenizer: Tokenizer, size: int, level: int) -> list[list[Chat]]:
-    """Generate chats for each round, `size` chats of each workload; the first list is the warm-up.
+    """Generate rounds of `size` chats per workload; the first list is the warm-up.
 
     level: number of the level of concurrency; each level has other chats.
     """
@@ -192,7 +192,7 @@ def made(arguments: argparse.Namespace, tokenizer: Tokenizer, size: int, level: 
 
 
 def batches_of(rounds: Sequence[Sequence[Chat]], streams: int, is_mixed: bool = False) -> list[Batch]:
-    """Divide the turns of each round into batches of `streams` turns that are asked at once.
+    """Divide each round's turns into batches of `streams` concurrent turns.
 
     is_mixed: whether a batch may have turns of several workloads, which then count as one.
     Raises ArgumentsError for a turn that is not a greedy chat.

@@ -1,4 +1,4 @@
-"""The servers of a comparison: running ones, and those that are started for it."""
+"""The servers of a comparison, already running or started for it."""
 
 import argparse
 import signal
@@ -61,8 +61,8 @@ def addresses(
 ) -> dict[str, Address]:
     """Return the address of each server, by name, after starting the servers that do not run yet.
 
-    folder: the model for started servers. children: the stack with which these end. flags: more flags for
-    them, by name.
+    folder: the model for started servers. children: the exit stack that ends them. flags: more flags for
+        them, by name.
     Raises BenchError if a server cannot be used.
     """
     keys, servers = dict(arguments.server_key), {}
@@ -138,7 +138,7 @@ def _first_model(url: str, headers: dict[str, str]) -> str:
 
 
 def _server(text: str) -> tuple[str, str | None, str | None]:
-    """Return name, URL (None: it is started here), and the model to ask for, or to serve."""
+    """Return the name, the URL (None to start it here), and the model to request or serve."""
     name, _, rest = text.partition("=")
     if name in (*COMMANDS, *LOOPS) and "://" not in rest:
         return name, None, str(Path(rest).expanduser()) if rest else None

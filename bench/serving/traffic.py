@@ -1,4 +1,4 @@
-"""The same chats to several peers, batch by batch, and figures of their answers."""
+"""Send the same chats to several peers, batch by batch; compute figures of their answers."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ NOTES = (
 
 
 def ratio_text(name: str) -> Callable[[document.Row], str | None]:
-    """Return a function that writes a field, a ratio of medians, with the extremes of rounds, as a cell."""
+    """Return a function that formats a ratio of medians, with the extremes of rounds, as a cell."""
     return lambda row: row[name] and f"{row[name]:.2f} ({interval(row, f'{name}_low', f'{name}_high')})"
 
 
@@ -53,7 +53,7 @@ COLUMNS = [
 
 
 class Batch(NamedTuple):
-    """Turns that are asked at the same time. round: 0 for the warm-up. workload: None for random words."""
+    """Turns requested at the same time. round: 0 for the warm-up. workload: None for random words."""
 
     round: int
     workload: str | None
@@ -84,13 +84,13 @@ class Answer:
 
 
 Ask = Callable[[Sequence[Turn], int], list[Answer]]
-"""Answers turns, at most so many at the same time, and returns the answers in the same order."""
+"""Answers turns with limited concurrency, and returns the answers in order."""
 
 
 def ask_all(
     peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, prefix: str = "", **resume: Any
 ) -> list[Row]:
-    """Ask all peers a batch before the next one, a different peer first each time; return rows of answers.
+    """Send each batch to all peers before the next, rotating the first peer; return rows of answers.
 
     prefix: text before the names of cases. resume: arguments of Experiment.
     """
@@ -122,7 +122,7 @@ def by_read(times: Sequence[float], tokens: Sequence[float]) -> list[list[float]
     """
     found: list[list[float]] = []
     for at, (time, count) in enumerate(zip(times, tokens, strict=True)):
-        # No model makes tokens as fast as chunks follow each other that came in one read.
+        # Chunks of one read follow each other faster than any model makes tokens.
         if at and time - times[at - 1] < 0.0002:
             found[-1][1] += count
         else:
@@ -164,11 +164,11 @@ RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
     "ttft_ratio": lambda rows: (first_tokens_s(rows) or {}).get("p50"),
     "inter_token_ratio": lambda rows: (inter_tokens_s(rows) or {}).get("p50"),
 }  # fmt: skip
-"""The figures by which peers are compared, round by round."""
+"""The figures for comparing peers round by round."""
 
 
 def figures_of(rows: Sequence[Row], *fields: str) -> list[Row]:
-    """Return each peer's figures, the first peer first, for each group of rows with equal fields."""
+    """Return each peer's figures, in order, for each group of rows with equal fields."""
     # Another peer may begin with the questions of a group.
     order = [*dict.fromkeys(row["arm"] for row in rows)]
     groups = grouped(sorted(rows, key=lambda row: order.index(row["arm"])), *fields)
@@ -181,7 +181,7 @@ def figures_of(rows: Sequence[Row], *fields: str) -> list[Row]:
 
 
 def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
-    """Return the figures of a peer. first: the answers of the first one to the same questions.
+    """Return the figures of a peer. first: the first peer's answers to the same questions.
 
     Percentiles are over all measured rounds; counts of what went wrong include the warm-up.
     """
@@ -215,7 +215,7 @@ def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
 
 def _rounds(answers: Sequence[Row], take: Callable[[Sequence[Row]], float | None]) -> list[float | None]:
     """Return a figure of each measured round."""
-    # What is left of a round with a failure may be easier.
+    # The rest of a round with a failure may be easier.
     broken = {row["round"] for row in answers if row["error"]}
     rounds = grouped(measured(answers), "round")
     return [None if at in broken else take(of_round) for (at,), of_round in rounds.items()]

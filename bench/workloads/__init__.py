@@ -53,7 +53,7 @@ def make_chats(
 def own_chats(path: Path | None, workloads: Sequence[str]) -> list[Chat] | None:
     """Return the chats in a user's file; None without a file.
 
-    Raises ValueError for an unknown workload, if there is no file, and as read_prompts() does.
+    Raises ValueError for an unknown workload if there is no file; else as read_prompts() does.
     """
     unknown = [] if path else [name for name in workloads if name not in WORKLOADS]
     if unknown:

@@ -1,6 +1,6 @@
 """An agent's chats about changes of files: it reads a file, and writes the change in some form.
 
-The answers are messages, so the tokens of a call are what the model's chat template makes of it.
+The answers are messages, so the model's chat template determines the tokens of a call.
 """
 
 import json
@@ -63,7 +63,7 @@ def call_text(name: str, arguments: dict[str, str]) -> str:
 
 
 def agent_chats(changes: Iterable[Change], forms: Sequence[str], numbers: Sequence[str]) -> Iterator[Chat]:
-    """Yield a chat for each change, each form of FORMS, and each way of NUMBERS to number the file's lines.
+    """Yield a chat for each change, each form of FORMS, and each line numbering of NUMBERS.
 
     The chat's workload names the form and the way. With the form "blocks", as aider has them, and "whole", a
     prompt without a template, the file is in the user's message, and its lines are not numbered.

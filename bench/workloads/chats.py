@@ -1,4 +1,4 @@
-"""Chats and their turns, requested one after the other: of a workload, or of a user's file."""
+"""Chats and their turns, which are requested one after the other; from a workload or a user's file."""
 
 import json
 import random
@@ -33,7 +33,8 @@ class Turn:
 
     messages: the whole chat up to the message to answer. text: the prompt itself, if no template makes it.
     reference: the right answer; None if there is no single one. answer: the right answer as a message, if
-    text is not enough. schema: JSON schema that constrains the answer. is_endless: end tokens are forbidden.
+        text does not suffice. schema: JSON schema that constrains the answer. is_endless: end tokens are
+        forbidden.
     is_measured: False for a turn that only fills the drafters' tables.
     num_allowed: if not 0, tokens are drawn uniformly from this many token ids.
     max_tokens: limit in the request itself; None: the benchmark chooses.
@@ -79,7 +80,7 @@ class Workload:
 
 
 def for_template(messages: Iterable[Message]) -> list[Message]:
-    """Convert messages from OpenAI's format, where tool arguments are text, to that of chat templates."""
+    """Convert messages from OpenAI's format, where tool arguments are text, to chat templates' format."""
     return [one.for_template() for one in from_chats(messages, "messages", Notes())]
 
 
@@ -136,9 +137,9 @@ def views_of(maker: ViewMaker, turn: Turn) -> tuple[View, ...]:
 def render_pair(tokenizer: Tokenizer, turn: Turn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the token ids of a turn's prompt and of its right answer, without the token that ends it.
 
-    The answer is () if the turn has none. If the answer is a message, its ids are those of the text that the
-    chat template adds behind the prompt. An empty reasoning block counts as part of the prompt, where models
-    that are asked for no reasoning find it.
+    The answer is () if the turn has none. If it is a message, its ids are those of the text that the chat
+    template adds after the prompt. An empty reasoning block counts as part of the prompt, as it is for
+    requests without reasoning.
     """
     prompt = render_turn(tokenizer, turn)
     if turn.answer is None:
@@ -153,7 +154,7 @@ def render_pair(tokenizer: Tokenizer, turn: Turn) -> tuple[tuple[int, ...], tupl
 
 
 def _count_empty_reasoning(tokenizer: Tokenizer, answer: Sequence[int]) -> int:
-    """Count the tokens of an answer's reasoning and of the space behind it, if nothing is in it."""
+    """Count the tokens of an answer's reasoning block and following space, if the block is empty."""
     start, end = tokenizer.markers.think_start, tokenizer.markers.think_end
     if not (start and end and tuple(answer[: len(start.tokens)]) == start.tokens):
         return 0
@@ -170,8 +171,8 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
     of an earlier line is the next turn of its chat. The kind of chat is its "workload" or the file's name.
     A line of Spec-Bench, with "turns" and a "category", is a chat of its first turn.
 
-    for_replay: every line must have an answer, and of a line with a prompt and messages, as servers record
-    them, the prompt is used, because the model read it; the messages say what it is made of.
+    for_replay: every line must have an answer. If a line has both a prompt and messages, as servers record,
+        the prompt is used, because the model read it; the messages are used for views.
     Raises OSError if the file cannot be read, ValueError with file and line number if a line is invalid.
     """
     chats: list[tuple[str, list[Turn]]] = []

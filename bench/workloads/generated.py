@@ -41,7 +41,7 @@ Sentence = tuple[str, str]  # and the person that it is about
 
 
 def names(rng: random.Random) -> Iterator[str]:
-    """Yield names of people, none of which is part of another: single words first, then pairs of others."""
+    """Yield people's names, none part of another: single words first, then pairs of other words."""
     single, paired = NAMES[:160], NAMES[160:]
     yield from rng.sample(single, len(single))
     yield from _distinct(lambda: " ".join(rng.sample(paired, 2)))
@@ -104,7 +104,7 @@ def _distinct(make: Callable[[], str]) -> Iterator[str]:
 def _statements(
     rng: random.Random, constants: tuple[int, int] = (1, 4), statements: tuple[int, int] = (1, 4)
 ) -> Iterator[Statement]:
-    """Yield the statements of a random file: so many constants and a function of so many, by turns."""
+    """Yield the statements of a random file: constants and functions in turn."""
     rng = random.Random(rng.random())
     unused = identifiers(rng)
     gap = ""

@@ -1,1 +1,1 @@
-"""The facts about a server that coding agents need, and how they get into their configuration files."""
+"""Coding agents' settings for a server, and how to write them into the agents' files."""

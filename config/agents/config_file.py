@@ -28,15 +28,15 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {
 
 
 class ConfigFileError(Exception):
-    """A file that cannot be read or written, or that could not be merged into without a loss."""
+    """A file cannot be read or written, or merging would lose something."""
 
 
 def render(file: AgentFile, text: str | None) -> str:
     """Return the file's text with the settings merged into it.
 
     text: the file's present text; None without a file.
-    All other text stays, comments and line ends too. Raises ConfigFileError if the text cannot be parsed, or
-    if a comment would be lost.
+    All other text stays, including comments and line ends. Raises ConfigFileError if the text cannot be
+    parsed or a comment would be lost.
     """
     if text is None or not text.strip():
         settings = {**file.new_file, **file.settings}
@@ -49,7 +49,7 @@ def render(file: AgentFile, text: str | None) -> str:
 
 
 def _checked(file: AgentFile, read: Callable[[], str]) -> str:
-    """Return what a reader of the file's text returns. Raises ConfigFileError if it refuses the text."""
+    """Apply a parser to the file's text. Raises ConfigFileError if it fails."""
     try:
         return read()
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
@@ -81,7 +81,7 @@ def read(path: Path) -> str | None:
 
 
 def has_backup(path: Path) -> bool:
-    """Return whether a file has a backup, or a mark that there was no such file."""
+    """Return whether a file has a backup, or a mark that it did not exist."""
     return _backup_of(path).exists() or _absence_of(path).exists()
 
 
@@ -111,7 +111,7 @@ def undo(file: AgentFile, path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write the file whole or not at all. A new one can be read by its owner alone, since it may hold a key.
+    """Write the file atomically. Only its owner can read a new one, since it may hold a key.
 
     Raises ConfigFileError if it cannot be written.
     """
@@ -133,12 +133,12 @@ def _backup_of(path: Path) -> Path:
 
 
 def _absence_of(path: Path) -> Path:
-    """Return the path of the mark that there was no file: an empty backup is that of an empty file."""
+    """Return the path of the mark for a missing file; an empty backup means an empty file."""
     return path.with_name(f"{path.name}.none.before-reprise")
 
 
 def _check_whole(file: AgentFile, path: Path, before: str) -> None:
-    """Raise ConfigFileError if a backup is cut short, as a full disk once left them."""
+    """Raise ConfigFileError for a truncated backup, such as a full disk can leave."""
     try:
         if before.strip():
             _PARSERS[file.format](before)

@@ -1,4 +1,4 @@
-"""Set keys in the text of a JSON, TOML or YAML file. All other text stays, comments too."""
+"""Set keys in the text of a JSON, TOML or YAML file. All other text stays, including comments."""
 
 import json
 import re
@@ -18,15 +18,14 @@ _DECODER = json.JSONDecoder()
 
 
 class TextError(ValueError):
-    """A comment would be lost, or the text is written in a way that cannot be edited."""
+    """A comment would be lost, or the text cannot be edited."""
 
 
 def merge(held: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the held settings with the given ones set.
+    """Merge the given settings into the held ones.
 
-    Tables are merged key by key. In a list of tables, one with the same "name" (or "displayName") is
-    replaced, in its place, and others are added at the end. Any other value is replaced. Neither argument is
-    changed.
+    Tables are merged key by key. In a list of tables, one with the same "name" (or "displayName") is replaced
+    in place, and others are appended. Any other value is replaced. Neither argument is changed.
     """
     merged = dict(held)
     for key, value in settings.items():
@@ -55,7 +54,7 @@ def _name_of(value: object) -> object:
 
 
 def plain(text: str) -> str:
-    """Return the text with spaces in place of its comments and trailing commas: JSON of the same length."""
+    """Replace comments and trailing commas by spaces: JSON of the same length."""
 
     def blank(found: re.Match[str]) -> str:
         part = found[0]
@@ -68,7 +67,7 @@ def plain(text: str) -> str:
 def set_json(text: str, settings: Mapping[str, Any]) -> str:
     """Return the text with the settings set.
 
-    settings: values, in tables of any depth. A value that is replaced must have no comment within.
+    settings: values, in tables of any depth. A replaced value must contain no comment.
     Raises JSONDecodeError if the text is not JSON apart from comments and commas, and TextError.
     """
     held = json.loads(plain(text))
@@ -84,7 +83,7 @@ def set_json(text: str, settings: Mapping[str, Any]) -> str:
 def _set_members(
     text: str, opening: int, held: Mapping[str, Any], settings: Mapping[str, Any], depth: int
 ) -> str:
-    """Return the text with settings set in the object that opens at a place. held: what it holds."""
+    """Return the text with settings set in the object that opens at an index. held: its content."""
     for key, value in reversed(list(settings.items())):
         spans = _members(plain(text), opening)
         before = held.get(key)
@@ -116,7 +115,7 @@ def _members(text: str, opening: int) -> dict[str, tuple[int, int]]:
 
 
 def _insert(text: str, opening: int, member: str, has_more: bool, depth: int) -> str:
-    """Return the text with a member at an object's beginning, after a comment on the line of its brace."""
+    """Insert a member at an object's beginning, after a comment on its opening line."""
     at = opening + 1
     line, _, _ = text[at:].partition("\n")
     if line.strip().startswith("//") and not plain(text)[at : at + len(line)].strip():
@@ -131,7 +130,7 @@ def _insert(text: str, opening: int, member: str, has_more: bool, depth: int) ->
 
 
 def dump(value: Any, depth: int = 0) -> str:
-    """Return a value as JSON. depth: of the objects that it is in."""
+    """Return a value as JSON. depth: its nesting, for indentation."""
     text = json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n" + "  " * depth)
     # Half of a UTF-16 pair, which JSON may hold and no file can.
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
@@ -177,7 +176,7 @@ def _set_table(table: MutableMapping[str, Any], settings: Mapping[str, Any]) -> 
 def set_yaml(text: str, settings: Mapping[str, Any]) -> str:
     """Return the text with the settings set.
 
-    settings: values by the file's top-level keys. A value that is replaced must have no comment within.
+    settings: values by the file's top-level keys. A replaced value must contain no comment.
     Raises YAMLError if the text is not YAML, and TextError.
     """
     held = yaml.safe_load(text)
@@ -205,7 +204,7 @@ def set_yaml(text: str, settings: Mapping[str, Any]) -> str:
 def _span(text: str, key: str) -> tuple[int, int] | None:
     """Return where a key and its value begin and end; None if it is not there.
 
-    A value on one line ends before a comment beside it, any other with its last line.
+    A one-line value ends before a comment on its line, any other with its last line.
     """
     node = yaml.compose(text)
     if not isinstance(node, yaml.MappingNode) or node.flow_style:
@@ -224,7 +223,7 @@ def _span(text: str, key: str) -> tuple[int, int] | None:
 
 
 def _has_comments(text: str) -> bool:
-    """Find a # outside of scalars, which is where YAML's comments are."""
+    """Return whether there is a # outside of scalars, that is, a YAML comment."""
     rest = list(text)
     for token in yaml.scan(text):
         if isinstance(token, yaml.ScalarToken):

@@ -1,4 +1,4 @@
-"""Name the agents, and the settings that each documents for a server of one's own."""
+"""The known agents, and the settings that each documents for custom servers."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ _HOUR_MS = "3600000"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as an agent reaches it.
+    """A served model, as agents need to know it.
 
     url: the server's address, without /v1. key: what a client sends as its API key; None if it needs none.
     context_tokens: limit of a prompt and its answer together. can_call: whether the model can call tools.
@@ -40,7 +40,7 @@ class ServedModel:
 
     @property
     def answer_tokens(self) -> int:
-        """A quarter of the context, for agents that want a limit for answers too."""
+        """A quarter of the context, for agents that also need an answer limit."""
         return self.context_tokens // 4
 
 
@@ -59,7 +59,7 @@ class AgentFile:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """Everything that connects an agent. notes: lines for the user, about steps that no file can hold."""
+    """All settings of one agent. notes: lines for the user about manual steps."""
 
     files: tuple[AgentFile, ...] = ()
     notes: tuple[str, ...] = ()
@@ -375,7 +375,7 @@ WANTED_TOKENS = 65_536
 
 
 def explain_context(agent: str, model: ServedModel) -> str | None:
-    """Say that an agent's first prompt does not fit into a context; None if it does or is unknown."""
+    """Explain that an agent's first prompt exceeds a context; None if it fits or is unknown."""
     share = 1.0 if model.name == BUNDLED_NAME else TYPICAL_SHARE
     needed = round(share * FIRST_PROMPT_TOKENS.get(agent, 0), -2)
     if needed < model.context_tokens:

@@ -1,4 +1,4 @@
-"""Follow an answer through the text that it copies, and learn what it changes there.
+"""Follow an answer through the text that it copies, and learn its changes.
 
 A cursor points at the source token that the answer should have next. When the answer has another token, the
 cursor is lost: it searches near the position where it was lost for the point at which the answer resumes
@@ -25,10 +25,10 @@ _GROW_EVERY = 16  # tokens between two slices of growing, which are done long be
 
 
 class GrowingText:
-    """A text whose prompt is taken in and indexed in slices, while tokens are appended already.
+    """A text whose prompt is loaded and indexed in slices while tokens are being appended.
 
-    prompt: the first tokens; the work of index_tokens() takes them in.
-    tokens: all tokens taken in so far; grows in place. index: of these tokens; may lag behind.
+    prompt: the first tokens, loaded by index_tokens()' work.
+    tokens: all tokens loaded so far; grows in place. index: of these tokens; may lag behind.
     tail: hashes of the text's end.
     """
 
@@ -49,12 +49,12 @@ class GrowingText:
         return self.tokens if self._is_taken else self._end
 
     def take_tokens(self) -> Slices:
-        """Return the work of taking in the rest of the prompt, without adding it to the index."""
+        """Return the work of loading the rest of the prompt without indexing it."""
         while not self._is_taken:
             yield self._take_slice()
 
     def _take_slice(self) -> int:
-        """Take in the next tokens of the prompt; return how many."""
+        """Load the next tokens of the prompt; return how many."""
         part = self._prompt[len(self.tokens) : len(self.tokens) + SLICE_TOKENS]
         self.tokens += array("I", part)
         if len(self.tokens) == len(self._prompt):
@@ -67,7 +67,7 @@ class GrowingText:
         return len(part)
 
     def index_tokens(self) -> Slices:
-        """Return the work of taking in the rest of the prompt, and of adding all tokens to the index."""
+        """Return the work of loading the rest of the prompt and indexing all tokens."""
         yield from self.index.touch()
         while True:
             if not self._is_taken:
@@ -77,14 +77,14 @@ class GrowingText:
             yield num_tokens
 
     def _index_slice(self, index: Occurrences) -> int:
-        """Add the next tokens to an index that is behind; return how many."""
+        """Add the next tokens to a lagging index; return how many."""
         start, tokens = index.end, self.tokens
         num_tokens = min(len(tokens) - start, SLICE_TOKENS)
         index.extend(tokens[start : start + num_tokens], tokens[max(0, start - LONGEST) : start])
         return num_tokens
 
     def _grow(self) -> Slices:
-        """Return the work of building an index with twice the room, which then takes this one's place."""
+        """Return the work of building an index of twice the capacity, which then replaces this one."""
         larger = Occurrences(self.tokens, 2 * self.index.capacity)
         yield from larger.touch()
         while num_tokens := self._index_slice(larger):
@@ -118,7 +118,7 @@ class GrowingText:
         return self.index.find(self.tail.hashes, self.end)
 
     def recall(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the tokens that last followed the text's end with these tokens behind it; () if none did."""
+        """Return the tokens that last followed the text's end extended by these tokens; () if none did."""
         end = (self.end[-MAX_MATCH_TOKENS:] + array("I", tokens))[-MAX_MATCH_TOKENS:]
         match = self.index.find(TailHashes(end).hashes, end)
         if match is None or match.length < _MIN_RECALL_TOKENS:
@@ -127,7 +127,7 @@ class GrowingText:
 
 
 def _capacity_for(num_tokens: int) -> int:
-    """Return the capacity of an index of a text that may grow by at least a quarter."""
+    """Return an index capacity that lets the text grow by at least a quarter."""
     return max(_MIN_CAPACITY, 1 << (num_tokens + num_tokens // 4).bit_length())
 
 
@@ -148,7 +148,7 @@ class Change:
     source, replacement: token ids, 1 to MAX_CHANGE_TOKENS each.
     num_needed: how often the change must have been seen before it is expected.
     num_seen: how often it was seen.
-    is_strict: whether the change failed before, so that it is expected only between known neighbors.
+    is_strict: whether the change has failed, and so is expected only between known neighbors.
     neighbours: (token before, token after) in the source, wherever the change was seen.
     """
 
@@ -211,13 +211,13 @@ class Changes:
             self._add(source, start - 1, stop, [source[start - 1], *replacement], num_needed=2)
 
     def succeed(self, change: Change, source: Ids, position: int) -> None:
-        """Note that a change was expected at a position and the answer made it."""
+        """Record that a change was expected at a position and the answer made it."""
         change.neighbours.add(_neighbours(source, position, position + len(change.source)))
         self._net_successes += change.num_seen == 1
         change.num_seen += 1
 
     def fail(self, change: Change, source: Ids, position: int) -> None:
-        """Note that a change was expected at a position and the answer copied the source unchanged."""
+        """Record that a change was expected at a position but the answer copied the source."""
         change.neighbours.discard(_neighbours(source, position, position + len(change.source)))
         change.is_strict = True
         self._net_successes -= change.num_seen == 1
@@ -305,7 +305,7 @@ class CopyCursor:
         self._unconfirmed_change: tuple[int, int, list[int]] | None = None
 
     def jump(self, source: Ids, position: int, stop: int | None, run: int) -> None:
-        """Move to a position that the caller found; the `run` tokens before it match the answer.
+        """Move to a position that the caller found, where the preceding `run` tokens match the answer.
 
         source, stop: the text with that position, and where its copied part ends; see CopyCursor.
         """
@@ -314,12 +314,12 @@ class CopyCursor:
         self._confirm_at, self._has_jumped = run + _CONFIRM_JUMP_TOKENS, True
 
     def start(self, source: Ids, position: int, stop: int, run: int = 0) -> None:
-        """Leave the present place, and follow the answer through source[position:stop]."""
+        """Leave the present position, and follow the answer through source[position:stop]."""
         self.leave()
         self.jump(source, position, stop, run)
 
     def leave(self) -> None:
-        """Stop following. The next search does not begin at the place that the answer left."""
+        """Stop following. The next search does not start from here."""
         self.position = self._lost_at = self._unconfirmed_change = None
         self.run = 0
         self._since_lost.clear()
@@ -415,7 +415,7 @@ class CopyCursor:
         return False
 
     def _lose(self, position: int, tokens: list[int]) -> None:
-        """Mark the cursor as lost at a position, where the answer had these tokens instead."""
+        """Mark the cursor as lost at a position where the answer had these tokens instead."""
         if self._lost_at is None:
             self._lost_at, self._since_lost = position, tokens
             self._lost_in = self.source, self.stop
@@ -459,8 +459,8 @@ class CopyCursor:
     def _search_one(self, lost_at: int, token: int, num_since_lost: int) -> None:
         """Search for a single token.
 
-        One token is weak evidence, so it counts only after few answer tokens and few source tokens. A
-        replacement by the same number of tokens is tried first.
+        One token is weak evidence, so it counts only within few answer tokens and few source tokens. A
+        replacement of equal length is tried first.
         """
         source, stop = self._lost_in
         size = len(source) if stop is None else stop

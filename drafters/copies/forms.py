@@ -1,11 +1,11 @@
-"""Follow an answer through the forms that it fills in: calls of tools, blocks that search and replace.
+"""Follow an answer through the forms that it fills in: tool calls, search-and-replace blocks.
 
     {"name": "Edit", "arguments": {"old_string": "a = 1", "new_string": "a = 2"}}
     |------------- fixed[0] ---------------------|     |-- fixed[1] --|     |fixed[2]
 
 A fixed part is drafted once its first tokens are read. A value that often begins like an earlier value is
-copied from it; of any other value, the tokens that last followed the same text are recalled. Where a copy
-reaches the end of a value, of this answer or an earlier one, the fixed part behind the present value follows.
+copied from it; for any other value, the tokens that last followed the same text are drafted. Where a copy
+reaches the end of a value, in this answer or an earlier one, the fixed part after the present value follows.
 
 A value may begin or end within a token that also holds fixed text, such as `)",`.
 """
@@ -22,13 +22,13 @@ from reprise.drafters.copies.history import Shelf
 from reprise.drafters.copies.occurrences import Hashes, Ids, Match
 
 _Node = dict[int, Any]
-"""The beginnings of forms by token; a frame stands at _FRAME where all of its beginning was read."""
+"""A trie of forms' beginnings by token; _FRAME holds the frame whose beginning is complete."""
 
 _FRAME = -1
-_SURE_TOKENS = 3  # tokens of what is fixed after which its last one may be one with the start of a value
+_SURE_TOKENS = 3  # tokens of a fixed part after which its last one may be merged with the start of a value
 
 Recall = Callable[[list[int]], Sequence[int]]
-"""Returns the tokens that followed the sequence's end and these tokens when they last occurred."""
+"""Returns the tokens that last followed the sequence's end extended by these tokens."""
 
 NUM_KINDS = 5
 HEAD, FIRST, FIXED, COPIED, RECALLED = range(NUM_KINDS)
@@ -40,8 +40,9 @@ where more was; of a value that begins like an earlier one; of a value that is r
 class Value:
     """A value in an answer.
 
-    start, stop: positions in the sequence of its tokens but the last one. last: its last token; None if it is
-    empty. opening: the token before start, which may also hold the beginning of the value.
+    start, stop: positions in the sequence of all its tokens but the last. last: its last token; None if it is
+        empty.
+    opening: the token before start, which may contain the beginning of the value.
     """
 
     start: int
@@ -51,20 +52,19 @@ class Value:
 
 
 class Forms:
-    """The forms of one sequence, and the answer's place in them.
+    """One sequence's forms, and the answer's position in them.
 
-    num_matched: how many tokens of a fixed part the answer ends with; 0 in a value, and outside of forms.
+    num_matched: tokens of a fixed part that the answer ends with; 0 in a value or outside of forms.
     """
 
     def __init__(self) -> None:
         self._heads: _Node = {}
-        # By a token that ends a value: the value's own last token that is one with it, if it is, and the
-        # tokens that follow it.
+        # Token that ends a value -> the value's own last token, if merged with it, and the tokens that
+        # follow.
         self._ends: dict[int, tuple[int | None, set[int]]] = {}
         self.num_matched = 0
-        # The node of the beginning that is being read, if one is.
-        # The form that is being filled in, if one is; which of its fixed parts comes next, and as which
-        # tokens; its values; and the answer's last token.
+        # The node of the beginning being read, if any. The form being filled in, if any; the index and tokens
+        # of its next # fixed part; its values; and the answer's last token.
         self._node: _Node | None = None
         self._frame: Frame | None = None
         self._next = 0
@@ -73,7 +73,7 @@ class Forms:
         self._newest = 0
 
     def add(self, frame: Frame) -> None:
-        """Add a form. Of two forms that begin alike only the first is followed."""
+        """Add a form. If two forms have the same beginning, only the first is followed."""
         node = self._heads
         for token in frame.fixed[0]:
             node = node.setdefault(token, {})
@@ -84,9 +84,9 @@ class Forms:
                 seconds.update(tokens[1:2])
 
     def advance(self, token: int, end: int) -> bool:
-        """Move past the answer's next token; return whether a value begins behind it.
+        """Move past the answer's next token; return whether a value begins after it.
 
-        end: the position in the sequence behind the token.
+        end: the position in the sequence after the token.
         """
         before, self._newest = self._newest, token
         if self._frame is not None:
@@ -98,7 +98,7 @@ class Forms:
         return self._read_head(token, end)
 
     def _read_fixed(self, frame: Frame, token: int, before: int, end: int) -> bool:
-        """Read a token of the next fixed part, if it is one; return whether it was the part's last one."""
+        """Read the next fixed part's token, if it matches; return whether that completes the part."""
         fixed, matched = self._fixed, self.num_matched
         has_value = self._next < len(frame.copied)
         is_joint = has_value and _SURE_TOKENS <= matched == len(fixed) - 1
@@ -117,7 +117,7 @@ class Forms:
         return True
 
     def _end_value(self, frame: Frame, token: int, before: int, end: int) -> bool:
-        """Return whether a token begins what is fixed behind the present value, and note its end."""
+        """Return whether a token begins the fixed part after the present value; if so, end the value."""
         last, _ = self._ends.get(token, (None, ()))
         joint = None if last is None else frame.joints[self._next - 1].get(last)
         self._fixed = joint or frame.fixed[self._next]
@@ -133,12 +133,12 @@ class Forms:
         return True
 
     def _read_head(self, token: int, end: int) -> bool:
-        """Read a token of a form's beginning, if it is one; return whether it was the last one."""
+        """Read a token of a form's beginning, if it matches; return whether that completes it."""
         was_head, node = self._node is not None, (self._node or {}).get(token)
         if node is None and (node := self._heads.get(token)) is not None:
             was_head, self.num_matched = True, 0
         if node is None and self.num_matched >= _SURE_TOKENS and len(self._node or ()) == 1:
-            # The last token may be one with the start of the value.
+            # The last token may be merged with the start of the value.
             ((_, only),) = (self._node or {}).items()
             node = only if _FRAME in only else None
         self._node = node
@@ -155,7 +155,7 @@ class Forms:
 
     @property
     def source(self) -> tuple[int, int] | None:
-        """(start, stop) of the earlier value that the present value probably copies; None without one."""
+        """(start, stop) of the earlier value that the present one probably copies; None if there is none."""
         if self._frame is None or self.num_matched > 1:
             return None
         value = self._source_of(self._frame, self._next - 1)
@@ -180,9 +180,9 @@ class Forms:
         return FIXED if self.num_matched != 1 else FIRST if self._node is None else HEAD
 
     def draft(self, tokens: Sequence[int], limit: int, recall: Recall) -> tuple[list[int], list[int]]:
-        """Return up to limit next tokens of the form, in fixed parts and values, and the kind of each token.
+        """Return up to limit next tokens of the form, fixed parts and values, and each token's kind.
 
-        Within a copied value, the draft begins with the last token of the value that is copied.
+        Within a copied value, the draft begins with the copied value's last token.
         tokens: of the sequence. recall: returns the tokens that last followed the text's end and a draft.
         """
         drafted, frame, value = [], self._frame, self._next
@@ -215,7 +215,7 @@ class Forms:
         return drafted[:limit], kinds[:limit]
 
     def end_copy(self, copied: list[int]) -> list[int] | None:
-        """Cut copied tokens where the copied value ends, and add the end of the present value.
+        """Cut copied tokens where the copied value ends, and append the end of the present value.
 
         Returns None if the answer is in no value, or if no value ends in the copied tokens.
         """
@@ -225,7 +225,7 @@ class Forms:
         return [*body, *_close(self._frame, self._next - 1, last)]
 
     def _find_end(self, tokens: Sequence[int]) -> tuple[Sequence[int], int | None] | None:
-        """Return a value's tokens that stand before its last one, and that one; None if it ends elsewhere.
+        """Return a value's tokens before its last, and its last; None if it does not end in these.
 
         tokens: from within the value on.
         """
@@ -241,13 +241,13 @@ class Forms:
 
 
 def _close(frame: Frame, value: int, last: int | None) -> tuple[int, ...]:
-    """Return the end of a value, its last token, with the fixed tokens behind it."""
+    """Return a value's last token, merged with the fixed tokens after it."""
     fixed = frame.fixed[value + 1]
     return fixed if last is None else frame.joints[value].get(last, (last, *fixed))
 
 
 CONTEXT_LINES = 3
-"""Lines that patches keep before and behind a change, by convention."""
+"""Unchanged lines that patches show before and after a change, by convention."""
 
 MAX_BLOCK_LINES = 64
 """Maximum number of removed lines that added ones are copied from."""
@@ -263,13 +263,13 @@ _SLICE_LINES = SLICE_TOKENS // 8
 _NOWHERE = -2  # no line, and not the one before a line
 
 Part = tuple[Ids, int, int, int]
-"""Tokens that follow: source, start and stop, and the kind of the first one; the others are INSIDE."""
+"""The next tokens: source, start, stop, and the kind of the first one; the others are INSIDE."""
 
 
 class Hunks:
-    """The lines of a sequence's texts, and where its answer is in them.
+    """The lines of a sequence's texts, and the answer's position in them.
 
-    num_tokens: how many tokens of kept and removed lines to have room for. shelf: holds these lines.
+    num_tokens: capacity for kept and removed lines. shelf: holds these lines.
     """
 
     def __init__(self, num_tokens: int) -> None:
@@ -288,7 +288,7 @@ class Hunks:
         self._newest = -1
 
     def add(self, lines: SignedLines) -> Slices:
-        """Return the work of adding the lines of a text, as many as there is room for."""
+        """Return the work of adding a text's lines, as many as fit."""
         kept, removed, added = lines.ends
         num_lines = bisect_right(range(len(kept)), self.shelf.room, key=lambda at: kept[at] + removed[at])
         if not num_lines:
@@ -310,7 +310,7 @@ class Hunks:
             yield len(ends)
 
     def find(self, hashes: Hashes, end: Ids) -> Match | None:
-        """Return the longest occurrence of a text's end; None unless it has a line's sign, as in a patch.
+        """Return the longest occurrence of a text's end; None unless it contains a line's sign.
 
         For the parameters see Occurrences.find.
         """
@@ -324,7 +324,7 @@ class Hunks:
         )
 
     def change_sign(self, cursor: CopyCursor, token: int) -> bool:
-        """Move the cursor past the answer's next token, if it begins a line with another sign than expected.
+        """Move the cursor past the answer's next token if it begins a line with an unexpected sign.
 
         Returns whether the cursor was moved.
         """
@@ -363,7 +363,7 @@ class Hunks:
         return True
 
     def _keep(self, cursor: CopyCursor, token: int) -> bool:
-        """Go on behind the present change, if the token begins the line there."""
+        """Continue after the present change if the token begins the line there."""
         if self._next is None or token != self.shelf.tokens[start := self._starts[KEPT][self._next]]:
             return False
         cursor.start(self.shelf.tokens, start + 1, self.shelf.end_of(start), cursor.run + 1)
@@ -371,7 +371,7 @@ class Hunks:
         return True
 
     def _find_next(self, cursor: CopyCursor, before: int, token: int) -> bool:
-        """Go on behind a change in which the cursor was lost, if two tokens begin the line there."""
+        """Continue after a change in which the cursor was lost, if two tokens begin the line there."""
         if self._next is None:
             return False
         start = self._starts[KEPT][self._next]
@@ -386,7 +386,7 @@ class Hunks:
         return self._first if 0 < line - self._first <= MAX_BLOCK_LINES else line - 1
 
     def _place(self, source: Ids, position: int) -> tuple[int, int]:
-        """Return the sign and the line that a position is in."""
+        """Return the sign and the line of a position."""
         signs = (ADDED,) if source is self._added else (KEPT, REMOVED) if source is self.shelf.tokens else ()
         for sign in signs:
             line = bisect_right(self._starts[sign], position) - 1
@@ -395,9 +395,9 @@ class Hunks:
         return KEPT, _NOWHERE
 
     def _kept_before(self, line: int, since: int) -> tuple[int, bool]:
-        """Return how many lines were kept in a row before a line, and whether a change was before them.
+        """Return how many consecutive lines were kept before a line, and whether a change precedes them.
 
-        since: from where on the answer has copied, if it is not known where it was.
+        since: where the answer began to copy, if its earlier position is unknown.
         """
         if line == self._line:
             return self._num_kept, self._has_changed
@@ -406,10 +406,10 @@ class Hunks:
     def draft(
         self, cursor: CopyCursor, place: tuple[Ids, int, int | None], limit: int
     ) -> tuple[list[int], list[int]]:
-        """Return up to limit tokens of a patch's lines from a place on, and the kind of each token.
+        """Return up to limit tokens of a patch's lines from a position on, and each token's kind.
 
-        Returns no tokens if the place is in no line. cursor: has the learned changes, which are applied.
-        place: source, position and stop, as a CopyCursor has them.
+        Returns no tokens if the position is in no line. cursor: its learned changes are applied.
+        place: a CopyCursor's source, position and stop.
         """
         tokens: list[int] = []
         kinds: list[int] = []
@@ -438,7 +438,7 @@ class Hunks:
             yield from self._go_on_adding(line + 1, bisect_left(self._starts[ADDED], stop or 0), ADD_MORE)
 
     def _go_on(self, line: int, num_kept: int, has_changed: bool) -> Iterator[Part]:
-        """Yield the lines that are kept from a line on, and the change behind them."""
+        """Yield the kept lines from a line on, then the change after them."""
         while line < len(self._starts[KEPT]):
             is_enough = num_kept >= CONTEXT_LINES
             if is_enough and not has_changed:
@@ -449,7 +449,7 @@ class Hunks:
             line, num_kept = line + 1, num_kept + 1
 
     def _go_on_removing(self, first: int, line: int) -> Iterator[Part]:
-        """Yield the added lines that follow removed lines: a second one is seldom the last."""
+        """Yield the added lines after removed lines: a second one is seldom the last."""
         if line - first == 1:
             yield from self._go_on_adding(first, line, ADD)
             return
@@ -458,7 +458,7 @@ class Hunks:
             line += 1
 
     def _go_on_adding(self, line: int, stop: int, kind: int) -> Iterator[Part]:
-        """Yield the added lines that stand for removed ones up to a line, and what is kept behind them."""
+        """Yield the added lines that replace removed ones up to a line, then the kept lines."""
         while line < stop:
             yield self._part(ADDED, line, kind)
             line, kind = line + 1, ADD_MORE

@@ -1,8 +1,8 @@
-"""Keep the tokens of finished requests, prompt and answer, to look up matches for later requests.
+"""Store the tokens of finished requests, prompt and answer, as sources for later requests.
 
 All owners share one ring of tokens: the newest text overwrites the least recently finished. An owner finds
-only its own texts. Texts can be taken out and put back, to keep them on disk; those whose drafts were mostly
-wrong are not taken out, and those that were copied last are put back last.
+only its own texts. Texts can be saved and restored. Those whose drafts were mostly wrong are not saved, and
+the most recently copied ones are restored last.
 """
 
 from array import array
@@ -29,9 +29,9 @@ _MIN_SHELF_NGRAM = 2
 
 
 class Shelf:
-    """Texts that are added one after the other, as far as there is room.
+    """A store of texts with a fixed capacity.
 
-    num_tokens: how many tokens to have room for, at most MAX_TOKENS.
+    num_tokens: its capacity in tokens, at most MAX_TOKENS.
     tokens: those of all texts; grows in place.
     """
 
@@ -43,7 +43,7 @@ class Shelf:
 
     @property
     def room(self) -> int:
-        """The number of tokens that there is still room for."""
+        """The free capacity in tokens."""
         return self.capacity - 1 - len(self.tokens)
 
     def add(self, text: Sequence[int], num_tokens: int = MAX_TOKENS) -> Slices:
@@ -66,12 +66,12 @@ class Shelf:
         return self._index.find(hashes, end, self._is_followed, _MIN_SHELF_NGRAM)
 
     def _is_followed(self, position: int) -> bool:
-        """Return whether a text goes on at a position."""
+        """Return whether a text continues at a position."""
         starts = self._starts
         return position < len(self.tokens) and starts[bisect_right(starts, position) - 1] != position
 
     def end_of(self, position: int) -> int:
-        """Return the position behind the text that the token at a position belongs to."""
+        """Return the end position of the text that contains a position."""
         at = bisect_right(self._starts, position)
         return self._starts[at] if at < len(self._starts) else len(self.tokens)
 
@@ -89,7 +89,7 @@ _NUM_RECENT = 8  # recent texts that a new one is compared with, so that a share
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A text that was added. oldest: the first position that must still be kept for all of it to be found."""
+    """An added text. oldest: the first position that must still be held for all of it to be found."""
 
     owner: str
     tokens: Ids
@@ -98,10 +98,10 @@ class _Text:
 
 @dataclass(slots=True)
 class _Use:
-    """How well a text predicted what later requests wrote.
+    """How well a text has predicted later requests.
 
-    num_right, num_wrong: tokens that followed it or left it, decayed. used_at: the position up to which the
-    history was written when a token followed it last, or when it was added.
+    num_right, num_wrong: decayed counts of tokens that matched or left it. used_at: the history's end
+        position when a token last matched it, or when it was added.
     """
 
     used_at: int
@@ -149,19 +149,19 @@ class History:
 
     @property
     def num_texts(self) -> int:
-        """Number of texts that are still kept, at least in part."""
+        """Number of texts still held, at least in part."""
         return len(self._starts)
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that are kept."""
+        """Number of tokens held."""
         return self._index.end - self._index.start
 
     def add(self, owner: str, text: GrowingText) -> Slices:
         """Return the work of adding a finished text, or only its end if it is too long.
 
-        The start that it shares with one of the owner's recent texts is not stored again. Texts are added one
-        after the other: the rest of a text is dropped when the work for another text begins, or at a reset.
+        A prefix that it shares with one of the owner's recent texts is not stored again. Texts are added one
+        after the other: the rest of a text is dropped when work on another text begins, or at a reset.
         """
         return self._add(owner, text, self._num_resets)
 
@@ -196,7 +196,7 @@ class History:
             del self._starts[:num_gone], self._owners[:num_gone], self._uses[:num_gone]
 
     def _write(self, part: Ids) -> None:
-        """Put the next tokens into the ring, at most as many as it has."""
+        """Write the next tokens into the ring, at most its size."""
         at = self._index.end & (self.capacity - 1)
         num_before_end = min(len(part), self.capacity - at)
         self._tokens[at : at + num_before_end] = part[:num_before_end]
@@ -222,9 +222,9 @@ class History:
         return index.find(salted, text, belongs_to_owner, _MIN_NGRAM_SIZE)
 
     def texts(self) -> list[tuple[str, Ids]]:
-        """Return the owner and the tokens of each text worth keeping, the least recently used first.
+        """Return owner and tokens of each text worth saving, the least recently used first.
 
-        Of a text that is partly overwritten, or began like an earlier one, only the kept part is returned.
+        If a text is partly overwritten, or its prefix is shared, only the stored part is returned.
         """
         index, found = self._index, []
         for at, (start, owner, use) in enumerate(zip(self._starts, self._owners, self._uses, strict=True)):
@@ -237,7 +237,7 @@ class History:
         return [(owner, tokens) for _, owner, tokens in sorted(found, key=lambda one: one[0])]
 
     def restore(self, texts: Sequence[tuple[str, Ids]]) -> Slices:
-        """Return the work of adding the texts of an earlier run, which should come before any other text."""
+        """Return the work of adding an earlier run's texts. Call it before adding others."""
         for owner, tokens in texts:
             yield from self.add(owner, GrowingText(tokens))
             self.restored_end = self._index.end
@@ -247,9 +247,9 @@ class History:
         return bisect_right(self._starts, position - 1) - 1
 
     def follow(self, position: int, token: int) -> bool:
-        """Return whether a position is still kept and holds a committed token; learn how good its text is.
+        """Return whether a position still holds the committed token; count the result for its text.
 
-        token: the token that was committed where the token at this position was expected.
+        token: the committed token, where the token at this position was expected.
         """
         index = self._index
         if not index.start <= position < index.end:
@@ -265,7 +265,7 @@ class History:
         return expected == token
 
     def copy(self, position: int, limit: int) -> list[int]:
-        """Copy up to limit tokens from a position to the end of its text; none if it is no longer kept."""
+        """Copy up to limit tokens from a position to its text's end; none if it is no longer held."""
         index = self._index
         if not index.start <= position < index.end:
             return []
@@ -273,7 +273,7 @@ class History:
         return tokens[: tokens.index(_SEPARATOR)] if _SEPARATOR in tokens else tokens
 
     def _find_shared_start(self, owner: str, tokens: Ids) -> Generator[int, None, tuple[int, int]]:
-        """Return how many leading tokens a recent text has too, and the oldest position that holds them."""
+        """Return how many leading tokens a recent text shares, and the oldest position that holds them."""
         best, oldest, at = 0, 0, 0
         texts = [text for text in self._recent if text.owner == owner and text.oldest >= self._index.start]
         while texts:
@@ -318,7 +318,7 @@ _MAX_TEXTS = 1024  # so that the header stays below its limit: an entry takes up
 
 @dataclass(frozen=True, slots=True)
 class HistoryFile:
-    """The file in which the finished texts of one vocabulary are kept.
+    """The file of one vocabulary's finished texts.
 
     vocabulary: its fingerprint. scope: "process" or "api-key". A file with other ones is not loaded.
     """

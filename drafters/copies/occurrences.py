@@ -156,7 +156,7 @@ class Occurrences:
                     yield 0
 
     def forget(self) -> None:
-        """Empty the index. Positions go on counting up, so that no old one is taken for a new one."""
+        """Empty the index. Positions keep counting up, so that no old one is mistaken for a new one."""
         self._first = self.end
 
     @property
@@ -171,7 +171,7 @@ class Occurrences:
     def append(self, hashes: Hashes | None) -> None:
         """Add the position after the next token.
 
-        hashes: of the n-grams that end with that token, or None if no match may end there.
+        hashes: of the n-grams that end with that token; None if no match may end there.
         """
         mask = self._mask
         self.end = end = self.end + 1
@@ -320,7 +320,7 @@ class Occurrences:
         return self._find_token(one, newest, start) if min_ngram_size == 1 else None
 
     def _find_token(self, position: int, token: int, start: int) -> Match | None:
-        """Return the match of a token alone. position: where one that shares its slot last ended."""
+        """Return the match of a single token. position: where a token of its slot last ended."""
         tokens, mask, links, end = self._tokens, self._mask, self._links[0], self.end
         positions: list[int] = []
         for _ in _CANDIDATES:

@@ -90,7 +90,7 @@ class NgramModDrafter:
         return self._write(itertools.chain(state.write_prompt(), state.flush()), self._num_forgotten)
 
     def _write(self, slices: Slices, num_forgotten: int) -> Slices:
-        """Do this work up to the next reset, which also drops what is not written yet."""
+        """Do this work until the next reset, which also drops unwritten tokens."""
         while self._num_forgotten == num_forgotten and (num_tokens := next(slices, None)) is not None:
             yield num_tokens
 
@@ -131,7 +131,7 @@ class NgramModDrafter:
 class _Sequence:
     """An open sequence.
 
-    prompt: of which num_learned tokens are in the table; empty once all are.
+    prompt: num_learned of its tokens are in the table; empty once all are.
     ngram: its last tokens, at most n. hash: of ngram.
     unwritten: (hash, token) pairs of the answer that are not in the table yet.
     run: number of consecutive tokens, up to the last, that the table predicted correctly.

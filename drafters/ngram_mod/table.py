@@ -227,7 +227,7 @@ class NgramModTable:
 
 
 def _free(cells: npt.NDArray[np.int32]) -> Slices:
-    """Return the work of giving an array's memory back to the system, of which nobody else makes use."""
+    """Return the work of returning an otherwise unused array's memory to the system."""
     for size in range(len(cells) - _TOUCHED_SLOTS, 0, -_TOUCHED_SLOTS):
         cells.resize(size, refcheck=False)
         yield 0
@@ -241,7 +241,7 @@ _PAIR_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """The properties in which a file and the tables that load it must agree.
+    """The properties that a file and the tables that load it must share.
 
     vocabulary: fingerprint. scope: "process" or "api-key".
     """

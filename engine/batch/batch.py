@@ -40,7 +40,7 @@ class EngineStats:
         self._gap_sum_s = 0.0
 
     def add_tokens(self, num_tokens: int, last_at: float) -> float:
-        """Count one sequence's tokens of a step by the time since its previous token; return the time now.
+        """Count the gaps between a sequence's tokens in the histogram of times between tokens.
 
         num_tokens: tokens committed by the step, >= 1.
         last_at: when the sequence's previous token was committed, by perf_counter(); 0 if it had none.
@@ -65,10 +65,10 @@ class EngineStats:
 
 
 NUM_PLAIN = 5
-"""Plain steps of which the median says what one takes."""
+"""Number of plain steps for the median time."""
 
 MIN_WAIT_S = 0.0001
-"""Seconds from which on the engine's thread counts as having waited for the device."""
+"""Minimum seconds that count as waiting for the device."""
 
 Done = Callable[[float | None], None]
 """Called with the seconds that the device took, None if they are not known. May wait for the device."""
@@ -89,7 +89,7 @@ class Step:
         sequences, or with work that is not part of the step's time.
     is_computed: whether it was waited for before it was fetched.
     taken_s: the seconds that the step took, once it was waited for; None if they are not known.
-    was_awaited: whether the device was busy longer than the engine's thread, known once it was fetched.
+    was_awaited: whether the engine's thread had to wait for the device; known once it was fetched.
     """
 
     members: list[Sequence]
@@ -104,7 +104,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A prompt's chunk that was dispatched. is_computed: its evaluation waits for all of the chunk."""
+    """A dispatched chunk of a prompt. is_computed: evaluating this array waits for the whole chunk."""
 
     is_computed: mx.array
     dispatched_at: float
@@ -168,7 +168,7 @@ class Device:
     @span("waiting")
     def compute(self, arrays: SequenceOf[mx.array]) -> None:
         """Wait for the chunk in flight, then compute these arrays and wait for them too."""
-        # Only now, when all is ready to be dispatched; so their times can be told apart.
+        # Only now, when everything is ready to dispatch, so that the times can be told apart.
         self.settle()
         mx.eval(*arrays)
 
@@ -224,7 +224,7 @@ class Device:
         return tokens, likelihoods
 
     def skip_moves(self) -> None:
-        """Do not measure the next step: rows are moved in it, as one joined or left."""
+        """Do not time the next step: it also moves rows, because one joined or left."""
         num_steps = 1 if self.step is None or self.step.is_computed else 2
         self._num_skipped = max(self._num_skipped, num_steps)
 
@@ -238,7 +238,7 @@ class Device:
             self._chunk = replace(self._chunk, is_measured=False)
 
     def pause(self) -> None:
-        """Wait for all work in flight, as another model has the device next. Raises that work's fault."""
+        """Wait for all work in flight, as another model has the device next. Raises that work's exception."""
         self.settle()
         self.wait_for_step()
         # The next step's time would contain what the other model does.
@@ -305,7 +305,7 @@ class Batch:
         """Make a prefilled sequence the last row. Its last token is fed by the next step.
 
         draft_prefill: of the sequence's text; None if no model drafts for it.
-        If this raises, some caches may hold the sequence and others not: none of the rows can be used then.
+        If this raises, only some caches may hold the sequence, so no row can be used any more.
         """
         prefill = sequence.prefill
         self.rows.add(prefill.caches, prefill.num_computed)
@@ -336,13 +336,13 @@ class Batch:
         self.device.skip_moves()
 
     def start_copies(self) -> None:
-        """Start copying the rows that a joining or leaving row moved, as no step does so soon."""
+        """Start copying the rows that a joining or leaving row moved, as no step is about to."""
         for rows in self.rows_by_model:
             if isinstance(rows, BatchedRows):
                 rows.start_copies()
 
     def tapping(self) -> AbstractContextManager[TappedStates | None]:
-        """Tap the target's states in a forward pass over all rows, if a head reads the states of any row."""
+        """Collect the target's hidden states in a forward pass over all rows, if a head reads any row's."""
         return self.draft_model.tapping() if isinstance(self.draft_model, HeadDrafter) else nullcontext()
 
     def hand_over(self, tapped: TappedStates | None, num_final: SequenceOf[int]) -> list[mx.array]:

@@ -51,14 +51,14 @@ LEAST_TOKENS = 64
 
 
 def ends_in_loop(tokens: SequenceOf[int], num_answered: int, loop_tokens: int) -> bool:
-    """Return whether an answer ends with one text repeated TIMES times or more, over loop_tokens or more.
+    """Return whether an answer ends in one text repeated at least TIMES times, over at least loop_tokens.
 
     tokens: (n,) ids that end with the answer. num_answered: how many of them the answer has.
-    loop_tokens: 0 for never; fewer than LEAST_TOKENS count as so many.
+    loop_tokens: 0 for never; values below LEAST_TOKENS count as LEAST_TOKENS.
 
     A window of loop_tokens finds repeated texts of up to an eighth of its length; windows of 2, 4, ... times
     that length find longer texts. Each window is checked when the answer's length is a multiple of an eighth
-    of the window. So tokens alone decide, not the steps in which they came.
+    of the window. So the result depends on the tokens alone, not on the steps that produced them.
     """
     if not loop_tokens:
         return False
@@ -72,7 +72,7 @@ def ends_in_loop(tokens: SequenceOf[int], num_answered: int, loop_tokens: int) -
 
 
 def _repeats(tail: SequenceOf[int], longest: int) -> bool:
-    """Return whether some text of at most longest tokens, again and again, is the whole tail."""
+    """Return whether the whole tail is one text of at most longest tokens, repeated."""
     # A text of that length would hold all ids of the tail. Nearly every other tail has more.
     return len(set(tail)) == len(set(tail[-longest:])) and _period(tail) <= longest
 
@@ -109,7 +109,7 @@ class PrefixSearch:
 
     num_cached: prompt tokens found when the sequence was first admitted.
     awaited: a prefilling sequence whose prefix it waits for, and the number of leading tokens they share.
-    compared: the sequences that were prefilling when one to wait for was last looked for.
+    compared: the sequences that were prefilling at the last search for one to wait for.
     num_shared: leading tokens shared with each compared sequence, by that sequence and its number of tokens.
     num_held: leading tokens that the prefix cache held at the last lookup, and the cache's evictions by then.
     loading: the prefix files being read. is_disk_searched: whether files were looked for.
@@ -133,10 +133,10 @@ class Prefill:
     caches, num_computed: its own caches, and how many of its tokens they hold.
     states: the target's states of the tokens that were not found in the prefix cache, if a head reads them.
     num_found: how many tokens were in the prefix cache, with state if the model has any.
-    keep_at: lengths at which the caches are to be kept in the prefix cache.
-    rungs: further lengths to keep, for later prompts that part from this one before its end -> how likely one
-        parts there, relative to the other rungs.
-    opening: the length at which the answer opens; 0 if state is not kept there.
+    keep_at: lengths at which to store the caches in the prefix cache.
+    rungs: further such lengths, for later prompts that diverge before this one's end -> how likely one
+        diverges there, relative to the other rungs.
+    opening: the length at which the answer begins; 0 if no state is stored there.
     looking: the images of the prompt; None if it has none.
     max_chunk_tokens: how many tokens the next step may feed. widest_chunk: the most that a step has fed.
     """
@@ -169,14 +169,14 @@ class Sequence:
     """A request, and everything that was committed for it.
 
     text: converts its tokens into text that can be sent.
-    tokens: prompt and answer so far; all of them are committed. keys: the same with an id of its
-        own in place of an image's placeholder, which drafters read; tokens itself without images.
+    tokens: prompt and answer so far; all of them are committed. keys: the same, but an image's placeholders
+        have ids of that image. Drafters read these. Without images it is tokens itself.
     prefix: the search for a computed prefix of its prompt. prefill: what is computed of the prompt until the
         sequence joins the rows.
     row_sampling: how its tokens are sampled, while it decodes.
     drafts: its drafters, once it was admitted. matcher: the state of the answer's grammar, if any.
-    window: what windowed decoding has filled in right of its tokens; None for plain decoding.
-    sampling: how much work its sampling is, as a class; see sampling_class().
+    window: the tokens that windowed decoding has filled in after its tokens; None for plain decoding.
+    sampling: the class of its sampling work; see sampling_class().
     num_prompt_sent: leading tokens of its prompt whose log probabilities were sent.
     num_bisections: how many bisections suspected it.
     num_overtaken: how many later sequences were admitted first because this one did not fit into memory.
@@ -236,7 +236,7 @@ class Sequence:
         return tuple((image.start, image.key) for image in self.request.images)
 
     def text_key(self, length: int | None = None) -> TextKey:
-        """Return the key of its first tokens, by which prefixes are known. length: None for all."""
+        """Return the prefix cache's key of its first `length` tokens; None for all."""
         if len(self._ids) < len(self.keys):
             self._ids = np.append(self._ids, np.asarray(self.keys[len(self._ids) :], np.int32))
         return TextKey(self._ids, self.pictures)[:length]
@@ -277,7 +277,7 @@ class Sequence:
             self.drafts.close()
 
     def give_up_drafts(self, fault: Exception) -> None:
-        """Stop drafting after a fault; the answer is decoded plainly from here on."""
+        """Stop drafting after an error; the answer is decoded plainly from here on."""
         log.warning("request %s continues without drafts: %s", self.request.id, fault)
         if self.drafts:
             self.drafts.close()
@@ -410,7 +410,7 @@ class Sequence:
         return "stop" if self.is_loop else None
 
     def fail_with(self, fault: Exception) -> None:
-        """Log a fault and end the sequence for it, unless it has ended."""
+        """Log an exception and end the sequence with it, unless it has ended."""
         if self.ended:
             return
         if isinstance(fault, GrammarCostError):
@@ -421,7 +421,7 @@ class Sequence:
             self.fail(Failed("request", f"generation failed: {fault}"))
 
     def fail(self, failed: Failed) -> None:
-        """End the sequence with a failure, unless it has ended."""
+        """Send the sequence's Failed event, unless it has ended."""
         try:
             usage = self.usage()
         # It must get its terminal event, whatever is wrong with its counts.
@@ -450,7 +450,7 @@ class Sequence:
         if not self.text.stopped and (rest := self.text.finish()):
             self.sink(Delta(rest, origins=((rest, PLAIN),) if self.request.reports_origins else ()))
         if self.is_loop and self.matcher and not self.matcher.is_complete:
-            # What a grammar began and has not ended was cut off.
+            # An unfinished grammar means that the answer was cut off.
             reason = "length"
         # The rest may complete a stop string.
         reason = "stop" if self.text.stopped else reason

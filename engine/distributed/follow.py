@@ -41,7 +41,7 @@ Tell = Callable[[str | None], bool]
 class Replica:
     """Keeps this rank's part of rank 0's caches, rows and slices, under the same numbers.
 
-    tell: sends rank 0 this rank's fault, or None, and returns whether all ranks agree.
+    tell: sends rank 0 this rank's error, or None, and returns whether all ranks agree.
     num_done: the number of the last command done. objects: this rank's parts of rank 0's objects, by number.
     """
 

@@ -7,8 +7,8 @@
 An object of which every rank has a part, such as a row's caches, has a number, which its Handle holds. When
 rank 0 no longer needs the object, the other ranks drop their parts with the next command.
 
-The engine's functions on caches choose by the type of what they are given (functools.singledispatch). For a
-SharedModel, its caches and its slices they come here.
+The engine's functions on caches dispatch on the type of their argument (functools.singledispatch). For a
+SharedModel, its caches and its slices they end up here.
 """
 
 import hashlib
@@ -85,7 +85,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "save_part": _files("save"),
     "drop_part": _files("drop"),
     "begin_parts": _files("begin_read"),
-    # What it makes, a function that cuts and a state, are the parts of the two after it.
+    # Its results, a cutting function and a state, are parts for the next two.
     "join_parts": lambda reading, starts, ends: join_contents(reading.result(), starts, ends),
     "cut_parts": lambda parts, start, end: parts[0](start, end),
     "state_of_parts": lambda parts: parts[1],
@@ -107,9 +107,9 @@ class Handle:
 class Leader:
     """Sends commands to the other ranks. For the engine's thread only: ranks exchange arrays on one thread.
 
-    asks_first: whether the ranks agree on each operation before they run it, as it may fail on some ranks. So
-        it is while the engine finds out what the model allows.
-    is_commanding: whether an operation is being done.
+    asks_first: whether the ranks agree on each operation before they run it, as it may fail on some. True
+        while the engine probes what the model can do.
+    is_commanding: whether an operation is under way.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -330,7 +330,7 @@ def _make_rows(model: SharedModel, sharing: Sharing) -> Rows:
 
 @owner_of_body.register
 def _owner_of_body(model: SharedModel) -> Any:
-    # What a head computes, rank 0 computes alone.
+    # Rank 0 alone computes heads.
     return owner_of_body(model.shard.model)
 
 

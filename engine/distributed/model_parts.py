@@ -1,4 +1,4 @@
-"""Leave each machine its part of a model, and keep it in files."""
+"""Split a model over machines, and store each part's prefix files."""
 
 import hashlib
 import logging
@@ -141,7 +141,7 @@ class PartFiles:
     def save(self, name: str, kv_slice: KVSlice, state: State) -> None:
         """Start to write the arrays of a KV slice and a state to the file of this name."""
         contents = disk.to_contents(kv_slice, state)
-        # Which tokens these are, only rank 0 needs to know.
+        # Only rank 0 needs to know the tokens.
         header = Header(self._fingerprint, "", 0, TextKey.of([]), bool(state))
         self._thread.submit(_write, self._path(name), header, contents)
 
@@ -164,7 +164,7 @@ class PartFiles:
         return [disk.read(path) for path in paths]
 
     def _path(self, name: str) -> Path:
-        # Whatever is sent, it is a file in the folder.
+        # Untrusted names stay within the folder.
         if not re.fullmatch(NAME_PATTERN, name):
             raise ValueError(f"{name} is no name of a prefix file")
         return self._folder / name
@@ -237,7 +237,7 @@ class Shard:
         with _exchanges() as made:
             try:
                 logits: mx.array = self.model(tokens, cache=cache)
-            # Whatever it is, the other ranks must know of it before they wait for this one.
+            # Any exception must reach the other ranks before they wait for this one.
             except Exception as raised:
                 fault = raised
         self.agree(fault)

@@ -37,7 +37,7 @@ from reprise.engine.model.loading import LoadedModel
 
 CTRL_C = b"\x03"
 MAX_WAIT_S = 0.1
-"""How late what is typed reaches the processes at most."""
+"""Maximum delay of typed input to the processes, in seconds."""
 
 
 def select_readable(
@@ -54,7 +54,7 @@ def select_readable(
 
 
 def has_ended(pipe: int) -> bool:
-    """Return whether nobody can write to a pipe any more."""
+    """Return whether a pipe has no writer left."""
     poller = poll()
     poller.register(pipe, 0)
     return any(event & POLLHUP for _, event in poller.poll(0))
@@ -79,10 +79,10 @@ if __name__ == "__main__":
 log = logging.getLogger("reprise.engine")
 
 LOST_STATUS = 3
-"""The exit status of a process that another rank has left alone."""
+"""The exit status after another rank was lost."""
 
 LAST_WRITES_S = 2.0
-"""Seconds in which clients can read the sentence that ends their requests, after a rank was lost."""
+"""Seconds for clients to read the final error after a rank was lost."""
 
 REPORT_S = 10.0
 """Seconds between two messages that say how far the other ranks have loaded."""
@@ -151,8 +151,8 @@ class Ranks:
         return loaded
 
     def begin_serving(self) -> None:
-        """Let ranks do commands without agreeing on each first, from now on."""
-        # Exceptions of what was tried hold caches in cycles, and with them those of the other ranks.
+        """From now on, let ranks run commands without agreeing on each first."""
+        # Exceptions from trials hold caches in cycles, and so the other ranks' caches too.
         gc.collect()
         self._is_loaded = True
         if self._leader:
@@ -245,13 +245,13 @@ def leave(status: int, reason: str | None = None) -> NoReturn:
 
 
 def _end_within(limit_s: float, status: int) -> None:
-    """End the process then at the latest: whoever reads what it prints may be gone, or not read any more."""
+    """End the process after that time at the latest: whoever reads its output may be gone or stuck."""
     timer = threading.Timer(limit_s, os._exit, (status,))
     timer.daemon = True
     timer.start()
 
 
 def _fingerprint(ours: str, split: str, parts: list[PartFacts]) -> str:
-    """Return a digest that is no other's: costs and findings depend on how a model is split."""
+    """Return a digest of the model and its split: costs and findings depend on both."""
     layers = [part.layers for part in parts]
     return hashlib.sha256(repr((ours, split, layers)).encode()).hexdigest()[:32]

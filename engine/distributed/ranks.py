@@ -33,8 +33,8 @@ from reprise.engine.model.loading import check_adapter
 class RanksLostError(BaseException):
     """The ranks can no longer compute together; the message names the host and says why.
 
-    Not an Exception: no step and no request can be continued after it, so nothing may recover from it but the
-    end of the engine.
+    Not an Exception: no step and no request can go on after it, so only the code that ends the engine may
+    catch it.
     """
 
 
@@ -128,7 +128,7 @@ class Channel:
         return json.loads(self._read(size))
 
     def limit_wait(self, seconds: float | None) -> None:
-        """Let each receive() or send() that takes longer than this raise TimeoutError; None for no limit."""
+        """Set the timeout of receive() and send(), which then raise TimeoutError; None for no limit."""
         self._connection.settimeout(seconds)
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ BEAT_S = 0.5
 
 ROUND_TRIPS = 20
 Tick = Callable[[], None]
-"""Called every BEAT_S seconds while something is waited for; what it raises ends the waiting."""
+"""Called every BEAT_S seconds during a wait; an exception ends the wait."""
 
 
 class Peers:
@@ -405,7 +405,7 @@ log = logging.getLogger("reprise.engine")
 RETRY_S = 0.1
 TICK_S = 0.5
 FIRST_WORD_S = 10.0
-"""Seconds in which whoever connects must say what it is."""
+"""Seconds for a new connection to identify itself."""
 
 TOKEN_BYTES = 32
 GROUP_S = 60

@@ -1,1 +1,1 @@
-"""Models that make vectors of texts, or rank documents; each is loaded and served like any other model."""
+"""Models that embed texts or rank documents; each is loaded and served like any other model."""

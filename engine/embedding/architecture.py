@@ -21,7 +21,7 @@ Mask = mx.array | Literal["causal"]
 class Masks(NamedTuple):
     """The masks of a pass: one for layers that attend to all tokens, and one for local layers.
 
-    None: for keys and values alone.
+    None: computing keys and values needs no mask.
     """
 
     whole: Mask | None

@@ -41,12 +41,12 @@ MIN_TOKENS = 64
 
 @dataclass
 class _Pass:
-    """Texts whose states are being computed, after those of their head if that is not kept.
+    """A forward pass over texts; first over the prefix that they share, unless that is cached.
 
-    head: what all begin with. caches: of the head, while it is being computed.
-    hidden, mask: what the next layer gets. num_layers: that are done. cut: the next one, if a part of it is.
-    before: of each layer, what stands before the tokens that are fed; empty if nothing does.
-    num_rows, width, num_before: fed texts, tokens of the longest, and tokens before these.
+    head: the shared prefix. caches: the prefix's, while it is being computed.
+    hidden, mask: the next layer's input. num_layers: layers done. cut: the next layer, if it is partly done.
+    before: each layer's keys and values of the prefix; empty without a prefix.
+    num_rows, width, num_before: texts fed, tokens of the longest, and tokens of the prefix.
     """
 
     model: EmbeddingModel
@@ -64,18 +64,18 @@ class _Pass:
 
 
 class EmbeddingWorker:
-    """All requests of a model that embeds or ranks. Used by one thread only, but any may read the counts.
+    """All requests of a model that embeds or ranks. Used by one thread; any thread may read the counts.
 
-    A step takes as many layers of a pass as fit into the time that it has. Of a layer that does not fit, it
-    takes as many tokens as do, but at least MIN_TOKENS. A pass has texts of about the same length; they are
-    padded at the end, and what is padding is masked.
+    A step computes as many layers of a pass as its time allows. If a whole layer does not fit, it computes
+    as many of its tokens as do, but at least MIN_TOKENS. The texts of a pass have similar lengths. They are
+    padded at the end, and padding is masked.
 
     max_stall_ms: how long a step may take while rows of other models decode.
     max_tokens: the most tokens of a pass, padding included, unless a single text has more.
     running: the requests that have not ended, in the order of their arrival.
-    prefix_bytes: the most bytes of kept heads of texts; None for PREFIX_BYTES.
-    prefixes: the heads of texts that are kept; None if the model keeps none.
-    num_embedded, num_embedded_tokens: inputs whose vector or score is made, and their tokens.
+    prefix_bytes: limit of the cached prefixes; None for PREFIX_BYTES.
+    prefixes: the cached prefixes; None if the model caches none.
+    num_embedded, num_embedded_tokens: inputs that have their vector or score, and their tokens.
     num_computed: tokens that were fed, without padding. num_progressed: grows with every part of a pass.
     """
 
@@ -186,7 +186,7 @@ class EmbeddingWorker:
         self.num_passes += 1
         for job, indices in by_job(members).items():
             job.take(indices)
-        # Known before anything is computed, so that a failure finds the suspects.
+        # Set before anything is computed, so that a failure finds the suspects.
         self._pass = begun = _Pass(model, members, head)
         if not self.prefixes or not head:
             self._feed_texts(begun)
@@ -199,7 +199,7 @@ class EmbeddingWorker:
             self._feed(begun, [EmbeddingInput(head[num_held:])], num_held)
 
     def _feed_texts(self, begun: _Pass, caches: Sequence[Any] = ()) -> None:
-        """Embed the tokens of texts that come after their head. caches: of the head, computed."""
+        """Embed the texts' tokens after their shared prefix. caches: the prefix's, computed."""
         num_head = len(begun.head)
         begun.caches, begun.before = None, [Before(cache) for cache in caches]
         self._feed(begun, [member.input.after(num_head) for member in begun.members], num_head)
@@ -219,14 +219,14 @@ class EmbeddingWorker:
         self.num_computed += sum(len(one.tokens) for one in inputs)
 
     def _fits(self, num_texts: int, width: int) -> bool:
-        """Say whether a layer of a pass takes no longer than rows may wait, which may come before its end."""
+        """Return whether a layer fits into the time that rows of other models may wait."""
         num_tokens = num_texts * width
         return num_tokens <= self._max_tokens and self._layer_s(num_tokens, width) <= self._limit_s(1)
 
     def _layer_s(self, num_tokens: int, seen: int) -> float:
-        """Return an upper estimate of a layer's seconds: that of a chunk whose tokens attend to a text.
+        """Return an upper estimate of a layer's seconds, as for a chunk whose tokens attend to a text.
 
-        seen: tokens of that text, its head included.
+        seen: tokens of that text, prefix included.
         """
         return self._costs.seconds(num_tokens, seen - num_tokens // 2)
 
@@ -299,7 +299,7 @@ class EmbeddingWorker:
         self.drop_ended()
 
     def _fail(self, fault: Exception) -> None:
-        """End the request whose pass failed; of several, each is tried again by itself."""
+        """End the request whose pass failed; if several share it, try each again by itself."""
         suspects = list(by_job(self._pass.members)) if self._pass else self.running[:1]
         self._put_back()
         for job in suspects:
@@ -310,20 +310,20 @@ class EmbeddingWorker:
         self.drop_ended()
 
     def _put_back(self) -> None:
-        """Let go of the pass; its texts are computed later."""
+        """Drop the pass; its texts are computed later."""
         for job, indices in by_job(self._pass.members if self._pass else ()).items():
             job.put_back(indices)
         self._leave()
 
     def _leave(self) -> None:
-        """Let go of the pass."""
+        """Drop the pass."""
         self._pass = None
         if self.memory:
             self.memory.release()
 
 
 def _make_prefixes(model: EmbeddingModel, num_bytes: int) -> Prefixes | None:
-    """Return what keeps heads of texts, if the model's tokens do not depend on later ones."""
+    """Return the cache of shared prefixes; None if the model attends in both directions."""
     make, embedding = getattr(model.body, "make_caches", None), model.info.embedding
     if not num_bytes or embedding is None or make is None:
         return None
@@ -331,7 +331,7 @@ def _make_prefixes(model: EmbeddingModel, num_bytes: int) -> Prefixes | None:
 
 
 class EmbeddingEngine(ModelEngine):
-    """Hands requests for vectors or scores to its worker, which computes a part of a pass in each step.
+    """Passes requests for vectors or scores to its worker, which computes a part of a pass per step.
 
     name: by which the model is known.
     count_decoding: returns how many other models have rows that wait while this one computes.
@@ -364,7 +364,7 @@ class EmbeddingEngine(ModelEngine):
         )
 
     def prefix_status(self) -> dict[str, dict[str, int]]:
-        """Return the counts of the kept heads of texts; empty for models that attend in both directions."""
+        """Return the counts of the cached prefixes; empty for models that attend in both directions."""
         prefixes = self.worker.prefixes
         return {"target": asdict(prefixes.kept.status())} if prefixes else {}
 

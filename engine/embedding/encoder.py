@@ -34,10 +34,10 @@ from reprise.engine.text.tokenizer import Tokenizer
 
 
 class _Stand:
-    """Takes the place of a layer's cache. offset: tokens before those that are fed.
+    """Replaces a layer's cache. offset: tokens before those that are fed.
 
-    whole: the keys and values that the layer attends to; None for those that it is given.
-    made: the keys and values that it was given.
+    whole: the keys and values to attend to; None for those that the layer passes in.
+    made: the keys and values that the layer passed in.
     """
 
     def __init__(self, offset: int, whole: Sequence[mx.array] | None = None) -> None:
@@ -51,10 +51,10 @@ class _Stand:
 
 
 class CutLayer:
-    """A layer under way. Its states are the same to the last bit, however many tokens are computed at a time.
+    """A layer computed in parts. The parts' sizes do not change a bit of the result.
 
-    hidden: the states before it, (texts, tokens, size). mask: of the pass. before: what stands before the
-    tokens in this layer; None if nothing does. grows: whether `before` keeps what it is fed, as a cache does.
+    hidden: the layer's input, (texts, tokens, size). mask: of the pass. before: the layer's keys and values
+    of the prefix, or None. grows: whether `before` stores what it is fed, as a cache does.
     """
 
     def __init__(
@@ -111,17 +111,17 @@ def _of_rows(mask: Mask | None, start: int, end: int, seen: int) -> Mask | None:
 
 
 DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral", GEMMA})
-"""Model types whose layers are called alike: with states and a mask."""
+"""Model types whose layers take the same arguments: states and a mask."""
 
 Answers = tuple[int, int]
 """The tokens of yes and no."""
 
 
 class Decoder:
-    """The body of a model that decodes, as a model that embeds or ranks.
+    """The body of a decoder model, used to embed or rank.
 
     layers: functions of the states and the masks, one per layer. end: the norm of the states after them.
-    make_caches: makes empty caches for heads of texts; None if tokens see later tokens, or only a window.
+    make_caches: makes empty caches for shared prefixes; None if tokens see later tokens, or only a window.
     max_tokens: the longest text; None if nothing limits it.
     answers: the ids of the tokens yes and no, for a model that ranks; else None.
     """
@@ -152,7 +152,7 @@ class Decoder:
             return hidden, Masks(whole, whole)
         if self._is_causal:
             return hidden, Masks(whole, attend_before(width, self._window))
-        # What is called a window of both directions has half of it on either side.
+        # A bidirectional window extends by half its size to either side.
         return hidden, Masks(whole, attend_near(num_tokens, width, self._window // 2))
 
     def rate(self, states: mx.array) -> mx.array:
@@ -179,12 +179,12 @@ def find_local(config: dict[str, Any]) -> list[bool]:
 
 
 def _masked(layer: Any, kind: int) -> Callable[..., mx.array]:
-    """Return what calls a layer with its mask. kind: index of Masks."""
+    """Return a function that calls a layer with its mask. kind: index into Masks."""
     return lambda hidden, masks, *before: layer(hidden, masks[kind], *before)
 
 
 def _difference(model: Any, answers: Answers) -> mx.array:
-    """Return (size, 1) the rows of the output head for yes, less those for no."""
+    """Return the output head's row for yes minus that for no: (size, 1)."""
     head = model.lm_head if "lm_head" in model else model.model.embed_tokens
     ids = mx.array(answers)
     rows = head.weight[ids]
@@ -212,13 +212,13 @@ JUDGE = "qwen3"
 
 
 def describe_judge(tokenizer: Tokenizer) -> EmbeddingInfo:
-    """Describe how the model rates pairs: the template's tokens stand around the text of a pair."""
+    """Describe how the model rates pairs, with the template's tokens around a pair's text."""
     before, after = (tuple(tokenizer.encode_answer(text)) for text in (BEFORE, AFTER))
     return EmbeddingInfo(1, Recipe("last"), before=before, after=after, pair=PAIR, instruction=INSTRUCTION)
 
 
 def find_answers(tokenizer: Tokenizer, told: tuple[int | None, int | None] | None) -> Answers:
-    """Return the ids of the tokens yes and no. told: the ids that the model's folder names, if any.
+    """Return the ids of the tokens yes and no. told: the ids in the model's folder, if any.
 
     Raises ModelError if yes or no takes several tokens, or the folder names other ids.
     """
@@ -384,7 +384,7 @@ class Classifier(Module):
 
 
 class Encoder(Module):
-    """A whole encoder. ranks: whether it rates pairs of texts, instead of making vectors."""
+    """A whole encoder. ranks: whether it rates pairs of texts instead of embedding."""
 
     def __init__(self, config: Config, *, ranks: bool = False) -> None:
         super().__init__()
@@ -430,7 +430,7 @@ def rename(weights: dict[str, mx.array]) -> dict[str, mx.array]:
     for given, array in weights.items():
         name = next((given.removeprefix(one) for one in _PREFIXES if given.startswith(one)), given)
         if name.startswith("pooler.dense") and ranks:
-            # BERT's classifier takes what its pooler makes; RoBERTa's has a layer of its own.
+            # BERT's classifier uses its pooler's output; RoBERTa's has its own layer.
             name = name.replace("pooler.dense", "classifier.dense")
         elif name in ("classifier.weight", "classifier.bias", "classifier.scales", "classifier.biases"):
             name = name.replace("classifier.", "classifier.out.")

@@ -45,7 +45,7 @@ _Loaded = tuple[Encoder | Decoder, Config, Tokenizer, ModelInfo]
 
 @dataclass
 class EmbeddingModel:
-    """A loaded model that embeds or ranks. recipe, dense: make vectors of its states; see make_vector()."""
+    """A loaded model that embeds or ranks. recipe, dense: turn its states into vectors; see make_vector()."""
 
     body: Encoder | Decoder
     config: Config

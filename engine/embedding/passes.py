@@ -1,4 +1,4 @@
-"""Choose texts of about the same length for a pass, such that no short request waits for long ones."""
+"""Choose texts of similar length for a pass, so that no short request waits for long ones."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -33,16 +33,16 @@ NUM_HIDDEN, NUM_INNER, NUM_SCORES, NUM_COPIES = 16, 4, 4, 4
 each token attends to, and of the keys and values of a head in each text."""
 
 HEAD_GROWTH_TOKENS = 256
-"""mlx-lm's caches grow by so many tokens."""
+"""Tokens by which mlx-lm's caches grow."""
 
 PREFIX_BYTES = 256 * 2**20
-"""For heads of texts, unless --prefix-cache-bytes says otherwise. They give way to whatever needs memory."""
+"""Budget of shared prefixes without --prefix-cache-bytes. They give way to whatever needs memory."""
 
 
 def bytes_of(config: Config, num_texts: int, num_tokens: int, num_before: int = 0) -> int:
     """Return an upper estimate of the bytes of a pass over num_texts texts, each padded to num_tokens.
 
-    num_before: tokens of the texts' head, which is computed before them, or kept.
+    num_before: tokens of the texts' shared prefix, which is computed before them or cached.
     """
     heads = config["num_attention_heads"]
     # All heads together may be wider than the states, as in Qwen3.
@@ -63,8 +63,8 @@ def bytes_of(config: Config, num_texts: int, num_tokens: int, num_before: int = 
 class PassMemory:
     """The memory that a model that embeds or ranks holds.
 
-    prefixes: the heads of texts that it keeps; None if it keeps none.
-    shared: the memory of all models, set once this one is loaded; None if it is alone.
+    prefixes: the cached prefixes; None if it caches none.
+    shared: the memory of all models, set once this one is loaded; None for a single model.
     """
 
     def __init__(self, weight_bytes: int, config: Config, prefixes: PrefixCache | None = None) -> None:
@@ -75,11 +75,11 @@ class PassMemory:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of the weights, the kept heads and the running pass."""
+        """The bytes of the weights, the cached prefixes and the running pass."""
         return self.weight_bytes + self._pass_bytes + self._kept_bytes
 
     def give_up(self, num_bytes: int) -> bool:
-        """Drop kept heads of num_bytes or more, or all; return whether any were dropped."""
+        """Drop cached prefixes until num_bytes are freed, or all are; return whether any were dropped."""
         before = self._kept_bytes
         if self._prefixes:
             self._prefixes.shrink_to(max(0, before - num_bytes))
@@ -117,18 +117,18 @@ class PassMemory:
 
 
 MIN_TOKENS = 8
-"""What saves fewer tokens is not computed by itself: each pass costs something."""
+"""A shorter prefix is not computed separately: each pass has a cost."""
 
 NUM_RECENT = 16
 """Earlier requests that one with a single text is compared with, by the thread that owns MLX."""
 
 
 class Prefixes:
-    """Heads of texts, within a budget of bytes. Used by the thread that owns MLX only.
+    """Cached prefixes of texts, within a budget of bytes. Used by the thread that owns MLX only.
 
     make_caches: makes the empty caches of a text.
-    pools_last: whether a text's vector is the state of its last token; else heads end before the first token
-        that is pooled.
+    pools_last: whether a text's vector is the state of its last token; else prefixes end before the first
+        pooled token.
     """
 
     def __init__(self, make_caches: Callable[[], Caches], budget_bytes: int, *, pools_last: bool) -> None:
@@ -137,11 +137,11 @@ class Prefixes:
         self._recent: deque[TokenIds] = deque(maxlen=NUM_RECENT)
 
     def find_head(self, request: EmbeddingRequest) -> TokenIds:
-        """Return the head of a request's inputs; empty if a head would save too few tokens.
+        """Return the prefix to share among a request's inputs; empty if it would save too few tokens.
 
-        The head of several inputs is the beginning that all share; that of a single input is the longest
-        beginning that it shares with one of the last requests. A kept head is preferred if it has only a few
-        tokens less, so that requests with the same instruction share one head.
+        For several inputs it is their common prefix; for a single input, the longest that it shares with a
+        recent request. A cached prefix that is only a few tokens shorter is preferred, so that requests with
+        the same instruction share one.
         """
         inputs, alike = request.inputs, request.inputs[0].tokens[: request.num_alike]
         earlier = [len(alike)] if len(inputs) > 1 else [count_common(alike, one) for one in self._recent]
@@ -152,19 +152,19 @@ class Prefixes:
         return alike[:num_tokens] if num_tokens >= MIN_TOKENS else ()
 
     def find(self, head: TokenIds) -> tuple[Caches, int]:
-        """Return new caches with the longest kept beginning of a head, and its length in tokens."""
+        """Return new caches with the longest cached part of a prefix, and its length in tokens."""
         # The trie leaves out the last token of what it is asked for.
         return self.kept.find((*head, -1)) or (self._make_caches(), 0)
 
     def keep(self, head: TokenIds, caches: Caches) -> None:
-        """Keep a head. caches: they hold its keys and values."""
+        """Cache a prefix. caches: hold its keys and values."""
         self.kept.put(head, partial(cut_slice, caches), [])
 
 
 class Before:
-    """A layer's keys and values of a head, for the texts that continue the head; a pass adds nothing to them.
+    """A layer's keys and values of a shared prefix. A pass adds nothing to them.
 
-    It takes the place of mlx-lm's cache. offset: the number of the head's tokens.
+    It replaces mlx-lm's cache. offset: the number of the prefix's tokens.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -172,9 +172,9 @@ class Before:
         self._held = cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :]
 
     def update_and_fetch(self, *added: mx.array) -> list[mx.array]:
-        """Return the keys and the values of whole texts, the head's first.
+        """Return the keys and the values of whole texts, the prefix's first.
 
-        added: the keys and the values after the head, (texts, heads, tokens, size) each.
+        added: the keys and the values after the prefix, (texts, heads, tokens, size) each.
         """
         return [
             mx.concatenate([mx.broadcast_to(held, (len(new), *held.shape[1:])), new], axis=2)
@@ -192,10 +192,10 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 MIN_NORM = 1e-12
-"""Norm by which a shorter vector is divided, as torch does."""
+"""Minimum divisor when normalizing, as in torch."""
 
 Stage = Activation
-"""What a dense layer does."""
+"""A dense layer's function."""
 
 
 def make_vector(
@@ -225,7 +225,7 @@ def make_vector(
 
 
 def load_dense(layers: Sequence[Dense], size: int) -> tuple[list[Stage], int]:
-    """Load the dense layers after pooling; return them, and the size of what they make.
+    """Load the dense layers after pooling; return them, and the size of their output.
 
     size: that of the pooled states. Raises ModelError.
     """
@@ -237,7 +237,7 @@ def load_dense(layers: Sequence[Dense], size: int) -> tuple[list[Stage], int]:
 
 
 def _load_layer(layer: Dense, size: int) -> tuple[Stage, int]:
-    """Return what a layer does, and the size of its result. size: of what it takes."""
+    """Return a layer's function and output size. size: of its input."""
     if layer.activation not in ACTIVATIONS:
         raise ModelError(f"{layer.folder} has the activation {layer.activation}, which is not known here")
     loaded = Weights(read_arrays(layer.folder))
@@ -261,11 +261,11 @@ MAX_PADDING = 4
 class Job:
     """A request and its results.
 
-    left: indices of the inputs that have no vector and are in no pass, the longest first.
+    left: indices of the inputs without a vector that are in no pass, the longest first.
     num_left: the sum of the tokens of these inputs.
     head: the tokens that all inputs begin with, computed once.
     vectors: the results so far, by the input's index.
-    is_alone: whether the request shares no pass with others, as a shared pass failed.
+    is_alone: whether the request shares no pass with others, because a shared one failed.
     """
 
     request: EmbeddingRequest
@@ -308,7 +308,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Member:
-    """An input of a request, by its index, as a member of a pass."""
+    """One input of a request, in a pass."""
 
     job: Job
     index: int
@@ -333,13 +333,13 @@ def by_job(members: Iterable[Member]) -> dict[Job, set[int]]:
 
 
 Fits = Callable[[int, int], bool]
-"""Says whether a pass may have so many texts, padded to so many tokens after their head."""
+"""Returns whether num_texts texts, padded to num_tokens after their prefix, fit into a pass."""
 
 
 def choose_members(jobs: Sequence[Job], num_passes: int, fits: Fits) -> list[Member]:
     """Choose the inputs of the next pass, the longest first; at least one, whether it fits or not.
 
-    All of them begin with the head of the first one's request.
+    All of them share the prefix of the first one's request.
     jobs: in the order of their arrival, each with inputs left. num_passes: passes that were chosen before.
     fits: see Fits.
     """
@@ -358,15 +358,15 @@ def choose_members(jobs: Sequence[Job], num_passes: int, fits: Fits) -> list[Mem
 
 
 def _may_join(job: Job, first: Job) -> bool:
-    """Say whether a request's texts may share a pass with another's; none computes its head once more."""
+    """Return whether two requests' texts may share a pass: no prefix may be computed twice."""
     is_alike = job.head[: len(first.head)] == first.head and bool(job.head) == bool(first.head)
     return is_alike and not job.is_alone
 
 
 def _alike(jobs: Iterable[Job], longest: int, num_head: int) -> Iterable[Member]:
-    """Yield the texts that may share a pass with one of so many tokens, request by request.
+    """Yield the texts that may share a pass with one of this length, request by request.
 
-    num_head: leading tokens that are computed before.
+    num_head: tokens of the prefix.
     """
     for job in jobs:
         for index in job.left:

@@ -1,1 +1,1 @@
-"""The engine of a model that generates text: its worker, the step, and what a failing step leads to."""
+"""The engine of a model that generates text: its worker, the step, and recovery from a failed step."""

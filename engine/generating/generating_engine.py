@@ -94,10 +94,10 @@ PUT_OFF = (
     "%s: trying what it can do takes longer than %g s; the rest is tried while nothing is asked. Until then "
     "each row has a forward pass of its own, nothing is drafted and no prompt is kept"
 )
-"""What the log says of trials that were put off, with the model's name and the seconds."""
+"""Log line about trials put off, with the model's name and the seconds."""
 
 KEEP_COSTS_EVERY_S = 60.0
-"""Seconds between two times that learned costs of steps are written to their file."""
+"""Seconds between writes of learned step costs to their file."""
 
 
 class GeneratingEngine(ModelEngine):
@@ -217,7 +217,7 @@ class GeneratingEngine(ModelEngine):
         except ModelError:
             if not findings.are_put_off:
                 raise
-            # What was taken for what is not known may be to blame.
+            # An assumption in place of an unfinished trial may be the cause.
             findings.put_nothing_off()
             loaded.info = info
             worker = make_worker(loaded, draft, settings, makers, on_progress)
@@ -229,13 +229,13 @@ class GeneratingEngine(ModelEngine):
         return loaded, worker
 
     def _restore(self, loaded: LoadedModel, worker: Worker) -> None:
-        """Let drafters know what an earlier run learned."""
+        """Restore what drafters learned in an earlier run."""
         proposers.restore(worker.proposers.sources, self.settings)
         proposers.restore_history(worker.proposers)
         acceptance.restore(worker.proposers.global_counts, self._acceptance_file(loaded))
 
     def _make_again(self, loaded: LoadedModel, info: ModelInfo, makers: Makers) -> None:
-        """Make the worker again, now that all is tried. Nothing may be running. info: as loaded."""
+        """Remake the worker once all trials are done. Nothing may be running. info: as loaded."""
         old = self.worker
         assert isinstance(old, Worker)
         before, loaded.info = loaded.info, info
@@ -309,7 +309,7 @@ class GeneratingEngine(ModelEngine):
                 self.die(fault)
 
     def prepare(self, is_over: IsOver = lambda: False) -> bool:
-        """Do a part of the work for idle times; return whether more may be left."""
+        """Do a part of the work put off until idle; return whether more may be left."""
         if isinstance(self.worker, Worker) and perf_counter() - self._costs_kept_at >= KEEP_COSTS_EVERY_S:
             self._keep_costs(self.worker)
         with span("grammars"):
@@ -324,7 +324,7 @@ class GeneratingEngine(ModelEngine):
 
     @span("trials")
     def _try_rest(self, is_over: IsOver) -> bool:
-        """Make the trials that were put off, until it is over; return whether more may be left."""
+        """Run the trials that were put off, until is_over(); return whether more may be left."""
         if self._remake is None or self.worker.has_work:
             return False
         findings = self.loaded.findings
@@ -357,13 +357,13 @@ class GeneratingEngine(ModelEngine):
         return explained
 
     def _forget(self) -> None:
-        """Let go of the model; its description and tokenizer stay."""
+        """Drop the model but keep its description and tokenizer."""
         self._remake = None
         if self._loaded:
             self._loaded = replace(self._loaded, model=None)
 
     def _learn(self, worker: Worker) -> None:
-        """Let drafters learn what they put off, and save what they have learned."""
+        """Let drafters finish learning, and save what they learned."""
         worker.proposers.work.finish()
         proposers.save(worker.proposers.sources, self.settings)
         acceptance.save(worker.proposers.global_counts, self._acceptance_file(self.loaded))

@@ -44,7 +44,7 @@ PREFIX_CACHE_SHARE = 4
 """By default the prefix cache gets 1/PREFIX_CACHE_SHARE of the memory left after weights."""
 
 TRIALS_AT_START_S = 10.0
-"""Seconds of trials at the start; the rest is tried while nothing is asked."""
+"""Seconds of trials at the start; the rest run while the engine is idle."""
 
 TRIALS = {"sharing": 100, "rollback": 27, "footprint": 68, "prefix": 10}
 """The tokens that each trial of a model feeds it, in order, by the beginning of its finding's name. Together
@@ -52,7 +52,7 @@ they take 35 forward passes."""
 
 
 FREE = StepCosts({(1, 1): 1e-9})
-"""Costs of the draft model's and the head's steps where those of the target are given."""
+"""Costs of the draft model's and the head's steps if the target's are given."""
 
 
 def make_worker(
@@ -65,7 +65,7 @@ def make_worker(
     """Set up a worker, with draft model, prefix cache and costs as the settings ask and the model allows.
 
     draft: the loaded draft model, if any.
-    makers: make the drafters' sources, the head and the costs; if they set costs, the draft model's steps
+    makers: make the drafters' sources, the head and the costs. With costs set, the draft model's steps
         count as free.
     progress: called with the name and the completed share of each slow stage.
     Raises ModelError if the settings do not suit the model.
@@ -122,7 +122,7 @@ def make_worker(
 
 
 def _log_weights(info: ModelInfo, may_draft: bool) -> None:
-    """Log what a model's weights mean for drafts here; as a warning if drafts, which are on, cannot pay."""
+    """Log how the weights' format affects drafting here; as a warning if drafting is on but cannot pay."""
     if info.weights_note:
         level = logging.WARNING if may_draft and info.dtype.endswith("-bit") else logging.INFO
         log.log(level, "%s: %s", info.name, info.weights_note)
@@ -131,10 +131,9 @@ def _log_weights(info: ModelInfo, may_draft: bool) -> None:
 def may_put_trials_off(
     loaded: LoadedModel, draft: LoadedModel | None, settings: Settings, makers: Makers
 ) -> bool:
-    """Whether trials that take long may wait until nothing is asked; until then a row decodes by itself.
+    """Whether long trials may wait until the engine is idle; until then each row decodes by itself.
 
-    Not those on which more depends: a draft model, images, windows, exact widths, other machines, or given
-    costs.
+    Not if more depends on them: a draft model, images, windows, exact widths, other machines, or given costs.
     """
     needs_them = draft or loaded.sight or loaded.info.mask_token_id is not None or settings.exact
     waits = makers.waits_for_trials or makers.costs is not None or makers.ranks
@@ -142,7 +141,7 @@ def may_put_trials_off(
 
 
 def try_the_rest(loaded: LoadedModel, settings: Settings) -> None:
-    """Make the trials that were put off. Raises PutOffError if they are to be left again."""
+    """Run the trials that were put off. Raises PutOffError if they are interrupted again."""
     sharing = loaded.find_sharing(settings.kv_bits)
     loaded.rollback_fault(settings.kv_bits, sharing)
     find_footprint(loaded, settings.kv_bits, bool(sharing))
@@ -150,14 +149,14 @@ def try_the_rest(loaded: LoadedModel, settings: Settings) -> None:
 
 
 def _show_trials(progress: StartProgress, *models: LoadedModel) -> None:
-    """Let the models say how much of their trials is done, before each and after each of its passes."""
+    """Report the progress of the models' trials, before each trial and after each of its passes."""
     for one in models:
         shown = _ShownTrials(partial(progress, f"Trying what {one.info.name} can do"))
         one.findings.on_try, one.findings.on_pass = shown.begin, shown.add
 
 
 class _ShownTrials:
-    """Tells the share of the trials of a model that is done, by the tokens fed. progress: is told it."""
+    """Reports the share of a model's trials that is done, by tokens fed, to `progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -172,7 +171,7 @@ class _ShownTrials:
             self.add(0)
 
     def add(self, num_tokens: int) -> None:
-        """Note that the present trial has fed tokens: of a model of another kind maybe more than most."""
+        """Count tokens fed in the present trial; other kinds of models may need more than expected."""
         self._num_fed = min(self._num_fed + num_tokens, self._end)
         self._progress(self._num_fed / sum(TRIALS.values()))
 
@@ -200,7 +199,7 @@ def _prepare_windows(loaded: LoadedModel, settings: Settings, sharing: Sharing) 
 
 
 def _limit_sight(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
-    """Limit the tokens of images; a model sees none if it cannot place them in its rows."""
+    """Limit the tokens of images; without rows that can place them, the model gets no images."""
     if vision := loaded.info.vision:
         most = max(vision.min_tokens, min(vision.max_tokens, settings.max_image_tokens))
         loaded.info = replace(loaded.info, vision=replace(vision, max_tokens=most))

@@ -51,7 +51,7 @@ class Decoder:
         """Return what each row feeds in a verification step; nothing if a plain step comes next.
 
         A grammar must see a token before it can mask the next one, so with a grammar in the batch every step
-        is fetched before the next: a verification step, though it may have no drafts to verify. A grammar of
+        is fetched before the next: a verification step, perhaps without drafts. A grammar of
         calls alone needs that only within a call. While a row decodes in windows, every step is a
         verification step too.
         """
@@ -181,11 +181,11 @@ class Decoder:
 
     @span("draft_model")
     def _draft(self, members: list[Sequence], inputs: list[RowInput]) -> tuple[DraftWork | None, float]:
-        """Fill in the draft model's or head's drafts where inputs want one; return its work and seconds."""
+        """Draft with the draft model or head for the inputs that want it; return its work and seconds."""
         model = self._batch.draft_model
         if model is None or not any(row.num_wanted for row in inputs):
             return None, 0.0
-        # Its tokens are waited for, and so is what was dispatched before.
+        # Waiting for its tokens includes all earlier work.
         self._device.settle()
         start = time.perf_counter()
         work = model.fill_in(inputs, [s.tokens for s in members], self._batch.sampler)
@@ -201,14 +201,14 @@ class Decoder:
         return work, taken_s
 
     def _accept(self, members: list[Sequence], inputs: SequenceOf[RowInput]) -> list[Outcome]:
-        """Run the forward pass, and roll every row back to what it is to commit."""
+        """Run the forward pass, and roll every row back to its accepted tokens."""
         batch, rows = self._batch, self._batch.rows
         held = list(rows.lengths)
         with batch.tapping() as tapped:
             asked = verify.feed_drafts(rows, batch.sampler, inputs, [s.request.top_logprobs for s in members])
             self._device.compute(asked.arrays)
         outcomes = asked.outcomes()
-        # Now, as they hold what all rows were fed.
+        # Drop them now: they hold what all rows were fed.
         mx.async_eval(batch.hand_over(tapped, [outcome.num_final for outcome in outcomes]))
         for row, outcome in enumerate(outcomes):
             rows.roll_back(row, held[row] + outcome.num_final)
@@ -232,11 +232,11 @@ class Decoder:
             drafting_s,
             work,
         )
-        # It was charged with the step, which waited for it.
+        # The step waited for it, so its time is already charged.
         self._planning_s, self.has_drafted = 0.0, True
 
     def _take(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Commit what a verification step brought a row, and keep what it predicts beyond that."""
+        """Commit a row's tokens of a verification step, and keep its predictions beyond them."""
         fed, drafts = outcome.verified, sequence.drafts
         if isinstance(outcome, WindowOutcome):
             sequence.window = outcome.window
@@ -270,10 +270,10 @@ class Decoder:
 def _draws_ahead(
     newest: mx.array, members: SequenceOf[Sequence], ahead: Collection[Sequence]
 ) -> list[Draw] | None:
-    """Return the draws behind tokens in flight: limited to what a call begins with, where one begins a call.
+    """Return the draws after the tokens in flight. A draw after the beginning of a call is limited.
 
     newest: (rows,) the last tokens. ahead: the sequences whose last token is in flight.
-    Returns None if there is nothing to limit. A fault in a grammar ends its sequence only.
+    Returns None if there is nothing to limit. An error in a grammar ends its sequence only.
     """
     masks: dict[int, mx.array] = {}
     for row, sequence in enumerate(members):
@@ -292,7 +292,7 @@ def _draws_ahead(
 def _cut_by_grammar(sequence: Sequence, row_input: RowInput) -> RowInput:
     """Add the grammar's masks to an input, and cut its draft before the first token without a mask.
 
-    A fault in the grammar ends this sequence only.
+    An error in the grammar ends this sequence only.
     """
     if not sequence.matcher or sequence.ended:
         return row_input

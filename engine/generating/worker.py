@@ -40,9 +40,9 @@ MAX_EXPONENT = 6
 class Recovery:
     """Restarts rows after a failed step, and bisects the suspects to find the one request at fault.
 
-    Of the candidates half are tested: no other rows run until each tested one has ended or committed enough
-    tokens. Requests that took part in earlier bisections are tested for longer. So if only all rows together
-    fail, as when memory runs out, the requests finish during the tests instead of gaining one token each.
+    Half of the candidates are tested: only they run until each has ended or committed enough tokens. Requests
+    from earlier bisections are tested for longer. So if only all rows together fail, as when memory runs out,
+    the requests finish during the tests instead of gaining one token each.
     """
 
     def __init__(self, batch: Batch, queue: RequestQueue, stats: EngineStats) -> None:
@@ -197,11 +197,11 @@ class Worker:
         return bool(self.queue.waiting) and not self.running and not self.proposers.work.is_left
 
     def step(self) -> None:
-        """Advance every sequence by one step. A fault in it ends at most the request that caused it."""
+        """Advance every sequence by one step. An error in it ends at most the request that caused it."""
         self._guard(self._advance)
 
     def pause(self) -> None:
-        """Wait for all work in flight, as another model has the device next. Treats faults as step() does."""
+        """Wait for all work in flight: another model gets the device. Handles errors as step() does."""
         self._guard(self.device.pause)
 
     def suspend(self) -> list[Sequence]:
@@ -219,7 +219,7 @@ class Worker:
         # Whatever raised this, the device's state cannot be trusted any more.
         except Exception as fault:
             self.queue.prefixes.drop_copies()
-            # No name for it here: that would be a cycle, which keeps what the failed step has.
+            # Not bound to a name: that would make a cycle, which keeps the failed step's arrays alive.
             self._recovery.restart(_step_error(fault, self.running or list(self.queue.waiting)[:1]))
             self.device.reset()
         if not self.has_work:
@@ -249,7 +249,7 @@ class Worker:
         else:
             self._decoder.decode()
         self._prefill(len(self.batch.members))
-        # Now the device is busy with what was dispatched.
+        # Now the device is busy with the dispatched work.
         self.proposers.work.advance(self.device.plain_s)
         if self.draft_prefiller:
             self._prefill_drafts(self.draft_prefiller)
@@ -269,7 +269,7 @@ class Worker:
         ):
             if drafting and drafting.stop(batch.members):
                 continue
-            # Alone it fits, unless other models hold the memory: then it waits for it.
+            # Alone it fits, unless other models hold the memory; then it waits.
             if len(self.running) < (1 if budget.shared else 2):
                 return
             if self.device.step:
@@ -308,7 +308,7 @@ class Worker:
         for row in ended:
             sequence = self.members[row]
             if self.queue.prefixes.keep_row(sequence, row, self.rows):
-                # It waited for its copy, and so for all that was dispatched before.
+                # It waited for its copy, and so for all earlier work.
                 self.device.reset()
             if self.draft_prefiller:
                 self.draft_prefiller.keep_row(sequence, row)
@@ -329,7 +329,7 @@ class Worker:
 
         num_rows: rows that decode meanwhile.
         """
-        # It is computed, and the device is busy with the chunk: nothing is gained by fetching it later.
+        # The step is computed, and the device is busy with the chunk: fetching later gains nothing.
         if self.queue.prefiller.run(num_rows, self._join) and (step := self.device.take_step()):
             self._decoder.fetch(step)
 
@@ -338,7 +338,7 @@ class Worker:
         """Compute a slice of draft prefill, if this step leaves room for it."""
         if self.prefilling or not prefiller.is_due(self.members):
             return
-        # Its time is measured, so nothing else may be on the device.
+        # The slice is timed, so nothing else may run on the device.
         self.device.settle()
         self._fetch_in_flight()
         prefiller.run(self.members)
@@ -358,7 +358,7 @@ class Worker:
 
 
 def _step_error(fault: Exception, suspects: list[Sequence]) -> StepError:
-    """Return the fault with the sequences that may have caused it. Raises the fault if there are none."""
+    """Return the exception with its suspects. Raises it if there are none."""
     if isinstance(fault, StepError):
         return fault
     if not suspects:
@@ -367,11 +367,11 @@ def _step_error(fault: Exception, suspects: list[Sequence]) -> StepError:
 
 
 def _awaits_prompts(batch: Batch, prefiller: Prefiller) -> bool:
-    """Whether the rows wait for the prompts that arrived with theirs, and are decoded together with them.
+    """Whether the rows should wait for prompts that arrived with theirs, to be decoded together.
 
-    A step of a few rows costs nearly as much as one of all, and would delay the other prompts. They wait
-    only before the first token of every row, for at most MAX_TOGETHER_S or MAX_TOGETHER_STEPS, and for no
-    prompt that lacks more tokens than the longest of them has.
+    A step of a few rows costs nearly as much as one of all, and would delay the other prompts. Rows wait
+    only before they all have their first token, for at most MAX_TOGETHER_S or MAX_TOGETHER_STEPS, and not
+    for a prompt that lacks more tokens than the longest of them has.
     """
     if not batch.members or not prefiller.prefilling or batch.device.step:
         return False

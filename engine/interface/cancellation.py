@@ -1,4 +1,4 @@
-"""End work on a thread, at its next slice, once nobody waits for its result any more."""
+"""End a thread's job at its next slice once nobody waits for the result."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -9,17 +9,17 @@ _IS_WANTED: ContextVar[Callable[[], bool]] = ContextVar("reprise.is_wanted", def
 
 
 class UnwantedError(BaseException):
-    """Nobody waits for the result of this work. Like a cancellation it is no fault; do not catch it."""
+    """Nobody waits for this job's result. Like a cancellation it is not an error; do not catch it."""
 
 
 def check_wanted() -> None:
-    """Raise UnwantedError if nobody waits any more for the job that this thread runs."""
+    """Raise UnwantedError if nobody waits for this thread's job any more."""
     if not _IS_WANTED.get()():
         raise UnwantedError
 
 
 def run_while(is_wanted: Callable[[], bool], job: Callable[[], ResultT]) -> ResultT:
-    """Run a job and return its result; once is_wanted() is false, its calls of check_wanted() raise."""
+    """Run a job and return its result. Once is_wanted() is false, check_wanted() raises within the job."""
     before = _IS_WANTED.set(is_wanted)
     try:
         check_wanted()

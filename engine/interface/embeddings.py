@@ -12,7 +12,7 @@ Purpose = Literal["generate", "embed", "rerank"]
 """What a model is for."""
 
 SPECIAL: Mapping[Purpose, str] = {"embed": "embeddings", "rerank": "ranking"}
-"""What models are for that generate no text, in words."""
+"""The purposes of models that do not generate, in words."""
 
 MAX_ALIKE = 1024
 """Leading tokens of a request's inputs that are compared with each other."""
@@ -36,7 +36,7 @@ class Recipe:
 
     counts_prompt: whether the tokens of a prompt are pooled too. prompts: name -> text put before an input.
     max_tokens: the longest text, special tokens included; None if the model's folder does not say.
-    is_guessed, prompts_are_guessed: whether the architecture decides on it, as the folder does not say.
+    is_guessed, prompts_are_guessed: whether it follows from the architecture, as the folder does not say.
     answers: the ids of the tokens yes and no, if the folder names them for ranking.
     """
 
@@ -61,7 +61,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInfo:
-    """How a model makes vectors of texts, or rates pairs of them.
+    """How a model embeds texts or rates pairs of them.
 
     dimensions: how many numbers a vector has; 1 for a model that ranks.
     before, after: special tokens around a text or a pair. between: special tokens between a pair's texts.
@@ -111,7 +111,7 @@ class EmbeddingRequest:
     """Texts to be embedded, or pairs to be rated.
 
     dimensions: how many numbers of each vector are wanted; None for all.
-    num_alike: a number of leading tokens that all inputs share, as count_alike() finds it, or a smaller one.
+    num_alike: leading tokens that all inputs share: at most what count_alike() returns.
     """
 
     id: str

@@ -10,7 +10,7 @@ class ModelError(RepriseError):
 
 
 class UnbrokenTextError(Exception):
-    """A text has too many characters without a place where it can be cut."""
+    """A text has too many characters without a place to split it."""
 
 
 class GrammarError(ValueError):

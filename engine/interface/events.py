@@ -1,4 +1,4 @@
-"""Define what the engine answers: text as it is committed, and how a sequence ended and what it took."""
+"""Define the engine's events: committed text, and how a sequence ended, with its counts and times."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,10 +25,11 @@ class DraftingReport:
     drafter_open_s: seconds that drafters took to index the prompt.
     strategy: how the draft model's drafts were translated; None if it did not read the prompt.
     translation: number of drafts by the result of their translation; keys as in TranslationCounts.
-    charged_s, charged_plain_s: seconds charged to the slowdown budget, and seconds of plain steps instead.
+    charged_s, charged_plain_s: seconds charged to the slowdown budget, and what plain decoding would have
+        taken.
     gate_score: how repetitive the prompt is; None if it was not scored.
     gate_decision: which drafters were chosen: "lookup", "draft-model", "wedlm", or "plain" for none.
-    undrafted: (reason, number of plans) for each reason to decode without a draft; see draft_stats.py.
+    undrafted: (reason, number of plans) for plans without a draft; see draft_stats.py.
     why_undrafted: why most steps had no draft; empty if most had one, or if nothing may draft.
     """
 
@@ -61,8 +62,8 @@ class Usage:
     num_cached_tokens: prompt tokens that were not computed because their keys and values were cached.
     num_completion_tokens: tokens of the answer, an end-of-answer token included.
     queue_s: until admission. prefill_s: until prefill was complete. first_token_s: until the first token was
-        committed. total_s: until the end. If the sequence ended before one of these, its end counts.
-    window_settings: None for plain decoding. is_loop: whether it was ended because it only repeated itself.
+        committed. total_s: until the end. A stage that was never reached has the time of the end.
+    window_settings: None for plain decoding. is_loop: whether it ended because it only repeated itself.
     """
 
     num_prompt_tokens: int = 0
@@ -115,11 +116,11 @@ class PromptProgress:
 class Delta:
     """Newly committed text: whole characters, and never any part of a stop string.
 
-    All but the text is there only if the request asks for it.
+    Fields other than text are set only if the request asks for them.
 
     text: empty only if there are logprobs or progress.
     logprobs: of the tokens committed with this text.
-    is_prompt: whether the logprobs are of the prompt's next tokens instead; the text is empty then.
+    is_prompt: whether the logprobs are those of the prompt's next tokens; the text is empty then.
     origins: (part of the text, source) of each run of tokens; for the source see DraftingReport.
     """
 

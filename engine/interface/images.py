@@ -1,4 +1,4 @@
-"""Images in a prompt: what the server and the engine exchange, and the size that a processor gives each.
+"""Images in a prompt: the data that server and engine exchange, and how images are sized.
 
 Imports nothing of Reprise: the process that decodes images imports it too.
 """
@@ -17,12 +17,12 @@ _MARKS = str.maketrans("", "", OPEN + _CLOSE)
 
 
 def mark(number: int) -> str:
-    """Return the mark of the image with this number."""
+    """Return the text mark for the image with this number."""
     return f"{OPEN}{number}{_CLOSE}"
 
 
 def without_marks(text: str) -> str:
-    """Remove the two characters around a mark's number from a text, so that no mark is left."""
+    """Remove the delimiters of marks from a text, so that none is left."""
     return text.translate(_MARKS)
 
 
@@ -65,14 +65,14 @@ class ImageProcessor:
     """How a model's images are cut, and how its prompts show them.
 
     patch: side of a patch, in pixels. merge: side of the square of patches that make one token, in patches.
-    least, most: limits of an image's size, in the unit of the cut: pixels, pixels of a side, or tokens.
+    least, most: limits of an image's size, in the cut's unit: pixels, pixels of a side, or tokens.
     filter: Pillow's number of the filter with which an image is resized. tiles: None if no image is cut.
     placeholder: the id of the token that stands for a part of an image. row_end, last_end: ids of the tokens
         after each row of placeholders and after the last row; None if the family has none.
     digest: a hash of the processor's whole file, which also holds settings that have no field here, such as
         how the tower normalises pixels.
-    written: the text that the chat template writes for an image. shown: the text that replaces it in the
-        prompt, with one placeholder for all. alone: the text for an image if the template takes only text.
+    written: the chat template's text for an image. shown: what replaces it in the prompt, with one
+        placeholder for all. alone: an image's text if the template takes only text.
     """
 
     cut: Cut
@@ -98,7 +98,7 @@ class VisionInfo:
     family: the tower's name. placeholder, patch_size, merge_size: see ImageProcessor.
     min_tokens, max_tokens: limits of one image's tokens. example_tokens: those of 1024x768 pixels.
     processor: None only in tests without images.
-    part_tokens: the most that the tower sees at once, if that is less than a whole image.
+    part_tokens: the most that the tower encodes at once, if that is less than a whole image.
     """
 
     family: str
@@ -112,16 +112,16 @@ class VisionInfo:
     part_tokens: int | None = None
 
     def describe(self) -> str:
-        """Say in words what an image costs, for `reprise info` and the banner."""
+        """Describe what an image costs, for `reprise info` and the banner."""
         return f"sees images, {self.example_tokens:,} tokens for 1024x768"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptImage:
-    """An image in a prompt, or a tile of one, as the model's own processor cut it.
+    """An image in a prompt, or a tile of one, as cut for the model.
 
     start: index in the prompt of the image's first placeholder. length: tokens from the first placeholder to
-        the last, those between them included, such as the tokens that end its rows.
+        the last, with those between, such as the tokens that end rows.
     grid: (rows, columns) of patches. pixels: uint8 values in the order in which the tower reads them.
     shape: the shape of the array of pixels. key: see image_key().
     """
@@ -145,7 +145,7 @@ class PromptImage:
 
 
 def image_key(pixels: bytes, shape: tuple[int, ...], grid: tuple[int, int], settings: str) -> bytes:
-    """Return the key of an image, KEY_BYTES of a hash of all arguments. settings: those of the tower."""
+    """Return an image's key: KEY_BYTES of a hash of all arguments. settings: the tower's."""
     digest = shake_256(repr((shape, grid, settings)).encode())
     digest.update(pixels)
     return digest.digest(KEY_BYTES)
@@ -157,14 +157,14 @@ Size = tuple[int, int]
 LOW_TOKENS = 256
 """The most tokens of an image whose detail is low, where the model takes so few."""
 MAX_ASPECT = 200
-"""How many times as long as wide an image may be: models have seen nothing beyond."""
+"""Maximum aspect ratio: models were trained on nothing beyond."""
 GEMMA4_TOKENS = (70, 140, 280, 560, 1120)
 
 
 def find_size(processor: ImageProcessor, height: int, width: int, detail: str, budget: int) -> Size:
     """Return the height and width, in pixels, to which an image is resized.
 
-    detail: low, high or auto. budget: the most tokens of an image, unless its smallest size has more.
+    detail: low, high or auto. budget: maximum tokens, unless the smallest size has more.
     Raises ValueError, in words for the client, if the model takes no such image.
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
@@ -209,12 +209,12 @@ def grid_of(processor: ImageProcessor, size: Size) -> Size:
 
 
 def num_tokens(processor: ImageProcessor, grid: Size) -> int:
-    """Return the number of placeholders for a grid of patches, without the tokens that end its rows."""
+    """Return the number of placeholders for a grid of patches. Tokens that end rows are not counted."""
     return int(grid[0] * grid[1] // processor.merge**2)
 
 
 def placeholders(processor: ImageProcessor, grid: tuple[int, int]) -> list[int]:
-    """Return the tokens that stand for a part of an image: placeholders, and the tokens that end its rows."""
+    """Return an image part's tokens: placeholders, and the tokens that end its rows."""
     rows, columns = grid[0] // processor.merge, grid[1] // processor.merge
     if processor.row_end is None:
         return [processor.placeholder] * (rows * columns)
@@ -226,7 +226,7 @@ def _limited(detail: str, budget: int) -> int:
 
 
 def _nearest_shape(height: int, width: int, tiles: Tiles, most: int) -> Size:
-    """Return the rows and columns of at most so many tiles that are nearest to an image's own shape."""
+    """Return the rows and columns of tiles, within a limit, that are nearest to an image's aspect ratio."""
     sides = range(1, most + 1)
     shapes = [(rows, columns) for rows in sides for columns in sides if tiles.least <= rows * columns <= most]
     best, nearest = (1, 1), math.inf
@@ -239,7 +239,7 @@ def _nearest_shape(height: int, width: int, tiles: Tiles, most: int) -> Size:
 
 
 def _fit_pixels(height: int, width: int, processor: ImageProcessor, budget: int) -> Size:
-    """Return multiples of a token's side with a limited number of pixels, near the image's own shape."""
+    """Return a size in multiples of a token's side, with limited pixels and nearly the aspect ratio."""
     side = processor.patch * processor.merge
     most = max(side * side, min(processor.most, budget * side * side))
     least = min(processor.least, most)
@@ -256,7 +256,7 @@ def _fit_pixels(height: int, width: int, processor: ImageProcessor, budget: int)
 
 
 def _fit_edge(height: int, width: int, processor: ImageProcessor, budget: int) -> Size:
-    """Return multiples of a side, the longer edge limited, so that tokens with those between fit a budget."""
+    """Return a size in multiples of a side, its longer edge limited, whose tokens fit the budget."""
     side, edge = processor.patch * processor.merge, processor.most
     while True:
         ratio = max(height / edge, width / edge, 1)
@@ -268,7 +268,7 @@ def _fit_edge(height: int, width: int, processor: ImageProcessor, budget: int) -
 
 
 def _fit_patches(height: int, width: int, processor: ImageProcessor, detail: str, budget: int) -> Size:
-    """Return multiples of a side, as large as so many tokens allow, in the image's own shape."""
+    """Return the largest size in multiples of a side that the tokens allow, in the image's aspect ratio."""
     usual = GEMMA4_TOKENS[-1] if detail == "high" else processor.most
     most = max((one for one in GEMMA4_TOKENS if one <= min(usual, budget)), default=GEMMA4_TOKENS[0])
     side = processor.patch * processor.merge

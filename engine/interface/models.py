@@ -1,4 +1,4 @@
-"""Define how the engine describes its models, loaded or not, and a request's use of a loaded model."""
+"""Define how the engine describes its models, loaded or not, and a request's lease on a loaded one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ HeadKind = Literal["mtp", "dflash"]
 class MemoryLimit:
     """How memory limits the context to less than the model's own.
 
-    room_bytes: memory for everything but weights. max_tokens: tokens of the longest sequence that fits.
-    sequence_bytes: memory that such a sequence takes, with what its computation needs.
+    room_bytes: memory besides weights. max_tokens: the longest sequence that fits.
+    sequence_bytes: memory of such a sequence, including its computation.
     token_bytes: memory that each token beyond max_tokens would take.
     """
 
@@ -66,21 +66,21 @@ class ModelInfo:
 
     architecture: mlx-lm's name of the model type; "unknown" if not configured.
     context_tokens: maximum tokens of prompt and answer together.
-    num_parameters: numbers that all weights stand for, packed ones too.
-    dtype: that of the first weight array, or its bits if quantized, for example "bfloat16" or "4-bit".
+    num_parameters: packed weights count unpacked.
+    dtype: of the first weight array, or its bits if quantized, such as "bfloat16" or "4-bit".
     device: what computes, for example "Apple M4 Pro (Metal)". memory_bytes: that device's; 0 if unknown.
     loaded_s: seconds that loading took.
     fingerprint: equal for equal weights and configuration under the same version of MLX.
     draft_strategy: how the draft model's drafts are translated.
-    head: what drafts from its hidden states. head_fault: why a head that it has does not draft.
+    head: the head that drafts for it. head_fault: why a head that it has does not draft.
     batching: what the rows of a batch share. exact: the widths that --exact found.
     sampling_defaults, answer_limits: what the model's makers recommend.
-    mask_token_id: the token that a WeDLM model replaces by its prediction.
+    mask_token_id: the token at which a WeDLM model predicts.
     can_decode_windows: whether it can decode in windows (WeDLM).
     ranks: what each machine holds, for people; empty if the model is on one.
     embedding: how it makes vectors or scores. vision: how it sees images. None if it does not.
-    weights_note: what its weights mean for drafts on the device, in words; empty if there is nothing to say.
-    is_tried: whether all that it can do was tried; if not, nothing is drafted until that was done.
+    weights_note: how the weights' format affects drafting on the device, as a sentence; may be empty.
+    is_tried: whether all trials of what it can do are done. Until then nothing is drafted.
     """
 
     name: str
@@ -123,16 +123,16 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One of the models that requests may ask for, before its first load as its files say.
+    """One of the models that requests may ask for. Before its first load, facts come from its files.
 
     size_bytes: bytes of its weights. context_tokens: the longest text.
     progress: the loaded share of its weights, 0 to 1. phase: the present stage of loading, in words. Both are
         None unless it is loading.
-    fault: why it cannot be loaded, by its files or by the last attempt.
+    fault: why it cannot be loaded, judged by its files or by the last attempt.
     num_running, num_waiting: its requests that are admitted, and that wait.
     num_loads: how often it was loaded since the server started.
-    info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and tokens for filling
-        in text. None if it never was loaded.
+    info: as loaded. can_call, can_think, can_infill: whether it has tools, reasoning, and fill-in-the-middle
+        tokens. None if it never was loaded.
     idle_left_s: seconds after which it is unloaded if it gets no request; None if it stays or is not loaded.
     embedding, vision: see ModelInfo; before the first load without special tokens.
     tool_format: the name of its format of tool calls.
@@ -160,10 +160,10 @@ class ModelEntry:
 
 
 class ModelUse:
-    """A request's use of a loaded model, until end().
+    """A request's lease on a loaded model, until end().
 
-    keep_s: for how many seconds the model stays loaded then, without other requests: None for what the
-        settings say, below 0 for ever.
+    keep_s: seconds for which the model stays loaded after that without other requests; None for the
+        settings' value, below 0 for ever.
     """
 
     def __init__(self, engine: Any, end: Callable[["ModelUse"], None]) -> None:
@@ -173,7 +173,7 @@ class ModelUse:
         self._end: Callable[[ModelUse], None] | None = end
 
     def end(self) -> None:
-        """End the use; further calls do nothing. Any thread may call it."""
+        """End the lease; further calls do nothing. Any thread may call it."""
         end, self._end = self._end, None
         if end:
             end(self)

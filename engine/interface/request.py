@@ -34,8 +34,8 @@ class Sampling:
         the prompt or the answer so far; 1 means no penalty.
     logit_bias: (token id, number added to its logit) pairs.
     allowed: token ids that may be chosen, if a grammar allows them; empty for all.
-    ignores_eos: whether the model's end-of-answer tokens are never chosen, as long as there is any other.
-    min_tokens: the first min_tokens tokens are none that ends the answer, as long as there is any other.
+    ignores_eos: whether the model's end-of-answer tokens are never chosen if there is any other.
+    min_tokens: no end-of-answer token is chosen among the first min_tokens tokens if there is any other.
     """
 
     seed: int
@@ -83,8 +83,8 @@ class DraftChoice:
 class WindowSettings:
     """Windowed decoding of one request by a WeDLM model, which may answer differently than plain decoding.
 
-    window_size: tokens and holes right of the settled text, >= 1.
-    entropy_threshold: a hole is filled whose entropy, in nats, is less; None to fill one at a time.
+    window_size: tokens and holes after the settled text, >= 1.
+    entropy_threshold: holes of lower entropy, in nats, are filled; None to fill one at a time.
     pos_penalty_factor: added to the entropy for each position after the first hole, >= 0.
     has_anchor: whether the first hole is always filled, with the token that plain decoding would choose.
     """
@@ -98,7 +98,7 @@ class WindowSettings:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """A limit for the reasoning of an answer: at num_tokens, the marker that ends it is forced.
+    """A limit for an answer's reasoning: after num_tokens, its end marker is forced.
 
     start, end: the token ids of the markers around reasoning; end has at least one.
     is_open: whether the prompt has opened the reasoning.
@@ -114,10 +114,10 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What begins a tool call: any of the tokens, or a text, however it is written in tokens.
+    """What begins a tool call: one of several tokens, or a text in any tokenization.
 
-    The grammar of the call begins with it. Where it is a text, any text may precede it in the grammar, for a
-    token may hold the end of the text before. Engine.compile_grammar() adds the tokens that contain the text.
+    The grammar of the call begins with it. If it is a text, any text may precede it in the grammar, since a
+    token may also hold the end of preceding text. Engine.compile_grammar() adds the tokens that contain it.
     """
 
     tokens: tuple[int, ...] = ()
@@ -128,9 +128,9 @@ class Trigger:
 class Grammar:
     """A grammar that an answer must match. Each token is chosen among those that the grammar allows.
 
-    kind: what the field text holds, as llguidance reads it; "any" for a thinking budget alone.
-    trigger: what begins a tool call, if the grammar is that of a call and all other text is free; None if the
-        grammar is that of the whole answer.
+    kind: the format of `text`, for llguidance; "any" for a thinking budget alone.
+    trigger: what begins a tool call, if the grammar covers only calls and other text is free; None if it
+        covers the whole answer.
     compiled: the compiled form, which only the engine reads; None before Engine.compile_grammar().
     """
 
@@ -152,13 +152,13 @@ class GenerationRequest:
         sampling.min_tokens tokens.
     stop_tokens: token ids that end the answer, beside the model's; they have no text.
     prediction: token ids of the answer that the client expects.
-    views: what the prompt shows, as an answer would have it, for drafters to copy from. May grow at its end
-        while the request runs.
+    views: texts in the prompt, rewritten as an answer would quote them, for drafters to copy from. May grow
+        at its end while the request runs.
     tenant: whose request this is. If the server separates tenants, no tenant's text is drafted for another.
     top_logprobs: number of likeliest tokens to report at each position of the answer, besides the log
         probability of the token itself. 0 for that alone, None for no log probabilities.
     prompt_logprobs: whether to report those of the prompt's tokens too, in deltas before the answer's.
-    reports_progress: whether to report how far the prompt is, in deltas before the answer's.
+    reports_progress: whether to report prefill progress, in deltas before the answer's.
     reports_usage, reports_origins: whether each delta has them.
     window_settings: how several tokens are filled in at once; None for plain decoding, drafts or not.
     head_tokens: leading tokens of the prompt before the user's first words: system text and tools.

@@ -86,7 +86,7 @@ _thread = _Thread()
 def spend(name: EngineSpan, taken_s: float) -> None:
     """Move the thread's last taken_s seconds, as the caller measured them, from its span to another.
 
-    For work in small parts that are timed anyway. The thread must not have changed spans meanwhile.
+    For work in small parts that the caller times anyway. The span must not have changed meanwhile.
     """
     if clock := _thread.clock:
         clock.seconds[name] += taken_s

@@ -38,8 +38,8 @@ class EngineCounts:
     active_bytes: memory in use now. cache_bytes: freed memory that MLX keeps for reuse.
     span_s: seconds of the engine's thread by span; see spans.py.
     by_rank: values of each machine that has a part of the model, by the metric's name and the rank.
-    num_embedded, num_embedded_tokens: texts and pairs of which the vector or score is made, and their tokens.
-    num_to_embed: those that still wait for it.
+    num_embedded, num_embedded_tokens: texts and pairs that have their vector or score, and their tokens.
+    num_to_embed: texts and pairs that still wait.
     """
 
     num_failed_steps: int = 0
@@ -58,7 +58,7 @@ class EngineCounts:
 
 
 def sum_counts(several: Sequence[EngineCounts]) -> EngineCounts:
-    """Add up the counts of several engines, but for those of the thread and of MLX, which they share."""
+    """Add up the counts of several engines, except those of the thread and MLX, which they share."""
     return EngineCounts(
         num_failed_steps=sum(one.num_failed_steps for one in several),
         num_preemptions=sum(one.num_preemptions for one in several),

@@ -75,9 +75,9 @@ class BatchedRows:
         return self.shared.lengths
 
     def add(self, caches: Caches, length: int) -> None:
-        """Append a prefilled row, whose caches hold length tokens; the caller must not use them any more.
+        """Append a prefilled row, whose caches hold length tokens and belong to the batch from now on.
 
-        A row alone in its group takes its caches' buffers, others copies.
+        A row that is alone in its group takes over its caches' buffers; others are copied.
         """
         row = len(self.shared.lengths)
         if not self.caches:
@@ -96,7 +96,7 @@ class BatchedRows:
         self.fill(row, caches, length)
 
     def fill(self, row: int, caches: Caches, length: int) -> None:
-        """Fill an empty row from its caches, as add() does. Tokens that it was fed before are forgotten."""
+        """Fill an empty row from its caches, as add() does. Tokens fed to it before are forgotten."""
         self._settle()
         if self._history:
             self._history.stay(row)
@@ -107,7 +107,7 @@ class BatchedRows:
             self._take_out(row)
             self._groups.put_in(row)
         else:
-            # In its slot: rows out of their order would be read group by group.
+            # Keep its slot: rows out of order would have to be read group by group.
             self._groups.replace(row)
         for columns in self._windows.values():
             columns.place(row)
@@ -115,12 +115,12 @@ class BatchedRows:
             cache.fill(row, given)
 
     def _make_cache(self, given: Any) -> Any:
-        """Return an empty cache for all rows, of the same kind as that of one row."""
+        """Return an empty cache for all rows, of the same kind as a single row's."""
         if isinstance(given, CacheList):
             return CacheList(*(self._make_cache(child) for child in given.caches))
         if is_recurrent(given):
             return RaggedStateCache(self.shared, len(given.cache))
-        # Those derived from it have methods of their own.
+        # Subclasses have their own methods.
         if type(given) in (WindowKVCache, ChunkedWindowKVCache):
             kind = given.window, type(given) is ChunkedWindowKVCache
             columns = self._windows.setdefault(kind, Columns(self.shared, *kind))
@@ -221,8 +221,8 @@ class BatchedRows:
     def forward(self, tokens: mx.array, keeps_state: bool = False) -> mx.array:
         """Feed (rows, width) tokens; return logits (rows, width, vocabulary), not yet evaluated.
 
-        keeps_state: a wish, for a forward of width 1 after a ragged one: to keep recurrent state, so that
-            rows can be rolled back to the end of this forward. See roll_back().
+        keeps_state: whether to keep recurrent state if this is a forward of width 1 after a ragged one, so
+            that rows can be rolled back to its end. See roll_back().
         If building the forward raises, every row keeps its length and its tokens.
         """
         self._settle()
@@ -234,9 +234,9 @@ class BatchedRows:
     def forward_ragged(self, fed: Sequence[Sequence[int]], ranks: Sequence[Ranks | None] = ()) -> mx.array:
         """Feed row r the tokens fed[r], at least one; the widths may differ.
 
-        ranks: (rows,) if a row has ranks, each new token sees all tokens that the row held before, and those
-            new tokens whose rank is no higher, wherever they stand; if None, the new tokens before it. Empty
-            if no row has ranks.
+        ranks: (rows,) each row's ranks, or None. With ranks, a new token sees all tokens that the row held
+            before, and new tokens of no higher rank wherever they stand; with None, the new tokens before it.
+            Empty if no row has ranks.
         Returns logits (rows, largest width, vocabulary), not yet evaluated. Row r's are valid at
             [0, len(fed[r])). The row then holds len(fed[r]) more tokens.
         Raises ValueError if a row has ranks and rows do not share a forward pass.
@@ -289,8 +289,8 @@ class BatchedRows:
         length: at least the row's length before the last forward_ragged. Rolling back to the present length
             is free.
         Returns length itself, unless the row has recurrent state and length is past the end of the last
-            forward_ragged: then the row's length at the end of that forward, or of a later one that kept its
-            state. State goes back only once, and the next forward computes it again.
+            forward_ragged. Then it returns the row's length at the end of that forward, or of a later one
+            that kept its state. State goes back only once, and the next forward computes it again.
         Raises ValueError if the row holds fewer than length tokens or cannot be rolled back that far.
         """
         held = self.shared.lengths[row]
@@ -308,7 +308,7 @@ class BatchedRows:
         return length
 
     def start_copies(self) -> None:
-        """Start copying the rows that a joining or leaving row moved, instead of in the next forward.
+        """Start copying the rows that a joining or leaving row moved, rather than in the next forward.
 
         Until the copies are made, the old buffers stay in memory too.
         """
@@ -355,7 +355,7 @@ def _needed_cells(group: Group) -> int:
 
 
 def check_length(row: int, length: int, min_length: int, held: int) -> None:
-    """Raise ValueError unless min_length <= length <= held, as rolling a row of held tokens back demands."""
+    """Raise ValueError unless min_length <= length <= held, the number of tokens that the row holds."""
     if not min_length <= length <= held:
         raise ValueError(
             f"row {row} holds {held} tokens and can be rolled back to a length from {min_length} to {held}, "

@@ -1,4 +1,4 @@
-"""Keep the keys and values of all rows of a batch in one buffer per layer, laid out as columns.py says."""
+"""Store all rows' keys and values in one buffer per layer; columns.py describes the layout."""
 
 from collections.abc import Sequence
 from functools import singledispatch
@@ -36,7 +36,7 @@ class RaggedKVCache:
 
     @property
     def keys(self) -> mx.array:
-        """The buffer of the keys, unless quantized. Settable, as mlx-lm's DeepSeek V3.2 assigns it."""
+        """The keys' buffer; not for quantized caches. Settable: mlx-lm's DeepSeek V3.2 assigns it."""
         return self.arrays[0]
 
     @keys.setter
@@ -45,7 +45,7 @@ class RaggedKVCache:
 
     @property
     def values(self) -> mx.array:
-        """The buffer of the values, unless quantized. Settable, as DeepSeek V3.2 zeroes unused values."""
+        """The values' buffer; not for quantized caches. Settable: DeepSeek V3.2 zeroes unused values."""
         return self.arrays[1]
 
     @values.setter
@@ -57,7 +57,7 @@ class RaggedKVCache:
 
         keys, values: (rows, heads, width, head_dim).
         Returns keys and values of (rows, heads, columns, head_dim) each, or three arrays each if quantized.
-        The caller must mask the columns that a row must not see.
+        The caller masks the columns that a row must not see.
         """
         padding = self.columns.shared.padding
         # A masked value is still multiplied by a weight of zero, and zero times NaN is NaN. Keys may be
@@ -139,7 +139,7 @@ class RaggedKVCache:
         self.arrays = [_moved(array, moves, num_columns) for array in self.arrays]
 
     def fill(self, row: int, given: Any) -> None:
-        """Write a row's keys and values from its own cache, or take its buffers over if it is alone."""
+        """Write a row's keys and values from its own cache. A row that is alone gives its buffers instead."""
         length, first = self.columns.shared.lengths[row], self.columns.first_live(row)
         if length == 0:
             self._clear_row(row)
@@ -173,7 +173,7 @@ class RaggedKVCache:
         return self.row_slice(row, self.columns.first_live(row), self.columns.shared.lengths[row])
 
     def put(self, row: int, arrays: Sequence[mx.array]) -> None:
-        """Write copies of keys and values into a row's place: of all tokens that the row holds."""
+        """Write copies of the keys and values of all the row's tokens into its slot."""
         start = self.columns.start_of(row)
         self._reserve(row + 1, start + arrays[0].shape[2], arrays)
         self._put_at(row, start, arrays)
@@ -194,10 +194,10 @@ class RaggedKVCache:
 
 
 class RaggedChunkedKVCache(RaggedKVCache):
-    """One layer's keys and values where a token sees those of its own chunk up to itself, as in Llama 4."""
+    """One layer's keys and values where a token sees only its own chunk up to itself, as in Llama 4."""
 
     def maybe_trim_front(self) -> None:
-        """Do nothing: columns that no chunk can reach are dropped when rows are moved to the front."""
+        """Do nothing: unreachable columns are dropped when rows are moved to the front."""
 
 
 class RaggedQuantizedKVCache(RaggedKVCache):
@@ -304,12 +304,12 @@ class GroupedKVCache:
         return PerGroup([group.columns.make_mask(N, return_array, window_size) for group in self.groups])
 
     def fill(self, row: int, given: Any) -> None:
-        """Write a row's keys and values from its own cache, or take its buffers over if it is alone."""
+        """Write a row's keys and values from its own cache. A row that is alone gives its buffers instead."""
         group, slot = self.groups.place_of(row)
         self.part(group).fill(slot, given)
 
     def put(self, row: int, arrays: Sequence[mx.array]) -> None:
-        """Write copies of keys and values into a row's place: of all tokens that the row holds."""
+        """Write copies of the keys and values of all the row's tokens into its slot."""
         group, slot = self.groups.place_of(row)
         self.part(group).put(slot, arrays)
 
@@ -388,15 +388,15 @@ def sub_slice(kv_slice: KVSlice, start: int, end: int) -> KVSlice:
 
 @singledispatch
 def leading(kv_slice: KVSlice, num_tokens: int) -> KVSlice:
-    """Return a KV slice of the first num_tokens tokens of another, as views of its arrays."""
+    """Return the first num_tokens tokens of a KV slice, as views of its arrays."""
     return [array[:, :, :num_tokens] for array in kv_slice]
 
 
 @singledispatch
 def split_slice(kv_slice: KVSlice, at: int) -> KVSlice:
-    """Remove the tokens before index at from a KV slice; return them as another slice, evaluated.
+    """Remove the tokens before index `at` from a KV slice; return them as another slice, evaluated.
 
-    If this raises, some arrays may have been shortened and others not: the slice cannot be used then.
+    If this raises, only some arrays may have been shortened, so the slice cannot be used any more.
     """
     upper: KVSlice = []
     # One array after the other, as each is in memory twice while it is split.
@@ -412,7 +412,7 @@ def split_slice(kv_slice: KVSlice, at: int) -> KVSlice:
 def take_state(caches: Caches, length: int | None = None) -> State:
     """Copy the state as it is now; later updates of the caches do not change the copy.
 
-    length: take the state at this earlier length instead, at least that before the last update; only if all
+    length: an earlier length at which to take the state, at least that before the last update; only if all
         caches can be trimmed.
     """
     taken: State = []
@@ -425,10 +425,10 @@ def take_state(caches: Caches, length: int | None = None) -> State:
 
 
 def start_copies(*copies: Sequence[mx.array | None]) -> None:
-    """Start computing arrays one after the other, without waiting for them.
+    """Start computing arrays one after the other, without waiting.
 
-    The arrays that are copied may not be computed yet either, such as buffers that have just shrunk. If all
-    were computed at once, the old and the new buffers of every layer might be in memory together.
+    Their sources may be lazy too, such as buffers that have just shrunk. Computed all at once, the old and
+    the new buffers of every layer might be in memory together.
     """
     for arrays in copies:
         for array in arrays:
@@ -466,7 +466,7 @@ def rebuild(empty: Caches, kv_slices: Sequence[KVSlice], state: State, length: i
 
 
 def can_slice(cache: Any) -> bool:
-    """Return whether a cache keeps the keys and values of every token, so that runs of them can be copied."""
+    """Return whether a cache keeps every token's keys and values, so that runs of tokens can be copied."""
     return type(cache) in (KVCache, FittedQuantizedKVCache)
 
 

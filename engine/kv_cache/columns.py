@@ -1,4 +1,4 @@
-"""Decide in which columns of a buffer the tokens of rows of different lengths lie.
+"""Lay out rows of different lengths in the columns of a buffer.
 
 The buffers of all layers of one kind, full attention or one size of window, have the same layout. It is
 described by a Columns object, which these layers share. The token at position p of row r is in column
@@ -67,13 +67,13 @@ def grow_extent(extent: Extent, needed: Extent, max_cells: int | None) -> Extent
 def grow_slots(slots: int, num_slots: int) -> int:
     """Return the slots to grow a window's buffers to, at least num_slots.
 
-    At most max_slots(num_slots), unless the buffers have more already.
+    At most max_slots(num_slots), unless the buffers already have more.
     """
     return slots if num_slots <= slots else max(num_slots, max_slots(slots))
 
 
 def max_slots(num_rows: int) -> int:
-    """Return the most slots of a window's buffers. These slots are large, so that few are spare."""
+    """Return the maximum slots of a window's buffers: these slots are large, so few are spare."""
     return num_rows + num_rows // 4
 
 
@@ -105,12 +105,12 @@ class RowLengths:
     widths: (rows,) tokens that the current forward adds to each row; width is the largest of them.
     are_equal: whether all rows have the same length.
     offset: the position for rope of each row's first new token: an int if all rows agree, else (rows,).
-    deltas: (rows,) added to a token's index to get its position for rope; 0 but for rows with images.
+    deltas: (rows,) added to a token's index to get its position for rope; 0 without images.
         has_deltas: whether any is not 0.
     fed: (rows,) the widths on the device; None if no row is padded.
     padding: (rows, 1, width, 1) True where a row is padded; None if no row is.
-    ranks: (rows,) a rank for each token that the current forward adds to the row, if a token sees new tokens
-        of no higher rank instead of those before it; None for other rows. Empty if no row has ranks.
+    ranks: (rows,) the ranks of the row's new tokens, if a token sees new tokens of no higher rank instead of
+        those before it; None for other rows. Empty if no row has ranks.
     """
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class Columns:
     is_chunked: whether a token sees only those of its own chunk of window tokens, up to itself.
     max_cells: slots times columns up to which buffers may grow ahead of need; None means no limit.
     num_reserved: columns that a window's buffers have, or get when they are made.
-    dirty_ends: (rows,) the column from which on a row's columns are all zero; at least its end.
+    dirty_ends: (rows,) the column after which a row's columns are all zero; at least its end.
 
     For the current forward:
     uniform: whether all rows end in the same column.
@@ -236,7 +236,7 @@ class Columns:
 
     def min_length(self, row: int) -> int:
         """Return the shortest length that a row can be rolled back to."""
-        # Up to there a forward needs no token before the oldest that is held.
+        # Back to there, a forward needs no token before the oldest held.
         return 0 if self.window is None or not self._oldest[row] else self._oldest[row] + self.window - 1
 
     def add(self) -> None:
@@ -245,9 +245,9 @@ class Columns:
             numbers.append(0)
 
     def place(self, row: int) -> None:
-        """Decide where a row's tokens will lie in the buffers, from the row's length.
+        """Choose a row's base from its length.
 
-        The caller writes the row's live tokens there, with zeros around them.
+        The caller writes the row's live tokens, with zeros around them.
         """
         length, base = self.shared.lengths[row], 0
         oldest = self.first_live(row)
@@ -293,7 +293,7 @@ class Columns:
         return moves
 
     def columns_after(self, joining: Sequence[int], width: int) -> int:
-        """Return the most columns that a window's buffers have after the next forward.
+        """Return the maximum columns of a window's buffers after the next forward.
 
         joining: lengths of the rows that join before that forward. width: most tokens that it feeds a row.
         """

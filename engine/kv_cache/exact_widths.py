@@ -23,10 +23,10 @@ LONG_LENGTHS = (1100, 8300)
 processor has not, and prefills 8,300 tokens for minutes: there only the first is tried."""
 
 SHORT_TOKENS = 1000
-"""Up to so many tokens, the step's included, a context is short."""
+"""Maximum tokens of a short context, including the step's."""
 
 LONG_ROWS = 2
-"""With long contexts no more rows are tried; what differs for these counts as differing for more."""
+"""Maximum rows to try with long contexts; differences count for more rows too."""
 
 CHUNK_TOKENS = 512
 """Tokens of a context that are prefilled at once."""
@@ -35,7 +35,7 @@ EQUAL, DIFFERENT, LONG = "equal lengths", "different lengths", "long contexts"
 """Circumstances: rows with short contexts, of equal lengths or of different ones; rows with long contexts."""
 
 TOKENS_PER_PASS = 8
-"""Tokens that count as much as a forward pass itself, to say how much of all is done."""
+"""Tokens that weigh as much as a forward pass, for the progress."""
 
 Tick = Callable[[float], None]
 """Called after a part of the work, with its weight; see _weight()."""
@@ -48,7 +48,7 @@ Shape = tuple[int, int]
 class Exactness:
     """The shapes that were tried, and those whose logits differ from the logits of width 1.
 
-    differing: for each (rows, width) that was tried, the circumstances under which its logits differ.
+    differing: (rows, width) tried -> the circumstances under which its logits differ.
     lengths: the lengths in tokens of the contexts that were tried.
     """
 
@@ -67,7 +67,7 @@ class Exactness:
         return {"differing": differing, "lengths": list(self.lengths)}
 
     def shapes(self, is_long: bool = False) -> frozenset[Shape]:
-        """Return the (rows, width) whose logits never differed: very likely exact, but that is no proof.
+        """Return the (rows, width) shapes whose logits never differed: very likely exact, but not proven.
 
         is_long: whether the context has more than SHORT_TOKENS.
         """
@@ -108,9 +108,9 @@ class Exactness:
 
 @dataclass(frozen=True)
 class _Text:
-    """The caches of the beginnings of a text: of its first length tokens, and of each token more.
+    """A text's caches: of its first length tokens, and after each further token.
 
-    slices: of the first length tokens, then of one token each. states: after each of these.
+    slices: KV slices of the first length tokens, then of one token each. states: after each slice.
     """
 
     length: int
@@ -120,9 +120,9 @@ class _Text:
 
 @dataclass(frozen=True)
 class Tried:
-    """A model whose widths are tried, what its rows share, and how their caches are quantized.
+    """A model under trial, what its rows share, and how their caches are quantized.
 
-    context_tokens: lengths beyond it are not tried. tick: called after each part of the work.
+    context_tokens: the longest context to try. tick: called after each part of the work.
     """
 
     model: Any
@@ -133,7 +133,7 @@ class Tried:
     tick: Tick = lambda _: None
 
     def prefill(self, length: int, num_more: int) -> _Text:
-        """Read a text of length tokens and num_more more."""
+        """Prefill a text of length tokens, then num_more more."""
         tokens = [(at * 61 + 11) % self.vocab_size for at in range(length + num_more)]
         caches = make_caches(self.model, self.kv_bits)
         for at in range(0, length, CHUNK_TOKENS):
@@ -153,7 +153,7 @@ class Tried:
     def find_differing(self, text: _Text, num_rows: int, widths: Sequence[int], is_ragged: bool) -> list[int]:
         """Return the widths whose logits differ from those of width 1.
 
-        is_ragged: rows differ in length and, but for the first, are fed fewer tokens than width.
+        is_ragged: rows differ in length, and all but the first are fed fewer tokens than width.
         """
         fed = [
             [(row * 131 + at * 29) % self.vocab_size for at in range(max(widths))] for row in range(num_rows)
@@ -250,7 +250,7 @@ def _lengths() -> Sequence[int]:
 
 
 def _trials(all_rows: Iterable[int], is_long: bool) -> list[tuple[int, bool]]:
-    """Return the trials with contexts of a length: numbers of rows, and whether they are ragged."""
+    """Return the trials for contexts of a length: numbers of rows, and whether they are ragged."""
     tried = [rows for rows in all_rows if rows <= LONG_ROWS or not is_long]
     return [(rows, ragged) for rows, ragged in product(tried, (False, True)) if rows > 1 or not ragged]
 

@@ -1,13 +1,14 @@
 """Divide the rows of full attention into groups of similar length, each with buffers of its own.
 
-In a buffer every row takes as many columns as the longest one, in memory and in time. So a group holds rows
-of up to limit tokens, and the limits double. A row that outgrows its group is copied into the next one.
+In a buffer every row takes as many columns as the longest, in memory and time. So a group holds rows of up to
+`limit` tokens, and each group's limit is twice the one before. A row that outgrows its group is copied into
+the next.
 
 All layers still take all rows at once, so weights are read once. Only attention is computed group by group.
-mlx-lm's models know nothing of groups: their caches return keys, values and masks as PerGroup objects, which
-models pass on unseen, and patches.by_group() replaces MLX's attention by one that splits them. probes.py
-finds out whether a model does more with such objects; if so, its whole attention layers run group by group,
-or if that fails too, all its rows share one group.
+mlx-lm's models know nothing of groups. Their caches return keys, values and masks as PerGroup objects, which
+models pass on unchanged to attention. patches.by_group() replaces MLX's attention by one that splits them. If
+probes.py finds that a model does more with such objects, its whole attention layers run group by group. If
+that fails too, all its rows share one group.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +51,7 @@ class Group:
 
 
 class PerGroup:
-    """A value for each group, in place of one for all rows: an array, a mask, or several arrays."""
+    """One value per group instead of one for all rows: an array, a mask, or several arrays."""
 
     def __init__(self, parts: list[Any]) -> None:
         self.parts = parts
@@ -60,7 +61,7 @@ class Groups:
     """The groups of the rows of a batch, for all layers with full attention.
 
     shared: the lengths of all rows of the batch, and the current forward's width.
-    only: the group that has all rows in the batch's order, so that no array need be split; else None.
+    only: the group, if it has all rows in the batch's order, so that nothing is split; else None.
     """
 
     def __init__(self, shared: RowLengths, first_limit: int | None) -> None:
@@ -90,13 +91,13 @@ class Groups:
         return self._places[row] is not None
 
     def place_of(self, row: int) -> tuple[Group, int]:
-        """Return a row's group and its slot there. The row must be in a group."""
+        """Return a row's group and slot. The row must be in a group."""
         place = self._places[row]
         assert place is not None
         return place
 
     def put_in(self, row: int, room: int = 0) -> None:
-        """Append a row to the group for its length plus room; the caller then writes its tokens there."""
+        """Append a row to the group for its length plus room. The caller then writes its tokens there."""
         length = self.shared.lengths[row]
         limit = find_limit(length + room, self._first_limit)
         group = next((group for group in self._groups if group.limit == limit), None)
@@ -155,7 +156,7 @@ class Groups:
         group.lengths.lengths[slot] = length
 
     def outgrown(self, width: int) -> list[int]:
-        """Return the rows that would outgrow their groups in a forward of this width, to be moved before."""
+        """Return the rows to move to a larger group before a forward of this width."""
         rows: list[int] = []
         if all(g.limit is None or max(g.lengths.lengths) + width <= g.limit for g in self._groups):
             return rows
@@ -185,7 +186,7 @@ class Groups:
             group.columns.begin_forward()
 
     def _lay_out(self) -> None:
-        """Find how arrays of all rows are split and joined, until rows come, go or move."""
+        """Find how to split and join arrays of all rows. Valid until rows come, go or move."""
         order = [row for group in self._groups for row in group.rows]
         in_order = list(range(len(order)))
         self.only = self._groups[0] if len(self._groups) == 1 and order == in_order else None
@@ -220,7 +221,7 @@ class Groups:
 
 
 def _pick(rows: list[int]) -> mx.array | slice:
-    """Return the index of these rows in an array of all; a slice, which copies nothing, if it can be one."""
+    """Return an index of these rows into an array of all rows: if possible a slice, which copies nothing."""
     first = rows[0]
     if rows == list(range(first, first + len(rows))):
         return slice(first, first + len(rows))
@@ -228,10 +229,10 @@ def _pick(rows: list[int]) -> mx.array | slice:
 
 
 def count_cells(spans: Sequence[tuple[int, int]], columns: Sequence[int], first_limit: int | None) -> int:
-    """Return an upper bound of the cells, slots times columns, that rows take in their groups during a step.
+    """Return an upper bound of the cells (slots times columns) that rows take in their groups in a step.
 
-    spans: (rows,) the least and the most tokens that each row may have. If these belong to different groups,
-        the row may move during the step, and then has a place in both.
+    spans: (rows,) the least and the most tokens that each row may have. If they belong to different groups,
+        the row may move during the step, and counts in both.
     columns: (rows,) the columns that each row needs.
     """
     by_limit: dict[int | None, tuple[int, int]] = {}

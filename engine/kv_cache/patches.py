@@ -50,7 +50,7 @@ def _replacing(replacements: Sequence[Replacement]) -> Iterator[None]:
 
 
 def by_group(groups: Groups, classes: set[Any] | None) -> AbstractContextManager[None]:
-    """Run attention group by group inside the block. classes: of whole attention layers to run so, if any."""
+    """Run attention group by group inside the block. classes: attention layers to run so as a whole."""
     if classes is None:
         attention = partial(_attention_by_group, groups)
         return _replacing([
@@ -93,7 +93,7 @@ def _is_grouped(value: Any) -> bool:
 
 
 def _split(value: Any, groups: Groups) -> Sequence[Any]:
-    """Return each group's part of an argument; all of it, for each group, of what is not by row."""
+    """Return each group's part of an argument. What is not by row goes whole to each group."""
     if isinstance(value, PerGroup):
         return value.parts
     if isinstance(value, GroupedKVCache):
@@ -122,7 +122,7 @@ def take_masks_of_rows() -> None:
 
 
 class _AtZero:
-    """Stands for a cache at position 0, from which the model makes a mask that no layer uses."""
+    """Stands in for a cache at position 0. The model makes a mask from it that no layer uses."""
 
     start_position = offset = 0
 
@@ -135,7 +135,7 @@ class _CachesOfRows(list[Any]):
 
 
 class _ScaledAttention:
-    """An attention layer whose queries have been scaled already. scales: (rows, width, 1)."""
+    """Wraps an attention layer, and scales its queries by position. scales: (rows, width, 1)."""
 
     attn_temperature_tuning = 0
 
@@ -195,7 +195,7 @@ class LayerTrace:
     before, after: the state's arrays before and after the forward.
     convolved: (input, number of columns kept as state) of each of the layer's convolutions.
     replays: (state, function that computes it again for fewer tokens) of each recurrence.
-    knows_lengths: whether the layer asked which rows are padded.
+    knows_lengths: whether the layer read which rows are padded.
     """
 
     before: list[mx.array | None]
@@ -206,7 +206,7 @@ class LayerTrace:
     _sources: list[Replay | None] = field(default_factory=list)
 
     def end(self, after: Sequence[mx.array | None], width: int) -> None:
-        """Find how each state array was computed. after: the arrays now. width: the forward's width."""
+        """Note how each state array was computed. after: the arrays now. width: the forward's width."""
         self.after = list(after)
         convolved = [(x, num_held) for x, num_held in self.convolved if x.shape[1] == num_held + width]
         self._sources = []
@@ -230,7 +230,7 @@ class LayerTrace:
         """Return array idx of the state after the first kept[r] tokens of each row r: (rows, ...).
 
         widths: (rows,) tokens that the forward fed.
-        Raises NotTracedError if it is not known how the layer computed it.
+        Raises NotTracedError if the layer's computation of it was not traced.
         """
         before, after, source = self.before[idx], self.after[idx], self._sources[idx]
         assert after is not None
@@ -242,17 +242,17 @@ class LayerTrace:
 
 
 def _last_columns(convolved: mx.array, num_held: int, kept: mx.array, _: int) -> mx.array:
-    """Return the columns that a convolution needs after the first kept[r] tokens of row r."""
+    """Return a convolution's state after the first kept[r] tokens of row r."""
     places = kept[:, None] + mx.arange(num_held)
     return mx.take_along_axis(convolved, places[..., None], axis=1)
 
 
 class NotTracedError(Exception):
-    """A state cannot be computed again, because what it was computed from was not traced."""
+    """A state cannot be recomputed, because its computation was not traced."""
 
 
 class Tracer:
-    """Notes the inputs from which each layer computes its state, while a forward's graph is being built.
+    """Records each layer's inputs to its state while a forward's graph is being built.
 
     current: the trace of the layer that last read its state.
     """
@@ -309,7 +309,7 @@ class Tracer:
     def _trace_run(
         self, run: Callable[[int, mx.array | None], tuple[mx.array, mx.array]], width: int
     ) -> tuple[mx.array, mx.array]:
-        """Run a recurrence over all tokens, and trace how to run it over fewer.
+        """Run a recurrence over all tokens, and record how to run it over fewer.
 
         run: given a number of tokens, and how many of them each row has, returns outputs and state.
         """
@@ -408,6 +408,6 @@ def _by_steps(
 
 
 def where_rows(rows: mx.array, new: mx.array, old: mx.array | None) -> mx.array:
-    """Take the rows where rows, (rows,) booleans, is True from new, all others from old; None is zeros."""
+    """Take rows from `new` where the booleans `rows` (rows,) are True, else from old; None means zeros."""
     old = mx.zeros_like(new) if old is None else old
     return mx.where(rows.reshape(-1, *[1] * (new.ndim - 1)), new, old)

@@ -69,7 +69,7 @@ def make_caches(model: Any, kv_bits: int | None = None) -> Caches:
 
 
 def _substitute(cache: Any, kv_bits: int | None) -> Any:
-    """Return our own cache in place of mlx-lm's where there is one, else mlx-lm's."""
+    """Return our replacement of an mlx-lm cache, or the cache itself."""
     if type(cache) is RotatingKVCache and not cache.keep:
         return WindowKVCache(cache.max_size)
     if type(cache) is ChunkedKVCache:
@@ -83,7 +83,7 @@ def _substitute(cache: Any, kv_bits: int | None) -> Any:
 
 
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
-    """Yield all caches in order, with the members of a list of caches in its place."""
+    """Yield all caches in order, lists of caches flattened."""
     for cache in caches:
         if isinstance(cache, CacheList):
             yield from leaves(cache.caches)
@@ -99,7 +99,7 @@ def arrays_of(cache: Any) -> list[mx.array]:
 
 @dataclass
 class CacheBytes:
-    """Bytes of a row's caches, by the shapes of their arrays.
+    """Bytes of a row's caches, from the shapes of their arrays.
 
     fixed_bytes: whatever the row's length. token_bytes: per token, in the layers that keep every token.
     windows: tokens of each sliding window -> bytes per token. layer_bytes: per token, in the largest layer.

@@ -1,6 +1,6 @@
-"""Find out at load what a model's caches can do, by trying it on a few tokens.
+"""Find out what a model's caches can do, by trying it on a few tokens at load.
 
-Each *_fault function returns None if the caches can do what it tries, else a sentence that says why not.
+Each *_fault function returns None if the caches pass its trial, else a sentence with the reason.
 """
 
 import logging
@@ -31,7 +31,7 @@ SHORT_LIMIT = 8
 
 
 def find_sharing(model: Any, kv_bits: int | None = None) -> Sharing:
-    """Find out how much rows of different lengths can share in a forward of this model; log why not more."""
+    """Find out how much rows of different lengths can share in a forward; log why not more."""
     if fault := batch_fault(model, kv_bits):
         log.info("each row has a forward pass of its own: %s", fault)
         return Sharing.NOTHING
@@ -66,7 +66,7 @@ def batch_fault(
             rows.add(caches, len(tokens) - 3)
         wide = rows.forward_ragged([[*kept[0][-3:-1], 1, 1], [kept[1][-3], 1, 1]])
         for row, tokens in enumerate(kept):
-            # The second row is left with one more token to be fed.
+            # One more token is left to feed the second row.
             if rows.roll_back(row, len(tokens) - 1 - row) != len(tokens) - 1 - row:
                 return f"rows that share the model's {names} cannot be rolled back"
         rest = rows.forward_ragged([kept[0][-1:], kept[1][-2:]])
@@ -86,7 +86,7 @@ def batch_fault(
 
 
 def _make_short_caches(model: Any, kv_bits: int | None) -> Caches:
-    """Make a row's caches with windows so short that a few tokens pass them."""
+    """Make a row's caches with windows so short that a few tokens exceed them."""
     caches = make_caches(model, kv_bits)
     for cache in leaves(caches):
         # The model itself knows how long chunks are.
@@ -155,7 +155,7 @@ def _last_logits(
 ) -> mx.array:
     """Return the logits after 5 + 1 + 1 tokens: (vocabulary,).
 
-    rejected: tokens to feed with the sixth and roll back before the seventh; None for no rollback.
+    rejected: tokens fed with the sixth and rolled back before the seventh; None for no rollback.
     """
     rows = make_rows(model, sharing)
     caches = make_caches(model, kv_bits)

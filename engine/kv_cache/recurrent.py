@@ -1,9 +1,8 @@
-"""Keep the recurrent state of all rows of a batch, and take every row back to a length of its own.
+"""Store the recurrent state of all rows of a batch, and roll each row back to its own length.
 
-A state depends on every token before it, so nothing can be cut off. Instead, a forward that may be rolled
-back traces what it fed to the recurrences and to the convolutions (patches.py). Rolling back
-starts from the state before that forward and computes only the recurrence again, for the tokens that are
-kept: a few hundredths of a forward.
+A state depends on every token before it, so it cannot be trimmed. Instead, a forward that may be rolled back
+records the inputs of its recurrences and convolutions (patches.py). Rolling back starts from the state before
+that forward and computes only the recurrence again, over the accepted tokens: a few hundredths of a forward.
 """
 
 from collections.abc import Iterator, Sequence
@@ -91,7 +90,7 @@ class RaggedStateCache(ArraysCache):
 
 
 class StateHistory:
-    """The trace of the last ragged forward, by which each row's state can go back into it, at most once.
+    """The trace of the last ragged forward, with which each row's state can go back into it, at most once.
 
     References to the states after each of up to MAX_LATER_STATES later forwards may be kept too.
 
@@ -123,7 +122,7 @@ class StateHistory:
 
     @contextmanager
     def trace(self) -> Iterator[None]:
-        """Trace the forward that is built in the block."""
+        """Trace the forward whose graph is built in the block."""
         tracer = Tracer(self._shared.fed)
         for cache, trace in zip(self._caches, self._traces, strict=True):
             cache.trace, cache.tracer = trace, tracer
@@ -149,16 +148,16 @@ class StateHistory:
         return None if place is None else self._starts[place]
 
     def go_back(self, row: int, length: int) -> int:
-        """Let a row go back to a length, at least min_length(); return the length that the row then has.
+        """Roll a row back to a length, at least min_length(); return the length that it then has.
 
-        The row then has less than length tokens if length is past the traced forward and the later kept ones.
+        That is less than length if length is past the traced forward and the later kept ones.
         """
         place = self._place(row)
         self._kept[row] = min(length - self._starts[place], self._widths[place] + len(self._later))
         return self._starts[place] + self._kept[row]
 
     def stay(self, row: int) -> None:
-        """Forget how a row's state was computed: the row will not go back."""
+        """Drop a row's trace: the row will not go back."""
         if row not in self._kept:
             self._places[row] = None
 

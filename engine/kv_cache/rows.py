@@ -1,4 +1,4 @@
-"""The rows of a batch, however much they share.
+"""The rows of a batch, whether or not they share a forward pass.
 
 BatchedRows runs one forward for all rows. SeparateRows runs one forward per row, over that row's own caches,
 and serves the models that cannot share a forward (probes.py).
@@ -29,7 +29,7 @@ class _Verified:
 
 
 class SeparateRows:
-    """Rows that each have their own caches and their own forward. They do what BatchedRows' methods say.
+    """Rows with their own caches and their own forwards. For the methods see BatchedRows.
 
     lengths: (rows,) the number of tokens in each row's caches.
     """

@@ -1,9 +1,9 @@
-"""Keep the keys and values of a sliding window in temporal order, so that rolling back is a subtraction."""
+"""Store a sliding window's keys and values in temporal order, so that rolling back is a subtraction."""
 
 import mlx.core as mx
 
 BLOCK_TOKENS = 64
-"""What a forward reads starts at a multiple of this position."""
+"""A forward's first column read is at a multiple of this position."""
 
 SLACK_TOKENS = 256
 """Spare columns of a new buffer, so that it need not be replaced at every update."""
@@ -15,8 +15,8 @@ ROLLBACK_TOKENS = 256
 def window_columns(num_tokens: int, window: int, max_width: int) -> int:
     """Return the maximum columns of a window's buffer if no update adds more than max_width tokens.
 
-    num_tokens: the length of the longest text, plus SLACK_TOKENS. Rows that share buffers need up to three
-        blocks more than the window, for they begin and end in different columns of a block.
+    num_tokens: the longest text's length plus SLACK_TOKENS. Rows that share buffers need up to three blocks
+        more than the window, as they begin and end in different columns of a block.
     """
     seen = window + 2 * BLOCK_TOKENS + max(ROLLBACK_TOKENS, max_width) + max_width + SLACK_TOKENS
     return min(num_tokens, seen) + 2 * BLOCK_TOKENS
@@ -71,7 +71,7 @@ class WindowKVCache:
     def live_columns(self, length: int | None = None) -> tuple[mx.array, mx.array]:
         """Return the keys and values that later forwards can read: (1, heads, columns, head_dim) each.
 
-        length: take the text to end at this length, at least that before the last update; None for offset.
+        length: where the text ends, at least its length before the last update; None for offset.
         """
         assert self.keys is not None and self.values is not None
         length = self.offset if length is None else length
@@ -148,7 +148,7 @@ class WindowKVCache:
 
 
 class ChunkedWindowKVCache(WindowKVCache):
-    """One row's keys and values in a layer where a token sees its own chunk of `window` tokens up to itself.
+    """One row's keys and values where a token sees its own chunk of `window` tokens up to itself.
 
     It replaces mlx-lm's ChunkedKVCache. The model makes the mask itself, from start_position and offset.
     """

@@ -1,1 +1,1 @@
-"""Memory: the demands of sequences, upper estimates of their bytes, and the budget that decides by these."""
+"""Memory: upper estimates of the bytes that sequences need, and the budget that admits them."""

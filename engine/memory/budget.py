@@ -1,4 +1,4 @@
-"""Decide by estimates what fits into memory: a request at admission, and again every step.
+"""Decide by estimates what fits into memory, at admission and at every step.
 
 A request is admitted if its prompt and a part of its answer fit, so running requests may outgrow memory
 together. Then the prefix cache shrinks first, and after it the youngest request is preempted. The oldest
@@ -50,7 +50,7 @@ log = logging.getLogger("reprise.engine")
 
 
 class Holder(Protocol):
-    """A loaded model, as one that holds memory. shared: see MemoryBudget."""
+    """A loaded model that holds memory. shared: see MemoryBudget."""
 
     weight_bytes: int
     shared: "SharedMemory | None"
@@ -60,14 +60,15 @@ class Holder(Protocol):
         """Bytes of a model's memory, its weights included."""
 
     def give_up(self, num_bytes: int) -> bool:
-        """Drop cached prefixes of at least num_bytes, or all; return whether any were dropped."""
+        """Drop cached prefixes to free num_bytes, or all; return whether any were dropped."""
 
 
 class SharedMemory:
     """Divides the machine's memory among models. Used by the engine's thread only.
 
     limit_bytes: of all models together. loading_bytes: reserved for the model that is being loaded.
-    unload: unloads an idle model for the given one, None for one to be loaded; False if there is none.
+    unload: unloads an idle model in favor of the given one, or of one to be loaded (None). Returns False if
+        none is idle.
     """
 
     def __init__(self, limit_bytes: int, unload: Callable[[Holder | None], bool]) -> None:
@@ -77,13 +78,13 @@ class SharedMemory:
         self._unload = unload
 
     def beside(self, holder: Holder | None) -> int:
-        """Return the bytes that all models but the holder hold, a loading model included."""
+        """Return the bytes held by all other models, a loading one included."""
         return self.loading_bytes + sum(one.held_bytes for one in self.holders if one is not holder)
 
     def make_room(self, num_bytes: int, holder: Holder | None = None) -> bool:
         """Drop others' prefixes, then unload idle models, until num_bytes are left; return whether they are.
 
-        num_bytes: those besides the holder's weights. holder: None for a model to be loaded.
+        num_bytes: bytes besides the holder's weights. holder: None for a model to be loaded.
         """
         own_bytes = holder.weight_bytes if holder else 0
         while (lacking := num_bytes + own_bytes + self.beside(holder) - self.limit_bytes) > 0:
@@ -100,7 +101,7 @@ COMPARED_TOKENS = 1024
 """Tokens at which the models' caches are compared, to divide the prefix cache's memory."""
 
 KEPT_SHARE = 64
-"""Features of images that no prompt needs now take at most 1/KEPT_SHARE of the memory beside weights."""
+"""Cached image features take at most 1/KEPT_SHARE of the memory besides weights."""
 
 
 class MemoryBudget:
@@ -108,10 +109,11 @@ class MemoryBudget:
 
     weight_bytes: memory for weights. room_bytes: memory for everything else, if no other model is loaded.
     largest_chunk_tokens: most prompt tokens fed at once. chunk_tokens: as many have their memory reserved.
-    sight: sees images, if the model does. image_bytes: the most that an image takes until it was fed.
+    sight: encodes images, if the model has a tower. image_bytes: the most that an image takes until it is
+        fed.
     shared: the memory that other models share with this one; None if there are no others.
-    used_bytes: estimate of the last step that make_room() was called for, without weights and prefixes.
-    prefixes: what is kept for later prompts and gives up memory that rows need, the first one first.
+    used_bytes: make_room()'s last estimate, without weights and prefixes.
+    prefixes: the prefix caches, which give up memory that rows need, in this order.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class MemoryBudget:
             sight.kept.limit_bytes = room_bytes // KEPT_SHARE
             self.prefixes.append(sight.kept)
         self.used_bytes = 0
-        # Of the last estimate, if only rows ran: its room, and the lengths of rows up to which it holds.
+        # The last estimate, if only rows ran: its room, and the row lengths up to which it holds.
         self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
         # The shortest length that may_begin() refused, and the sequences that decoded and prefilled then.
         self._refused_tokens = 0
@@ -144,16 +146,16 @@ class MemoryBudget:
 
     @property
     def left_bytes(self) -> int:
-        """Bytes that other models leave now for everything but this model's weights."""
+        """Bytes that other models leave now for this model, without its weights."""
         return self.room_bytes if self.shared is None else self.room_bytes - self.shared.beside(self)
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that this model keeps from other models."""
+        """The bytes that this model takes from other models."""
         return self.weight_bytes + max(self.used_bytes + self._prefix_bytes, self._reserved_bytes)
 
     def give_up(self, num_bytes: int) -> bool:
-        """Drop cached prefixes of at least num_bytes, or all; return whether any were dropped."""
+        """Drop cached prefixes to free num_bytes, or all; return whether any were dropped."""
         kept = self._prefix_bytes
         self._shrink_prefixes(max(0, kept - num_bytes))
         return self._prefix_bytes < kept
@@ -219,7 +221,7 @@ class MemoryBudget:
         self._shrink_prefixes(self.left_bytes - estimate.total - beside)
         spare = self.left_bytes - estimate.total - beside - self._prefix_bytes
         if prefilling and spare > 0:
-            # Of half at most: buffers may grow ahead of need into the rest.
+            # At most half of it: buffers may grow ahead of need into the rest.
             most, max_bytes = self._largest_chunk_tokens, estimate.total + spare // 2
             larger = feed(find_fitting(lambda num: feed(num).total, self.chunk_tokens, most, max_bytes))
             spare -= larger.total - estimate.total
@@ -242,19 +244,19 @@ class MemoryBudget:
                 model_rows.limit_growth(num_cells + spare // len(rows) // num_joining // cell_bytes)
                 held = sum(slots * columns for slots, columns in model_rows.extents)
                 self.used_bytes += max(0, held - num_cells) * cell_bytes
-        # Beside other models both what is left and MLX's limit change while they run.
+        # With other models, the memory left and MLX's limit change while they run.
         if only_rows and not self.shared:
             self._steady = self.room_bytes, [(s, len(s.tokens) + STEADY_TOKENS) for s in members]
         return True
 
     def _reserve(self, running: SequenceOf[Sequence]) -> bool:
-        """Reserve, beside other models, what the oldest sequence takes at its end; return whether it fits."""
+        """Reserve what the oldest sequence will need at its end; return whether it fits with other models."""
         if self.shared is None:
             return True
         oldest = min(running, key=lambda s: s.timing.submitted_at, default=None)
         if oldest and self._reserved_for is not None and self._reserved_for() is oldest:
             return True
-        # What the one before has reserved is free again.
+        # The previous reservation is free again.
         self._reserved_bytes, self._reserved_for = 0, None
         if oldest is None:
             return True
@@ -334,7 +336,7 @@ class MemoryBudget:
             kept = others + cache.num_bytes
 
     def draft_model_share(self, num_bytes: int) -> int:
-        """Return the draft model's part of num_bytes, for as many tokens as the target's part holds."""
+        """Return the draft model's share of num_bytes, such that it holds as many tokens as the target's."""
         models = self._estimator.models
         target, *draft = [m.footprint.row_bytes(COMPARED_TOKENS, self.chunk_tokens) for m in models]
         return num_bytes * sum(draft) // (target + sum(draft))
@@ -347,7 +349,7 @@ class MemoryBudget:
 
 
 def _length_to_admit(sequence: Sequence) -> int:
-    """Return a sequence's length with the part of its answer for which admission needs room."""
+    """Return a sequence's length plus the part of its answer that admission reserves."""
     left = sequence.request.max_tokens - sequence.num_answered
     return len(sequence.tokens) + min(left, ANSWER_TOKENS)
 
@@ -413,7 +415,7 @@ def find_footprint(loaded: LoadedModel, kv_bits: int | None, batched: bool) -> F
 
 
 def _with_head(target: ModelMemory, head: HeadDrafter) -> list[ModelMemory]:
-    """Return the memory of the target, with the states that it keeps for a head, and of the head.
+    """Return the memory of the target, including the states kept for a head, and that of the head.
 
     The head's own forward pass takes no more than one of the whole target.
     """
@@ -441,7 +443,7 @@ def _with_head(target: ModelMemory, head: HeadDrafter) -> list[ModelMemory]:
 
 
 def _of_draft_model(draft_model: DraftModel) -> ModelMemory:
-    """Return the memory of a draft model, with the states that it keeps after drafted tokens."""
+    """Return the memory of a draft model, including the states kept after drafted tokens."""
     loaded, sharing = draft_model.loaded, draft_model.sharing
     footprint = find_footprint(loaded, None, bool(sharing))
     if sharing:

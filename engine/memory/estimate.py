@@ -1,9 +1,9 @@
-"""Estimate the bytes that rows and prompts need, from what a model's caches and forward passes take.
+"""Estimate the bytes that rows and prompts need, from the bytes of a model's caches and forward passes.
 
-A Footprint has the bytes per token and per row, and those of a forward pass. It is measured once at load, or
-guessed until there is time to measure. An Estimator sums the footprints of a step:
+A Footprint holds the bytes per token, per row and of a forward pass. It is measured once at load, or guessed
+until there is time to measure. An Estimator sums the footprints of a step:
 
-    estimate = what is kept + the growth of one layer + working memory
+    estimate = caches + the growth of one layer + working memory
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ RECURRENT_TOKENS = 256
 """Recurrent layers compute several tokens at once in blocks of up to this many, whose memory is quadratic."""
 
 MASK_BYTES = 2
-"""Of a mask, per token fed and token in the caches. The probes need none, rows of different lengths do."""
+"""Bytes of a mask per (token fed, token in the caches). Probes need no mask, rows of different lengths do."""
 
 HELD_BYTES = 3 * 4
 """Bytes of all copies of a number that a layer computes, where that is guessed."""
@@ -45,18 +45,18 @@ HELD_EXPERTS, HELD_HEADS = 16, 128
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of a row's caches, and of a forward pass while it runs.
+    """Bytes of a row's caches and of a running forward pass.
 
     fixed_bytes: per row, whatever its length: recurrent state before and after a forward pass.
     token_bytes: per token in the caches that keep all tokens.
     windows: (bytes per token, tokens) of each kind of sliding window.
     layer_bytes: per token, in the layer whose cache takes the most bytes.
     fed_bytes: of a forward pass, per token fed.
-    seen_bytes: of a forward pass, per token fed and token in the caches: masks, and the scores of attention
+    seen_bytes: of a forward pass, per (token fed, token in the caches) pair: masks, and attention scores
         where they are written to memory.
     logits_bytes: per position whose logits are computed.
-    trace_bytes: per row, of the traces that a verification step keeps to roll recurrent state back.
-    trace_token_bytes: of these traces, per token that the verification step feeds.
+    trace_bytes: per row, of the traces with which a verification step can roll recurrent state back.
+    trace_token_bytes: of these traces, per token fed.
     """
 
     fixed_bytes: int
@@ -71,7 +71,7 @@ class Footprint:
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> "Footprint":
-        """Make a footprint from its fields, as JSON has them. Raises TypeError or ValueError."""
+        """Make a footprint from its JSON fields. Raises TypeError or ValueError."""
         windows = tuple((int(each), int(window)) for each, window in facts["windows"])
         return cls(**(facts | {"windows": windows}))
 
@@ -80,7 +80,7 @@ class Footprint:
         return self.bytes_of(num_tokens, self.window_cells(num_tokens, chunk_tokens)) + self.fixed_bytes
 
     def bytes_of(self, num_cells: int, window_cells: Mapping[int, int]) -> int:
-        """Return the bytes of buffers by their cells: slots times columns. window_cells: of each window's."""
+        """Return the bytes of buffers with these cells (slots times columns). window_cells: per window."""
         windows = sum(each * window_cells[window] for each, window in self.windows)
         return self.token_bytes * num_cells + windows
 
@@ -89,7 +89,7 @@ class Footprint:
         return {one: num_slots * window_columns(num_tokens, one, chunk_tokens) for _, one in self.windows}
 
     def growth_bytes(self, num_cells: int, window_cells: Mapping[int, int]) -> int:
-        """Return the bytes of a layer's old buffer, beside its grown one. Arguments: see bytes_of()."""
+        """Return the bytes of a layer's old buffer while it grows. Arguments: see bytes_of()."""
         cells = [*window_cells.values(), num_cells if self.token_bytes else 0]
         return self.layer_bytes * max(cells)
 
@@ -144,9 +144,9 @@ def measure(
 
 
 def guess(model: Any, kv_bits: int | None, vocab_size: int) -> Footprint:
-    """Guess a model's footprint without computing anything: rather too much than too little.
+    """Guess a model's footprint from above, without computing anything.
 
-    What the caches keep is exact. A forward pass is taken to hold, of each layer, all that its matrices give.
+    The caches' bytes are exact. A forward pass is assumed to hold the outputs of all matrices of a layer.
     """
     caches = make_caches(model, kv_bits)
     # Only shapes are read.
@@ -174,7 +174,7 @@ def _count_kept(caches: Caches) -> Footprint:
 def _trace_bytes(model: Any, kv_bits: int | None) -> tuple[int, int]:
     """Return the bytes that a verification step leaves, per row and per token fed.
 
-    The state after the step is part of them, the state before it is not.
+    The state after the step is included, the state before it is not.
     """
     rows = make_batched_rows(model)
     for _ in range(2):
@@ -246,7 +246,7 @@ class ModelMemory:
     sharing: what its rows share.
     width: maximum tokens that a decoding row feeds in one step.
     ids_per_token, spare_ids: n target tokens take at most n * ids_per_token + spare_ids tokens of this model.
-    max_ids: the longest text that it takes, in its own tokens; None for no limit.
+    max_ids: the longest text, in its own tokens; None for no limit.
     """
 
     footprint: Footprint
@@ -264,11 +264,11 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one sequence of num_tokens demands of memory.
+    """The memory that one sequence of num_tokens needs.
 
     prompt_logprobs: whether log probabilities of its prompt are wanted.
-    windows: window -> columns of its own buffers after the step, if they are known.
-    vision_bytes: what its images take until they have been fed.
+    windows: window -> columns of the sequence's own buffers after the step, if known.
+    vision_bytes: memory of its images until they are fed.
     """
 
     num_tokens: int
@@ -279,7 +279,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes that a step needs. operation: the most that one operation of the step takes."""
+    """Bytes that a step needs. operation: the most that one of its operations takes."""
 
     total: int = 0
     operation: int = 0
@@ -291,8 +291,8 @@ class Estimator:
 
     models: the target model and, if any, the draft model. vocab_size: of the target model.
     chunk_tokens: prompt tokens fed at once for which memory is reserved.
-    ahead_tokens: maximum tokens by which rows lengthen until the next estimate, before they are rolled back.
-    whole_tokens: the most tokens of an image, which have to be fed at once; 0 without images.
+    ahead_tokens: maximum tokens that rows gain until the next estimate, before they are rolled back.
+    whole_tokens: the most tokens of an image, which must be fed at once; 0 without images.
     """
 
     models: SequenceOf[ModelMemory]
@@ -310,12 +310,12 @@ class Estimator:
         widest_chunk: int | None = None,
         members: BatchedRows | None = None,
     ) -> Estimate:
-        """Estimate the memory of a step while it runs, and while prompts join the rows.
+        """Estimate a step's memory while it runs and while prompts join the rows.
 
-        rows: those that decode. complete: prompts that the step completes, so that they join the rows.
-        others: all other prompts, with as many tokens as their own caches hold after the step.
-        chunk_tokens: maximum tokens of a chunk in this step. widest_chunk: of all chunks so far, for which
-            buffers of sliding windows have room. Both are self.chunk_tokens unless given.
+        rows: those that decode. complete: prompts that the step completes and that then join.
+        others: all other prompts, with the tokens that their caches hold after the step.
+        chunk_tokens: maximum tokens of a chunk in this step. widest_chunk: of all chunks so far, which sizes
+            the buffers of sliding windows. Both are self.chunk_tokens unless given.
         members: the target's rows as they are now, if they share buffers and this is their next step.
         """
         if not (rows or complete or others):
@@ -359,7 +359,7 @@ class Estimator:
         widest_chunk: int,
         members: BatchedRows | None,
     ) -> tuple[int, int]:
-        """Return the bytes of a model's caches, and what a growing layer takes. Arguments: see step()."""
+        """Return the bytes of a model's caches and of a growing layer. Arguments: see step()."""
         footprint, joined = model.footprint, [*rows, *complete]
         kept = len(rows) * (footprint.trace_bytes + model.width * footprint.trace_token_bytes)
         growing = [0]
@@ -397,7 +397,7 @@ class Estimator:
     def _forward_bytes(
         self, model: ModelMemory, rows: SequenceOf[Demand], prompts: SequenceOf[Demand], chunk_tokens: int
     ) -> int:
-        """Return the bytes of a step's largest forward pass, of its rows or of a chunk of a prompt."""
+        """Return the bytes of a step's largest forward pass, over its rows or over a chunk of a prompt."""
         longest = model.num_ids(max(_lengths(prompts), default=0))
         num_fed, num_seen = min(chunk_tokens, longest), model.width * self.num_cells(model, _lengths(rows))
         return max(
@@ -418,7 +418,7 @@ class Estimator:
         return model.num_ids(length) + self.ahead_tokens + GROWTH_TOKENS
 
     def draft_prefill_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of the caches of a text's draft prefill, until they are a row's."""
+        """Return the bytes of a draft prefill's caches, until a row owns them."""
         draft = self.models[-1]
         # Rows that do not share buffers are counted as if they held the text already.
         columns = self._prompt_columns(draft, num_tokens)

@@ -1,4 +1,4 @@
-"""The loaded model: weights, configuration, the findings of probes, and the settings that come with it.
+"""The loaded model: weights, configuration, probe results, and the settings that come with it.
 
 Nothing here knows about batches or runs a step.
 """

@@ -1,8 +1,8 @@
-"""Have mlx-lm load as published: LFM2-VL, and models with heads for multi-token prediction.
+"""Let mlx-lm load published checkpoints of LFM2-VL, and of models with heads for multi-token prediction.
 
 Qwen3-Next and Qwen3.5 name the arrays of such a head `mtp.*`, DeepSeek V3 and GLM-4-MoE as a layer after the
-last one. mlx-lm drops them when it loads some models, and refuses others for them. It knows LFM2-VL by
-another model type, and its arrays by the names of converted ones.
+last one. For some models mlx-lm drops these arrays, for others it refuses the model. It knows LFM2-VL under
+another model type, and its arrays under the names of converted checkpoints.
 """
 
 import re
@@ -30,7 +30,7 @@ _RENAMED = {
 """The names of DeepSeek V3 and GLM-4-MoE, and those of Qwen for the same."""
 
 _DROPPED = ("shared_head.head.", "embed_tokens.", "self_attn.rotary_emb.")
-"""The target's own embedding and output head again, and what is computed."""
+"""Copies of the target's embedding and output head, and computed arrays."""
 
 
 def name_in_head(name: str, num_layers: int) -> str | None:
@@ -57,7 +57,7 @@ def rename(name: str) -> str:
 
 
 def name_in_first_layer(name: str) -> str:
-    """Return an array's name, or "" if it is of a later layer than the first, which takes their place."""
+    """Return an array's name, or "" if it belongs to a layer after the first, which replaces them."""
     return "" if name.startswith("layers.") and not name.startswith("layers.0.") else name
 
 

@@ -1,7 +1,7 @@
-"""Keep on disk the findings about a model that took trials, so that the next start need not try again.
+"""Store the results of a model's trials on disk, so that the next start need not repeat them.
 
-The model, the libraries and this program that compute with it, and the machine go into the file's name. Only
-what a model can do is kept: what failed is tried at every start, for it may have failed for lack of memory.
+The file's name depends on the model, the libraries, this program's code and the machine. Only successes are
+stored: what failed is tried at every start, since it may have failed for lack of memory.
 """
 
 import hashlib
@@ -30,23 +30,23 @@ _NAME = r"findings-[0-9a-f]{40}\.json"
 _ENGINE = Path(__file__).parents[1]
 
 NOT_TRIED = "what the model can do is still being tried"
-"""The fault of what was not tried yet."""
+"""The fault reported before a trial is done."""
 
 Found = TypeVar("Found")
 
 
 class PutOffError(BaseException):
-    """A trial was left between two forward passes. No Exception: trials take those for what they found."""
+    """A trial was interrupted between two forward passes. Not an Exception: trials treat those as results."""
 
 
 class Findings:
-    """Findings about one model. path: the file that keeps them; None to keep none.
+    """Findings about one model. path: their file; None to store none.
 
     on_try: called with a finding's name before its trial. on_pass: called after each forward pass of a trial
         with the tokens that it fed.
-    is_over: asked before a trial, and after each of its passes, whether to leave it.
-    may_put_off: whether a trial that is left is put off, and something cautious taken for its finding until
-        then; else PutOffError is raised. are_put_off: whether any was.
+    is_over: called before a trial and after each of its passes; True interrupts the trial.
+    may_put_off: whether an interrupted trial is put off, with a cautious finding until then; else PutOffError
+        is raised. are_put_off: whether any was.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -64,7 +64,7 @@ class Findings:
 
     @classmethod
     def of(cls, info: ModelInfo, folder: Path | None) -> "Findings":
-        """Read the findings about a model. folder: the folder of all models' files; None to keep none."""
+        """Read the findings about a model. folder: the folder of all models' files; None to store none."""
         if folder is None:
             return cls()
         machine = info.device, os.cpu_count(), version("mlx"), version("mlx-lm"), _own_digest()
@@ -72,7 +72,7 @@ class Findings:
         return cls(folder / f"findings-{digest}.json")
 
     def put_off_after(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Put off the trials that are left so many seconds after the first began. clock: returns seconds."""
+        """Put off trials not done this many seconds after the first began. clock: returns seconds."""
         until: list[float] = []
 
         def is_over() -> bool:
@@ -83,16 +83,16 @@ class Findings:
         self.is_over, self.may_put_off = is_over, True
 
     def put_nothing_off(self) -> None:
-        """Let the trials to come take their time, and forget that any was put off."""
+        """Remove the time limit from later trials, and forget that any was put off."""
         self.is_over, self.may_put_off, self.are_put_off = lambda: False, False, False
         self._found.clear()
 
     def watch(self, model: Any) -> Any:
-        """Return a model that computes each forward pass at once, and leaves the trial if that is due."""
+        """Wrap a model: it computes each forward pass at once, and interrupts the trial when due."""
         return _Watched(model, self.note_pass)
 
     def note_pass(self, num_tokens: int) -> None:
-        """Note a trial's forward pass over so many tokens. Raises PutOffError if the trial is to be left."""
+        """Count a trial's forward pass over num_tokens tokens. Raises PutOffError to interrupt the trial."""
         self.on_pass(num_tokens)
         if self.is_over():
             raise PutOffError
@@ -106,10 +106,10 @@ class Findings:
         decode: Callable[[Any], Found] = lambda known: known,
         meanwhile: Callable[[], Found] | None = None,
     ) -> Found:
-        """Return the finding of a name; if it is not known, make the trial.
+        """Return the finding of this name, from a trial if it is not known.
 
-        try_it: makes the finding. is_kept: whether to keep it on disk. encode, decode: a finding to JSON and
-            back. meanwhile: makes what to take for it if the trial is put off; None if it cannot be.
+        try_it: makes the finding. is_kept: whether to store it on disk. encode, decode: to and from JSON.
+            meanwhile: makes the finding to use while the trial is put off; None if it cannot be put off.
         """
         if name in self._known:
             # A file that another program wrote.
@@ -129,7 +129,7 @@ class Findings:
             self.are_put_off = True
             return meanwhile()
         if self.are_put_off:
-            # Also a fault, until the rest is found.
+            # Reported as a fault until the trial is done.
             self._found[name] = found
         if is_kept(found):
             self._known[name] = encode(found)
@@ -137,7 +137,7 @@ class Findings:
         return found
 
     def find_fault(self, name: str, try_it: Callable[[], str | None]) -> str | None:
-        """Return why the model cannot do what `name` says, as try_it() returns it; None if it can."""
+        """Return why the model lacks the capability `name`, as try_it() says; None if it has it."""
         return self.find(name, try_it, lambda fault: fault is None, meanwhile=lambda: NOT_TRIED)
 
     def _write(self) -> None:
@@ -168,7 +168,7 @@ class _Watched:
 
 @cache
 def _own_digest() -> str:
-    """Return a digest of the code that decides what is found."""
+    """Return a digest of the code that decides the findings."""
     caches = [file for file in (_ENGINE / "kv_cache").rglob("*.py") if file.parent.name != "prefix_cache"]
     files = [*sorted(caches), _ENGINE / "memory" / "estimate.py"]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

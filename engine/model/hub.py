@@ -1,4 +1,4 @@
-"""Find the folder of a model by what the user calls it, in the hub's cache too, and download models."""
+"""Find a model's folder by path or hub name, and download models."""
 
 import errno
 import fcntl
@@ -59,8 +59,8 @@ _PREFIX = "models--"
 class HubError(Exception):
     """A model cannot be downloaded, found or removed; the message is one line that says why.
 
-    kind: name (no name on the hub looks like this), unknown (no such model), gated, offline, space (the disk
-        is full), busy (another process downloads it), kind (not a text model of mlx-lm), or failed.
+    kind: name (not a valid hub name), unknown (no such model), gated, offline, space (the disk is full),
+        busy (another process downloads it), kind (not a text model of mlx-lm), or failed.
     """
 
     def __init__(self, kind: HubFault, message: str) -> None:
@@ -118,7 +118,7 @@ class HubCache:
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Keep others, also in other processes, from downloading or removing a model. Raises HubError."""
+        """Hold a model's lock against downloads and removals, also by other processes. Raises HubError."""
         folder = self.folder / ".locks" / self.home(name).name
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -174,9 +174,9 @@ def _size(home: Path) -> int:
 
 
 ReportBytes = Callable[[int, int], None]
-"""Called from several threads, one at a time, with the bytes that are there and the bytes of the whole model.
+"""Called from several threads, one at a time, with the downloaded and the total bytes.
 
-What it raises ends the download, which can be continued later.
+An exception ends the download, which can be continued later.
 """
 
 PULLED_FILES = (*NEEDED_FILES, "mtp.safetensors", "mtp/weights.safetensors", "*_Dense/model.safetensors")
@@ -305,7 +305,7 @@ class _Download:
 
 
 class _Counted:
-    """A file as http_get uses it, with a callback that gets the file's size after every change."""
+    """A file for http_get, with a callback that gets the file's size after every change."""
 
     def __init__(self, stream: BinaryIO, hear: Callable[[int], None]) -> None:
         self._stream, self._hear = stream, hear
@@ -325,7 +325,7 @@ class _Counted:
 
 
 def _list_files(cache: HubCache, name: str) -> tuple[str, list[RepoSibling]]:
-    """Return the commit of a model's main branch, and those of its files that mlx-lm needs."""
+    """Return the commit of a model's main branch, and the files there that mlx-lm needs."""
     info = HfApi(endpoint=cache.endpoint).model_info(name, files_metadata=True, timeout=30)
     siblings = list(info.siblings or ())
     files = list(
@@ -341,7 +341,7 @@ def _list_files(cache: HubCache, name: str) -> tuple[str, list[RepoSibling]]:
 
 @contextmanager
 def _explained(cache: HubCache, name: str) -> Iterator[None]:
-    """Raise HubError in place of the exceptions of huggingface_hub."""
+    """Turn exceptions of huggingface_hub into HubError."""
     try:
         yield
     except HubError:
@@ -432,7 +432,7 @@ def find_downloaded(source: str) -> Path:
 
 
 def not_a_model(path: Path) -> ModelError:
-    """Return the error for a folder that holds no model, with the way out."""
+    """Return the error for a folder that holds no model, with a remedy."""
     told = f"{path} is not a model folder"
     if path.is_file():
         return ModelError(f"{told}; `reprise convert {path} FOLDER` makes one of a GGUF file")

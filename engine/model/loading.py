@@ -50,8 +50,8 @@ class LoadOptions:
 
     trusts_code: run Python code that comes with the model, if the model requires it.
     cache_folder: keeps tables of tokens, and findings about the model, between starts.
-    chat_template, mask_token_id: take the place of the model's own. Only a WeDLM model has a mask token.
-    adapter: the folder of a LoRA adapter. sees: also load the model's tower, if it has one that is known.
+    chat_template, mask_token_id: replace the model's own. Only a WeDLM model has a mask token.
+    adapter: the folder of a LoRA adapter. sees: also load the model's vision tower, if that is supported.
     """
 
     trusts_code: bool = False
@@ -81,7 +81,7 @@ _WAY_OUT = "; in bfloat16 they can: `reprise convert MODEL DIR --dequantize --dt
 
 
 def describe_weights(config: Mapping[str, Any], scales: str) -> str:
-    """Say what a model's weights mean for drafts on this device; return "" if there is nothing to say.
+    """Describe how the weights' format affects drafting on this device; "" if it does not.
 
     config: of config.json. scales: the type of most numbers that are not quantised, such as "float32".
     """
@@ -116,8 +116,8 @@ NUMBERS_PER_ARRAY = 16
 class LoadedModel:
     """A model, its tokenizer, its public description, and the findings about it.
 
-    room_bytes: memory for everything but weights, if another machine has less; None for one machine.
-    sight: the model's tower and language model, if it sees images; else None.
+    room_bytes: memory besides weights, limited by the other machines; None for one machine.
+    sight: the model's tower and language model, if it takes images; else None.
     """
 
     model: Any
@@ -130,7 +130,7 @@ class LoadedModel:
     @property
     def _watched(self) -> Any:
         """The model, whose forward passes the findings count while it is tried."""
-        # What several machines do with a model that they share is chosen by its type.
+        # Functions for models split over machines dispatch on this type.
         return self.findings.watch(self.model) if isinstance(self.model, Module) else self.model
 
     def find_sharing(self, kv_bits: int | None = None) -> Sharing:
@@ -156,7 +156,7 @@ class LoadedModel:
 
 
 Split = Callable[[Any], None]
-"""Leaves of a model, whose weights are not read yet, only the part that this process is to have."""
+"""Reduces a model, before its weights are read, to this process's part."""
 
 Load = Callable[[Progress | None], LoadedModel]
 """Loads the model; the engine calls it on its own thread."""
@@ -267,7 +267,7 @@ def load_model(
 def _let_see(
     loaded: LoadedModel, config: dict[str, Any], folder: Path, progress: Progress | None
 ) -> LoadedModel:
-    """Read the weights of what a model sees images with, if it does."""
+    """Read the weights of a model's vision tower, if it has one."""
     tower = find_tower(config, folder, read_processor(folder))
     vision = read_vision(config, folder, loaded.tokenizer.backend) if tower else None
     if vision and tower:
@@ -381,7 +381,7 @@ def _default_context_tokens(model: Any, name: str) -> int:
 
 
 def load_tokenizer(folder: Path, chat_template: str | None = None) -> Tokenizer:
-    """Load the tokenizer of a model folder. chat_template: takes the place of the model's own."""
+    """Load the tokenizer of a model folder. chat_template: replaces the model's own."""
     config = load_config(folder)
     extra = {} if chat_template is None else {"chat_template": chat_template}
     wrapped, _ = _load_tokenizer(folder, extra, config)

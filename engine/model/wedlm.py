@@ -1,4 +1,4 @@
-"""Have mlx-lm load WeDLM: a diffusion model with causal attention, which mlx-lm itself does not know.
+"""Let mlx-lm load WeDLM, a diffusion model with causal attention that it does not support itself.
 
 A WeDLM checkpoint has the weights of a Qwen 2, Qwen 3 or Llama model. At a mask token it predicts the token
 that belongs there; at any other token it predicts the next one, as usual. So it is served as that model. Code
@@ -63,7 +63,7 @@ def Model(args: Any) -> Any:  # noqa: N802
 
 
 class _NeverMask:
-    """Makes the mask token impossible in the logits of a model."""
+    """Sets the mask token's logit so that it is never drawn."""
 
     args: Any
 

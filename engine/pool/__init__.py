@@ -1,1 +1,1 @@
-"""Several models on one thread: what there is, what is loaded, and which runs next."""
+"""Several models on one thread: which exist, which are loaded, and which runs next."""

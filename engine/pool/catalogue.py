@@ -33,10 +33,10 @@ class FoundModel:
 
 
 def choose_first(settings: Settings) -> Settings:
-    """Return settings that name a model of their folder of models, if they name none.
+    """Default to the first loadable model in --models-dir if the settings name none.
 
-    It is the first, by name, of the models that mlx-lm can load, else of those that embed or rank. If there
-    is none, the settings are returned unchanged.
+    Models that mlx-lm can load come before those that embed or rank, each sorted by name. Without any, the
+    settings are returned unchanged.
     """
     if settings.model is not None or settings.models_dir is None:
         return settings
@@ -47,10 +47,10 @@ def choose_first(settings: Settings) -> Settings:
 
 
 class Catalogue:
-    """The models of the settings' folder, and those in the hub's cache if requests may ask for them.
+    """The models in --models-dir, and those in the hub's cache if requests may ask for them.
 
-    The first model is the one that the server starts with. Any thread may use a catalogue, which reads the
-    disk at every call. An adapter NAME in the folder makes a model BASE:NAME of every BASE.
+    The first model is the one that the server starts with. Thread-safe; reads the disk at every call. An
+    adapter NAME in the folder makes a model BASE:NAME of every BASE.
     """
 
     def __init__(self, settings: Settings, hub: HubCache | None = None) -> None:
@@ -110,7 +110,7 @@ class Catalogue:
         return self._named(self._settings.model_name, self._settings.model_source)
 
     def _beside(self, name: str) -> FoundModel:
-        """Return a model that is named to embed or rank: one that decodes may not say so."""
+        """Return a model that the settings name to embed or rank, even if its files describe a decoder."""
         settings, source = self._settings, self._settings.beside[name]
         found = self._named(name, source)
         if not found.folder.path.is_dir():
@@ -134,14 +134,14 @@ class Catalogue:
         return _in_hub(self._hub, name) if self._hub else None
 
     def _path(self, name: str) -> Path | None:
-        """Return the path of a name in the folder; None if there is no such folder that may be a model."""
+        """Return the path of a name in --models-dir; None if there is no such model folder."""
         parts = name.split("/")
         if self._folder is None or len(parts) > MAX_PARTS or "\0" in name or {"", ".", ".."} & {*parts}:
             return None
         try:
             # A folder's name that is not in UTF-8 could not be listed.
             name.encode()
-            # What is in a model's folder is a part of it, such as a head.
+            # A folder within a model's folder is a part of it, such as a head.
             is_part = len(parts) > 1 and (self._folder / parts[0] / "config.json").is_file()
             return self._folder / name if not is_part and (self._folder / name).is_dir() else None
         # It may be too long for the file system.

@@ -49,9 +49,9 @@ class AnswerTimes:
             self._taken_s.append(taken_s)
 
     def wait_s(self) -> float:
-        """Return the seconds until the running requests end, if they take as long as earlier ones.
+        """Estimate the seconds until the running requests end, from earlier ones.
 
-        If more seconds than that have passed since the last end, return those: what took long takes longer.
+        If more time than that has passed since the last end, return that time: what took long takes longer.
         """
         usual_s = mean(self._taken_s) if self._taken_s else 0.0
         since_s = 0.0 if self._changed_at is None else perf_counter() - self._changed_at
@@ -66,7 +66,7 @@ State = Literal["loading", "ready", "draining", "dead"]
 class Lifecycle:
     """Decides whether a request is accepted, and counts those that were.
 
-    max_live: requests that may run or wait at once. num_live: those that do. num_ended: those that did.
+    max_live: the most requests that may run or wait. num_live: those that do. num_ended: those that ended.
     fault: why the engine is dead.
     """
 
@@ -93,25 +93,25 @@ class Lifecycle:
             self._drained_at = perf_counter() + drain_s
 
     def die(self, fault: str) -> None:
-        """Accept no more requests, because of a fault."""
+        """Accept no more requests, because of an error."""
         with self._lock:
             self.state, self.fault = "dead", fault
 
     @property
     def is_dead(self) -> bool:
-        """Whether a fault has ended the engine."""
+        """Whether an error has ended the engine."""
         return self.state == "dead"
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether draining has taken as long as it may."""
+        """Whether the time for draining is over."""
         return self._drained_at is not None and perf_counter() >= self._drained_at
 
     @contextmanager
     def accepting(self) -> Iterator[None]:
-        """Count one more live request, which the caller puts into the engine's inbox within this context.
+        """Count one more live request, which the caller puts into the inbox within this context.
 
-        The state cannot change within it, so no request arrives after the engine's last look at its inbox.
+        The state cannot change within it, so no request arrives after the inbox was read for the last time.
         Raises EngineError if the engine takes no requests or the queue is full.
         """
         with self._lock:
@@ -177,7 +177,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class Embed:
-    """Queue a request for embeddings, of an engine that makes them."""
+    """Queue a request for embeddings."""
 
     request: EmbeddingRequest
     sink: EmbeddingSink
@@ -197,7 +197,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Call:
-    """Call a function between two steps; its outcome goes to a future that the caller waits for."""
+    """Call a function between two steps, and set a future to its outcome."""
 
     action: Callable[[], Any]
     outcome: Future[Any]
@@ -214,7 +214,7 @@ Message = Submit | Embed | Cancel | Stop | Call
 
 
 class Inbox:
-    """Messages from other threads, in the order in which they were sent. wake: called after each."""
+    """Messages from other threads, in order. wake: called after each."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -249,7 +249,7 @@ class Inbox:
 
 
 IsOver = Callable[[], bool]
-"""Returns whether the thread that owns MLX has something else to do than the same model's next step."""
+"""Returns whether the thread that owns MLX has other work than this model's next step."""
 
 
 class ModelWorker(Protocol):
@@ -276,11 +276,11 @@ class ModelEngine(ABC):
     """Takes the requests for one model, and runs them when the loop says so.
 
     attached: objects that the engine's users keep with it, until it ends.
-    worker: replaced at a load or an unload, or once all is tried. on_remade: called after that, if the model
-        stayed loaded.
+    worker: replaced at a load or an unload, or once all trials are done. on_remade: called after that, if the
+        model stayed loaded.
     passes_on: whether another model runs next after each of this engine's steps.
 
-    Methods from load() on are for the thread that owns MLX, any thread may call those before.
+    Any thread may call the methods before load(); the others are for the thread that owns MLX.
     """
 
     worker: ModelWorker
@@ -366,7 +366,7 @@ class ModelEngine(ABC):
         return self.lifecycle.is_dead or (self.lifecycle.state == "draining" and is_over)
 
     def run(self, is_over: IsOver) -> None:
-        """Take the messages that have come, and run steps while there is work; on a fault, die."""
+        """Handle the waiting messages, and run steps while there is work; on an exception, die."""
         try:
             self.inbox.take_all(self._handle)
             worker, step = self.worker, self._step
@@ -381,25 +381,25 @@ class ModelEngine(ABC):
     @property
     @abstractmethod
     def _step(self) -> Callable[[], None]:
-        """What advances the requests by one step."""
+        """Advance the requests by one step."""
 
     @abstractmethod
     def _handle(self, message: Message) -> None:
-        """Do what a message asks for."""
+        """Handle a message."""
 
     @abstractmethod
     def pause(self) -> None:
         """Wait for all steps in flight, before another model computes."""
 
     def prepare(self, is_over: IsOver) -> bool:  # noqa: ARG002
-        """Do a part of the preparations for idle times; return whether there may be more.
+        """Do a part of the work put off until idle; return whether more may be left.
 
-        is_over: asked within a part that takes long.
+        is_over: called within long parts; True ends them.
         """
         return False
 
     def end(self, failed: Failed) -> None:
-        """End all requests and free the model. A fault while doing so is logged: other models go on."""
+        """End all requests and free the model. An exception meanwhile is logged: other models go on."""
         self.end_all(failed)
         try:
             self.unload()
@@ -407,7 +407,7 @@ class ModelEngine(ABC):
             log.error("while a model was unloaded", exc_info=True)
 
     def die(self, fault: BaseException) -> None:
-        """End all requests as failed, because of a fault that no single request caused."""
+        """End all requests as failed, because of an error that no single request caused."""
         log.critical("the engine's thread died", exc_info=fault)
         self.abandon(f"{type(fault).__name__}: {fault}")
 

@@ -2,9 +2,9 @@
 
     unload models that are due -> load wanted models
 
-Models are loaded in the order in which they are asked for. One for which there is no memory waits until
-others have answered, and meanwhile so do all requests that come: a busy model cannot keep it waiting forever.
-No other wait of a model holds up requests for others.
+Models are loaded in the order of their requests. A model that lacks memory waits until others have finished
+their requests. Meanwhile new requests to any model wait too, or a busy model could keep it waiting forever.
+Only this wait delays requests for other models.
 """
 
 import ctypes
@@ -40,13 +40,13 @@ MAX_KEPT = 4
 """Vocabularies whose drafters are kept without a model that uses them. Each has a table of n-grams."""
 
 MakeSourcesFor = Callable[[Settings], MakeSources]
-"""Returns what makes the drafters of a model with these settings."""
+"""Returns a factory of drafters for a model with these settings."""
 
 
 class KeptSources:
-    """The drafters of all models; models of one vocabulary share them. Used by the engine's thread only.
+    """The drafters of all models, shared by vocabulary. Used by the engine's thread only.
 
-    The n-gram table of the first vocabulary is in the settings' file, the others' are in files beside it.
+    The first vocabulary's n-gram table is in the settings' file, the others' in files next to it.
     """
 
     def __init__(self, make_for: MakeSourcesFor) -> None:
@@ -55,7 +55,7 @@ class KeptSources:
         self._first: str | None = None
 
     def maker(self, settings: Settings) -> MakeSources:
-        """Return a function from a vocabulary's fingerprint to its drafters, made by the settings if new."""
+        """Return a function from a vocabulary's fingerprint to its drafters, made on first use."""
         return lambda vocabulary: self._find(settings, vocabulary)
 
     def save(self) -> None:
@@ -85,12 +85,12 @@ FindHead = Callable[[LoadedModel], NamedHead | None]
 
 
 class Ranked(Protocol):
-    """The machines that share a model, seen from this one. abort: ends all requests; for any thread."""
+    """The machines that share a model, as seen from this one. abort: ends all requests; for any thread."""
 
     abort: Callable[[str], None]
 
     def load(self, progress: Progress | None) -> LoadedModel:
-        """Load this machine's part, once the others have theirs. Raises ModelError."""
+        """Load this machine's part after the others'. Raises ModelError."""
 
     def begin_serving(self) -> None:
         """Prepare for requests, which begin to arrive now."""
@@ -104,13 +104,13 @@ class Ranked(Protocol):
 
 @dataclass(frozen=True)
 class Makers:
-    """How the parts of a model's engine are made. Parts that are None are made as the settings say.
+    """Factories for the parts of a model's engine. A part that is None is made as the settings say.
 
     load, load_draft: load the model and the draft model, on the engine's thread.
     make_sources: makes the drafters; without it nothing is drafted.
     find_head: finds the head that drafts from the model's states.
     costs: the costs of steps; by default they are learned, and kept on disk.
-    waits_for_trials: whether to try all that the model can do before the first request.
+    waits_for_trials: whether to finish all trials of what the model can do before the first request.
     ranks: the machines that share the model, which load it instead of `load`.
     """
 
@@ -178,17 +178,17 @@ class EngineMaker:
 
 
 _PENDING = 100
-"""Turns of a loop in any of which Python raises what another thread has sent before."""
+"""Loop iterations within which Python raises another thread's pending exception."""
 
 
 class Interruption(BaseException):
-    """What a thread did was ended by another. No Exception: models' code may catch those and go on."""
+    """Another thread interrupted this one's work. Not an Exception: models' code may catch those."""
 
 
 class Interruptible:
-    """Runs work on one thread that other threads can end, as loading a model runs code of others.
+    """Runs work that other threads can interrupt, since loading a model runs foreign code.
 
-    Ends code of Python. A call of C, such as reading an array, returns first.
+    Interrupts Python code only. A C call, such as reading an array, returns first.
     """
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class Interruptible:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Do something within the work that interrupt() is not to end. Raises Interruption around it."""
+        """Shield a part of the work from interrupt(), which then raises Interruption around it."""
         self._leave()
         yield
         self._enter()
@@ -229,7 +229,7 @@ class Interruptible:
     def _leave(self) -> None:
         with self._lock:
             self._thread = None
-        # What was sent just before is raised here, and not in what follows.
+        # Raises a pending Interruption here rather than later.
         for _ in range(_PENDING):
             pass
 
@@ -243,14 +243,14 @@ WAITING_S, DAY_S = 0.5, 86_400.0
 """Seconds after which to look again for memory for a model that is wanted, and for anything at all."""
 
 SPARE_SHARE = 16
-"""A model to be loaded needs 1/SPARE_SHARE more than its weights at least."""
+"""A model to load needs at least 1/SPARE_SHARE more than its weights."""
 
 
 class Residency:
     """Loads and unloads models. Used by the thread that owns MLX only.
 
     known: all models. maker: makes their engines.
-    serve: takes a time by perf_counter(), and lets models that have work run until then.
+    serve: runs models that have work until a time by perf_counter().
     interrupt: ends a load that runs, and any later one. For other threads.
     """
 
@@ -291,7 +291,7 @@ class Residency:
         return max(0.0, min([most_s, *(model.used_at + self._known.keep_s(model) - now for model in idle)]))
 
     def lose(self, model: ServedModel) -> None:
-        """Go on without a model whose engine has died; the next request loads it again."""
+        """Drop a model whose engine has died; the next request loads it again."""
         if not self._known.is_stopping:
             self._drop(model, "its engine has died, as the log says")
 
@@ -363,7 +363,7 @@ class Residency:
             self._load(model)
 
     def _load(self, model: ServedModel) -> None:
-        """Load a model, with steps of others in between. Raises ModelLoadError."""
+        """Load a model, with other models' steps in between. Raises ModelLoadError."""
         fault = model.found.folder.fault
         if fault and model is not self._known.first:
             raise ModelLoadError("not_loadable", f"model {model.name!r} cannot be loaded: {fault}")
@@ -407,7 +407,7 @@ class Residency:
         engine.on_remade = partial(self._note_worker, model, engine)
 
     def _note_worker(self, model: ServedModel, engine: ModelEngine) -> None:
-        """Note the memory and the facts of a model whose worker is new."""
+        """Record the memory and the facts of a model with a new worker."""
         budget = engine.memory_budget
         # An only model shares its memory with nobody.
         if budget and self._known.may_unload:
@@ -418,7 +418,7 @@ class Residency:
             model.budget, model.info = budget, engine.info
 
     def _note_progress(self, model: ServedModel, stage: str, share: float) -> None:
-        """Note how far a load is, and let others run for as long as it has taken since then."""
+        """Record a load's progress, and run other models for as long as it took since the last time."""
         if self._known.is_stopping:
             raise ModelError("the server is stopping")
         with self._known.lock:
@@ -436,7 +436,7 @@ class Residency:
         self._served_at = time.perf_counter()
 
     def _unload_due(self) -> None:
-        """Unload what nobody uses any more and whose time is over, or that is asked to be unloaded."""
+        """Unload models that are unused and expired, or that a request wants unloaded."""
         now = time.monotonic()
         for model in self._known.list_all():
             if not model.is_loaded or model.num_uses or model.is_answering:
@@ -449,10 +449,10 @@ class Residency:
                 self._known.retire(model)
 
     def _unload_for(self, holder: Holder | None) -> bool:
-        """Unload a model for another's requests, or for one to be loaded; return whether there was any.
+        """Unload a model to make room for another; return whether there was any.
 
-        The one unused for longest among those without requests. If nothing runs at all, then one whose
-        requests wait: they go on when it is loaded again.
+        It is the one unused for longest among those without requests. If nothing runs at all, it may be one
+        whose requests wait; they go on when it is loaded again.
         """
         now = time.monotonic()
         loaded = [model for model in self._known.list_all() if model.is_loaded and model.budget is not holder]
@@ -492,7 +492,7 @@ class Residency:
                 future.set_result(None)
 
     def _drop(self, model: ServedModel, fault: str, raised: ModelLoadError | None = None) -> None:
-        """Let go of a model that cannot be loaded or has died, and end all requests that it has."""
+        """Drop a model that cannot be loaded or has died, and end all its requests."""
         log.error("%s", fault)
         raised = raised or ModelLoadError("not_loadable", f"{model.name}: {fault}")
         if model.engine:
@@ -511,8 +511,8 @@ class Residency:
 
 
 def _collect() -> None:
-    """Free what only cycles keep, also of what the server froze after its start, and MLX's free buffers."""
+    """Free cyclic garbage, including objects frozen after the server's start, and MLX's free buffers."""
     collect_all()
     mx.clear_cache()
-    # What a model had besides arrays, such as its tokenizer, was many small allocations.
+    # A model's other objects, such as its tokenizer, were many small allocations.
     return_freed()

@@ -1,4 +1,4 @@
-"""All models, loaded or not, and who waits for them; requests and the loop share them under one lock."""
+"""All models, loaded or not, and the requests that wait for them, under one lock."""
 
 import threading
 import time
@@ -26,12 +26,12 @@ class ServedModel:
     """A model that requests may ask for. KnownModels.lock guards the fields that other threads use.
 
     max_context_tokens, shows_images: as its settings say.
-    engine: exists while the weights are loaded, or requests wait for them.
+    engine: present while the weights are loaded, or requests wait for them.
     is_loaded: whether the weights are in memory. progress, phase: see ModelEntry.
     budget: the memory that the model holds; None while it is not loaded.
-    num_uses: requests that were given the model. waiting: requests that wait for it.
-    leaving: who waits for the model to be unloaded; until then no request is given it.
-    used_at: when the model was last asked for or left, by time.monotonic(). keep_s: see ModelUse.
+    num_uses: leases that requests hold. waiting: requests that wait for the model.
+    leaving: futures of those who wait for it to be unloaded; until then no request gets a lease.
+    used_at: when it was last requested or released, by time.monotonic(). keep_s: see ModelUse.
     """
 
     found: FoundModel
@@ -103,16 +103,16 @@ class ServedModel:
 
 
 class KnownModels:
-    """All models by name, and who waits for which. Any thread may call its methods.
+    """All models by name, and the requests that wait for them. Thread-safe.
 
     sections: settings of single models, by name. catalogue: the models on disk.
-    may_unload: whether models are loaded and unloaded as requests ask; else there is one, which stays.
+    may_unload: whether models are loaded and unloaded as requests ask; else there is a single one.
 
     lock: guards everything here that more than one thread reads or changes.
-    wake: set when there is something to do for the thread that owns MLX.
-    wanted: models to be loaded, in the order in which they were asked for.
-    lacks_memory: whether one of these waits for memory; until it has that, no request is given any model.
-    retired: sum of the counts of engines that are gone. is_stopping: whether all requests are refused.
+    wake: set when the thread that owns MLX has something to do.
+    wanted: models to be loaded, in the order of their requests.
+    lacks_memory: whether one of these waits for memory; until it has it, no request gets a lease.
+    retired: the counts of engines that are gone. is_stopping: whether all requests are refused.
     num_loading_steps: grows with the progress of loads. fault: why the thread that owns MLX died, if it did.
     """
 
@@ -179,40 +179,40 @@ class KnownModels:
         model = self.by_name.setdefault(found.name, made)
         if not model.engine:
             if model.found.folder != found.folder:
-                # What was wrong with it may have been mended.
+                # Its files may have been fixed.
                 model.fault = model.info = None
             model.found = found
         return model
 
     def want(self, model: ServedModel) -> None:
-        """Ask the thread that owns MLX to load a model. Called with the lock."""
+        """Request a load from the thread that owns MLX. Called with the lock."""
         if model not in self.wanted:
             self.wanted.append(model)
             self.wake.set()
 
     def may_use(self, model: ServedModel) -> bool:
-        """Return whether a model may be given to a request now. Called with the lock."""
+        """Return whether a request may get a lease on a model now. Called with the lock."""
         return model.is_loaded and not self.lacks_memory and not model.leaving
 
     def use(self, model: ServedModel) -> ModelUse:
-        """Count a use of a loaded model, and return it for a request. Called with the lock."""
+        """Make a lease on a loaded model. Called with the lock."""
         assert model.engine is not None
         model.num_uses += 1
         model.used_at = time.monotonic()
         return ModelUse(model.engine, partial(self._end_use, model))
 
     def give(self, model: ServedModel, future: "Future[ModelUse]") -> None:
-        """Set a future to a use of a loaded model, unless it was cancelled. Called with the lock."""
+        """Set a future to a lease on a loaded model, unless it was cancelled. Called with the lock."""
         if future.set_running_or_notify_cancel():
             future.set_result(self.use(model))
 
     def give_waiting(self) -> None:
-        """Give every wanted model that is loaded to all requests that wait for it."""
+        """Give leases on loaded models to all requests that wait for them."""
         with self.lock:
             for model in tuple(self.wanted):
                 while model.is_loaded and model.waiting and not model.leaving:
                     self.give(model, model.waiting.popleft())
-                # Who came after it failed tries again.
+                # Requests that came after the failure try again.
                 if not model.waiting and (model.is_loaded or not model.is_answering):
                     self.wanted.remove(model)
 

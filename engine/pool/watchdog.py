@@ -18,7 +18,7 @@ Runner = TypeVar("Runner", bound=Hashable)
 class TimeShares(Generic[Runner]):
     """Divides time evenly among the models that have work: the model that has had the least runs next.
 
-    A model that gets work again is level with the one that has had the least: idle time is not saved up.
+    A model that gets work again starts level with the one that has had the least: idle time is not saved up.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class TimeShares(Generic[Runner]):
         self._passes_on = False
 
     def choose(self, runners: Iterable[Runner]) -> Runner | None:
-        """Return the model that runs next; None if there is none. runners: all models that have work."""
+        """Return the model to run next; None if there is none. runners: all models that have work."""
         waiting = list(runners)
         spent = {one: self._spent_s[one] for one in waiting if one in self._spent_s}
         least_s = min(spent.values(), default=0.0)
@@ -40,7 +40,7 @@ class TimeShares(Generic[Runner]):
         return self._current
 
     def charge(self, runner: Runner, taken_s: float, *, passes_on: bool = False) -> None:
-        """Count the seconds that a model has run. passes_on: whether another one that has work is next."""
+        """Count the seconds that a model has run. passes_on: whether another model with work runs next."""
         self._passes_on = passes_on
         if runner in self._spent_s:
             self._spent_s[runner] += taken_s
@@ -56,7 +56,7 @@ class Watchdog:
     """Checks progress regularly, on a thread of its own.
 
     stall_s: seconds without progress that count as a stall.
-    progress: returns a value that changes with every progress, None without work.
+    progress: returns a value that changes with all progress; None without work.
     on_stall: called once for each stall. reason: why the engine is stalled; None while it is not.
     """
 

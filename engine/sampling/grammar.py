@@ -1,7 +1,7 @@
 """Constrain answers to a grammar with llguidance: compute which tokens may come next, and which must.
 
 A matcher stands at the end of the committed answer. For a draft, it advances through the drafted tokens to
-compute the mask of every drafted position, and then rolls back, so rejected drafts leave no trace.
+compute each position's mask, then rolls back, so rejected drafts leave no trace.
 """
 
 import logging
@@ -100,9 +100,9 @@ class Stopwatch:
 
 
 class GrammarBudget:
-    """The time that one answer's tokens took in its grammar, and its limits.
+    """The seconds that an answer's tokens have spent in its grammar, and their limits.
 
-    Only tokens of the answer are charged, as if there were no drafts: no draft may make an answer fail.
+    Only tokens of the answer are charged, as if there were no drafts, so that no draft makes an answer fail.
 
     plain_s: seconds of a plain step; 0 if not known. walk_s: maximum seconds for the masks of one draft.
     """
@@ -139,7 +139,7 @@ class GrammarBudget:
 
 
 class Grammars:
-    """Compiled grammars for one vocabulary. Several threads may use them, but only one their matchers.
+    """Compiled grammars for one vocabulary. Thread-safe; each matcher belongs to one thread.
 
     watch: measures the matchers' time.
     plain_s: seconds of a plain step, which set the time that later matchers may take; 0 if not known.
@@ -159,8 +159,8 @@ class Grammars:
     def vocabulary(self) -> LLTokenizer:
         """The vocabulary in llguidance's form. Raises GrammarError if it cannot be made.
 
-        It is made at the first use. For a large vocabulary that takes some tenths of a second, in which no
-        other thread of the process runs.
+        It is made at the first use. For a large vocabulary that blocks all threads of the process for some
+        tenths of a second.
         """
         with self._making:
             self._made = self._made or _make_vocabulary(self._tokenizer)
@@ -169,7 +169,7 @@ class Grammars:
         return self._made
 
     def prepare(self) -> bool:
-        """Do the next of two parts of the work on the vocabulary in advance; return whether one was left.
+        """Do one of two parts of the work on the vocabulary in advance; return whether one was left.
 
         The first makes the vocabulary, and starts the process that tries grammars. The second sorts tokens
         into slices, with which large masks are computed faster.
@@ -187,7 +187,7 @@ class Grammars:
         return True
 
     def compile(self, grammar: Grammar) -> Grammar:
-        """Return the grammar, compiled, which may take long. Raises GrammarError if it cannot be used."""
+        """Compile a grammar. May take long. Raises GrammarError if it cannot be used."""
         if grammar.compiled is not None:
             return grammar
         compiled: Any = ANY
@@ -258,7 +258,7 @@ class _Tokens:
 
 
 def _make_vocabulary(tokenizer: Tokenizer) -> LLTokenizer | VocabularyError:
-    """Return the vocabulary as llguidance needs it, without slices, or why there is none."""
+    """Return llguidance's vocabulary, without slices, or the reason why there is none."""
     start = time.perf_counter()
     try:
         vocabulary = Vocabulary(tokenizer)
@@ -324,8 +324,8 @@ class Matcher:
 
     End-of-answer tokens are never fed to llguidance, because its rollback does not count them.
 
-    compiled: the grammar, which stays as it is. watch: measures the seconds spent in the grammar. budget:
-        limits those of this answer.
+    compiled: the grammar, which does not change. watch: measures the seconds spent in it. budget: limits them
+        for this answer.
     """
 
     def __init__(
@@ -351,7 +351,7 @@ class Matcher:
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether the next step may be dispatched before the token of this one is known."""
+        """Whether the next step may be dispatched before this step's token is known."""
         return False
 
     @property
@@ -362,7 +362,7 @@ class Matcher:
     def commit(self, tokens: Sequence[int]) -> None:
         """Advance by tokens of the answer.
 
-        Raises GrammarError if the grammar does not allow them, GrammarCostError if it exceeds a limit itself.
+        Raises GrammarError if the grammar does not allow them, GrammarCostError if it exceeds a limit.
         """
         added = [token for token in tokens if token not in self._eos_ids]
         with self._watch:
@@ -396,7 +396,7 @@ class Matcher:
         return self.count_valid(tokens) if self._budget.has_time_for_drafts else 0
 
     def count_valid(self, tokens: Sequence[int]) -> int:
-        """Count the leading tokens that the grammar allows, however slow it is; none that end the answer."""
+        """Count the leading tokens that even a slow grammar allows, up to the first end-of-answer token."""
         before_end = list(takewhile(lambda token: token not in self._eos_ids, tokens))
         if not before_end:
             return 0
@@ -453,19 +453,19 @@ class Matcher:
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Note where tokens behind the answer, committed or drafted, leave the draft that was walked."""
+        """Note where tokens after the answer, committed or drafted, diverge from the last draft."""
         pairs = zip(self._walked, tokens, strict=False)
         num_same = next((at for at, (walked, token) in enumerate(pairs) if walked != token), None)
         if num_same is not None:
             self._left_at, self._walked = len(self._tokens) + num_same, []
 
     def _forget_draft(self, length: int) -> None:
-        """Replace the mask that llguidance keeps of a draft by one of the answer.
+        """Replace llguidance's cached mask, which is from a draft, by one from the answer.
 
-        It keeps one mask, by its lexer's state and the number of lexemes so far, and gives it out for other
-        text that leads to the same two. A mask before such text cannot be mistaken for one within it.
+        It caches one mask by its lexer's state and the number of lexemes, and returns it for any text with
+        the same two. A mask from before such text cannot be mistaken for one within it.
 
-        length: how many leading tokens of the answer the draft had too.
+        length: leading tokens of the answer that the draft shared.
         """
         num_now = len(self._tokens)
         while self._matcher.rollback(num_now - length):

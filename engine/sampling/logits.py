@@ -95,7 +95,7 @@ def keep_likely(logits: mx.array, settings: Sequence[Sampling]) -> mx.array:
 
 
 def _group(settings: Sequence[Sampling], vocab_size: int) -> dict[tuple[int, bool], list[int]]:
-    """Group rows by top_k, 0 for no limit, and by whether they have a top_p; rows with neither are left out.
+    """Group rows by top_k (0 for no limit) and by whether they have a top_p; skip rows with neither.
 
     The shape of a row's computation then depends on its own settings only.
     """
@@ -143,7 +143,7 @@ def _can_halve(size: int) -> bool:
 
 
 PORTION_BYTES = 64 * 2**20
-"""As many draws are sampled at once as fit into this, but at least one."""
+"""Bytes of one sampling batch, which has at least one draw."""
 
 FLOAT_BYTES = 4
 
@@ -152,7 +152,7 @@ LIKELIHOOD_ARRAYS = 4.0
 
 
 class Needs(NamedTuple):
-    """Which kinds of work a draw needs besides its argmax."""
+    """The kinds of work that a draw needs besides its argmax."""
 
     penalties: bool
     bias: bool
@@ -162,7 +162,7 @@ class Needs(NamedTuple):
 
     @property
     def num_arrays(self) -> float:
-        """Arrays of (vocabulary,) float32 that one draw takes at most, the logits themselves not counted."""
+        """The maximum number of (vocabulary,) float32 arrays that one draw needs besides the logits."""
         adjusting = 3.6 * self.penalties + 1.0 * self.bias + 2.0 * self.mask
         choosing = 5.75 if self.filters else 1.0 * self.noise
         # 1.5 for the draw's logits, gathered and in float32.
@@ -173,7 +173,7 @@ ALL_NEEDS = Needs(penalties=True, bias=True, mask=True, noise=True, filters=True
 
 
 def draws_per_portion(num_arrays: float, vocab_size: int) -> int:
-    """Return how many draws are sampled at once if each takes num_arrays arrays of (vocabulary,) float32."""
+    """Return how many draws to sample at once if each needs num_arrays (vocabulary,) float32 arrays."""
     return max(1, int(PORTION_BYTES / (num_arrays * FLOAT_BYTES * vocab_size)))
 
 
@@ -185,10 +185,10 @@ def sampling_bytes(num_draws: int, num_arrays: float, vocab_size: int) -> int:
 
 
 def pick_logits(logits: mx.array, places: Sequence[int], after: Sequence[mx.array]) -> mx.array:
-    """Return the logits at these places, for one portion: (places, vocabulary), of the type of logits.
+    """Return one sampling batch's logits: (places, vocabulary), of the type of logits.
 
-    logits: (n, vocabulary). after: arrays of the previous portion, which are computed first. Otherwise MLX
-        might compute all portions side by side.
+    logits: (n, vocabulary). after: the previous batch's arrays, which are computed first. Otherwise MLX might
+    compute all batches at once.
     """
     if after:
         logits = mx.depends([logits], list(after))[0]
@@ -240,10 +240,10 @@ class Penalties:
         return self.counts.at[tokens].add(1), divisors
 
     def remapped(self, tokens: mx.array, are_counted: mx.array) -> "Penalties":
-        """Return a copy of the counts as they are now, for the ids of another vocabulary of n tokens.
+        """Return a copy of the present counts for another vocabulary of n tokens.
 
-        tokens: (n,) for each id of the other vocabulary, the id in this one that stands for the same token.
-        are_counted: (n,) bool, False where this vocabulary has no such id: that token counts as never seen.
+        tokens: (n,) for each id of the other vocabulary, this one's id of the same token.
+        are_counted: (n,) bool, False where this vocabulary has no such id: the token counts as unseen.
         """
         other = copy(self)
         other.counts = mx.where(are_counted, self.counts[tokens], 0)

@@ -1,10 +1,10 @@
-"""Hold only the tool calls of an answer to a grammar, and its reasoning to a number of tokens.
+"""Constrain only an answer's tool calls to a grammar, and limit the tokens of its reasoning.
 
-Both are matchers like that of a whole answer, so that drafts and masks need nothing else.
+Both have the interface of a whole answer's matcher, for drafts and masks.
 
-Text outside of tool calls is free, and while it is written, steps are dispatched ahead: the token after the
-one in flight is chosen among those that may begin a call if the one in flight turns out to begin one. At the
-budget of the reasoning, the marker that ends it is forced.
+Text outside of tool calls is free. While it is written, steps are dispatched ahead: if the token in flight
+turns out to begin a call, the next is chosen among those that may follow. When the reasoning's budget is
+spent, its end marker is forced.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ MAX_PROMPT_TOKENS = 16
 class TriggeredMatcher(Matcher):
     """The position of one answer outside or inside a call.
 
-    tokens: those that begin a call at once; see Trigger.
-    trigger: what begins a call. start: makes a matcher that stands before it. piece: returns a token's bytes.
-    prompt: the tokens before the answer, which may have begun a call with one of the trigger's tokens.
+    tokens: single tokens that begin a call; see Trigger.
+    trigger: what begins a call. start: makes a matcher positioned before it. piece: returns a token's bytes.
+    prompt: the tokens before the answer, which may already have begun a call.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TriggeredMatcher(Matcher):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing but the end of the answer may follow: never, for a call may."""
+        """Whether nothing but the end of the answer may follow: never, since a call may."""
         return False
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -109,9 +109,9 @@ class TriggeredMatcher(Matcher):
         return [*[None] * num_free, *_without_ends(self._next, masks[len(begun) :])]
 
     def mask_behind(self, token: mx.array) -> mx.array:
-        """Return which tokens may come behind a token that is only known on the device: (vocabulary,) bool.
+        """Return which tokens may follow a token that is only known on the device: (vocabulary,) bool.
 
-        The token follows the answer outside a call. Only where there are tokens that begin one.
+        That token follows the answer outside a call. Call it only if single tokens can begin a call.
         """
         if self._first_masks is None:
             self._first_masks = {one: self._first_mask(one) for one in sorted(self.tokens)}
@@ -119,7 +119,7 @@ class TriggeredMatcher(Matcher):
         return reduce(mx.logical_and, allowed)
 
     def _first_mask(self, begin: int) -> mx.array:
-        """Return which tokens may come behind a token that begins a call: (vocabulary,) bool."""
+        """Return which tokens may follow a token that begins a call: (vocabulary,) bool."""
         call = self._start()
         is_call = self._is_call([begin])
         call.commit([begin] if is_call else [])
@@ -131,10 +131,10 @@ class TriggeredMatcher(Matcher):
         return self._next.count_valid(tokens) == len(tokens)
 
     def _find_call(self, tokens: Sequence[int]) -> tuple[int, list[int], bool]:
-        """Find where tokens that follow the answer outside a call begin one.
+        """Find where tokens after the answer, outside a call, begin a call.
 
-        Returns the number of tokens up to the end of the trigger, or of all if there is none; the last tokens
-        of answer and these that hold the trigger, or may begin its text; and whether a call begins.
+        Returns the number of tokens up to the end of the trigger, or of all without one; the tail of the
+        answer and these tokens that holds the trigger, or may begin its text; and whether a call begins.
         """
         begun = self._begun
         for at, token in enumerate(tokens):
@@ -147,7 +147,7 @@ class TriggeredMatcher(Matcher):
         return len(tokens), begun, False
 
     def _of_trigger(self, tokens: list[int]) -> list[int]:
-        """Return the fewest last tokens that hold the trigger's text, or may begin it; none if none may."""
+        """Return the shortest tail of tokens that holds the trigger's text or may begin it; perhaps none."""
         text, sought = self._joined(tokens), self._text
         longest = min(len(sought) - 1, len(text))
         start = text.find(sought)
@@ -164,7 +164,7 @@ class TriggeredMatcher(Matcher):
 
 
 def _without_ends(matcher: Matcher, masks: Sequence[Mask | None]) -> list[Mask | None]:
-    """Return masks, None in place of those that allow nothing but the end of the answer."""
+    """Return the masks, with None for those that allow nothing but the end of the answer."""
     return [None if matcher.allows_only_end(mask) else mask for mask in masks]
 
 
@@ -184,7 +184,7 @@ class _Position:
 
 
 class BudgetedMatcher(Matcher):
-    """The position of an answer in its reasoning and in its grammar; false once neither constrains it.
+    """The position of an answer in its reasoning and its grammar. Falsy once neither constrains it.
 
     inner: the grammar's matcher; None without a grammar.
     """
@@ -280,9 +280,9 @@ class BudgetedMatcher(Matcher):
 def make_matcher(
     grammars: Grammars, grammar: Grammar, tokenizer: Tokenizer, prompt: Sequence[int] = ()
 ) -> Matcher:
-    """Make a matcher for an empty answer, which holds its reasoning to the budget if there is one.
+    """Make a matcher for an empty answer, with its thinking budget if there is one.
 
-    With a trigger only the calls that it begins are held to the grammar, one that the prompt has begun too.
+    With a trigger, the grammar constrains only calls, including one that the prompt has begun.
 
     Raises GrammarError if the grammar cannot be used.
     """
@@ -298,7 +298,7 @@ def make_matcher(
 
 
 def triggered_matcher(matcher: Matcher | None) -> TriggeredMatcher | None:
-    """Return the part of a matcher that holds only calls to a grammar; None if it has none."""
+    """Return the part of a matcher that constrains only calls; None if it has none."""
     if isinstance(matcher, BudgetedMatcher):
         matcher = matcher.inner
     return matcher if isinstance(matcher, TriggeredMatcher) else None

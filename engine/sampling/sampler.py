@@ -26,14 +26,14 @@ from reprise.engine.sampling.logits import (
 )
 
 LEAST_LOGIT = -1e9
-"""Takes the place of an impossible token's logit, whose product with its probability must be 0."""
+"""Replaces an impossible token's logit, so that its product with the probability is 0."""
 
 
 def find_entropies(logits: mx.array, places: Sequence[int], after: Sequence[mx.array]) -> mx.array:
     """Return the entropies of the distributions at temperature 1: (places,) float32, in nats.
 
-    logits: (n, vocabulary). places: which of the n to take; many are done in portions, as in logits.py.
-    after: arrays to be computed first, so that they and the entropies do not need memory at the same time.
+    logits: (n, vocabulary). places: which of the n to take. Many are computed in batches, as in logits.py.
+    after: arrays to compute first, so that they and the entropies do not need memory at the same time.
     """
     size = draws_per_portion(LIKELIHOOD_ARRAYS, logits.shape[-1])
     found: list[mx.array] = []
@@ -45,7 +45,7 @@ def find_entropies(logits: mx.array, places: Sequence[int], after: Sequence[mx.a
 
 
 Portions = list[tuple[Needs, list[int]]]
-"""The work that each portion of the draws needs, and the indices of its draws."""
+"""Each sampling batch's work and the indices of its draws."""
 
 _MASK_64 = (1 << 64) - 1
 _FORBIDDEN = -1e5
@@ -71,7 +71,7 @@ def _splitmix64(x: int) -> int:
 
 
 class Ends(NamedTuple):
-    """The tokens that end an answer. model: the model's. own: those that the request adds."""
+    """The tokens that end an answer. model: the model's. own: added by the request."""
 
     model: Collection[int]
     own: Collection[int]
@@ -81,7 +81,7 @@ NO_ENDS = Ends((), ())
 
 
 class RowSampling:
-    """How one row's tokens are sampled. Made once for each row, and kept while other rows come and go.
+    """How one row's tokens are sampled. Made once per row, and kept while other rows come and go.
 
     settings: the request's. is_filtered: whether any of the request's filters has an effect.
     penalties: the row's token counts; None if no penalty has an effect.
@@ -117,8 +117,7 @@ class RowSampling:
 class Sampler:
     """The sampling settings of one set of rows, as arrays; replaced whenever a row is added or removed.
 
-    rows: (rows,) how each row is sampled, made before. So the work of making a sampler does not grow with a
-        request's input.
+    rows: (rows,) made before, so that the cost of making a sampler does not grow with a request's input.
     """
 
     def __init__(self, rows: Sequence[RowSampling], vocab_size: int) -> None:
@@ -152,7 +151,7 @@ class Sampler:
             nothing drafted and no mask.
         places: (draws,) index of each draw's logits; None for the order of the draws.
 
-        Large numbers of draws are sampled portion by portion, in the memory that logits.py counts.
+        Many draws are sampled in batches, within the memory that logits.py counts.
         """
         if draws is None:
             draws, portions = self._one_per_row, self._portions_of_rows(positions, logits.shape[-1])
@@ -172,13 +171,13 @@ class Sampler:
         return mx.concatenate(tokens)[mx.array(order)]
 
     def _portions_of_rows(self, positions: Sequence[int], size: int) -> Portions:
-        """Return the portions of one draw per row: the same in every step, unless a bias depends on them."""
+        """Return the sampling batches of one draw per row. They differ by step only if a bias does."""
         if self._has_early_bias or size not in self._plain_portions:
             self._plain_portions[size] = self._portions(self._one_per_row, positions, size)
         return self._plain_portions[size]
 
     def _portions(self, draws: Sequence["Draw"], positions: Sequence[int], size: int) -> Portions:
-        """Divide draws into portions. size: of the logits' vocabulary."""
+        """Divide draws into sampling batches. size: of the logits' vocabulary."""
         # The draws of a group need the same work, so none pays for what only others need.
         groups: dict[Needs, list[int]] = {}
         for at, draw in enumerate(draws):
@@ -192,7 +191,7 @@ class Sampler:
     def _draw(
         self, logits: mx.array, draws: Sequence["Draw"], positions: Sequence[int], needs: Needs
     ) -> mx.array:
-        """Sample one portion of draws that all need the same work: (draws,) ids."""
+        """Sample one batch of draws that all need the same work: (draws,) ids."""
         logits = self._adjust(logits.astype(mx.float32), draws, positions, needs)
         if needs.noise:
             rows = [draw.row for draw in draws]
@@ -257,7 +256,7 @@ class Draw:
 
 
 def _dense_bias(sampling: Sampling, vocab_size: int, forbidden: Collection[int]) -> mx.array | None:
-    """Return a request's bias on the logits: (vocabulary,). forbidden: tokens that are not to be chosen."""
+    """Return a request's bias on the logits: (vocabulary,). forbidden: tokens that must not be chosen."""
     if not (sampling.logit_bias or sampling.allowed or forbidden):
         return None
     num = len(sampling.logit_bias)

@@ -1,6 +1,6 @@
 """Run foreign code in processes that can be killed: chat templates, and libraries for schemas and images.
 
-It may take forever on input made to exploit it, and a thread cannot be stopped. Each runs child_script.py.
+Such code may run forever on hostile input, and a thread cannot be killed. Each process runs child_script.py.
 """
 
 import atexit
@@ -40,7 +40,7 @@ class ChildError(Exception):
 class ChildProcess:
     """A process for one job of child_script.py. Safe on any thread; makes one call at a time.
 
-    The process starts at the first call, and again after a call that it did not survive.
+    The process starts at the first call, and again after a call that killed it.
     """
 
     def __init__(self, job: Literal["templates", "schemas", "grammars", "images"], limits: Limits) -> None:
@@ -124,7 +124,7 @@ _CHECKER = ChildProcess("schemas", Limits(cpu_s=0.5, wall_s=5.0, memory_bytes=51
 def satisfies(text: str, schema: str) -> bool | None:
     """Return whether a text is JSON that satisfies a whole schema; None if the check failed. Blocks.
 
-    A grammar made of a schema that is not strict may enforce less.
+    A grammar made from a schema that is not strict may enforce less.
     """
     try:
         # A schema comes from a client: its patterns and references may take forever.
@@ -149,8 +149,8 @@ class RenderLimitError(RenderError):
 class TemplateProcess(ChildProcess):
     """Renders chat templates, in place of transformers' render_jinja_template().
 
-    A template is a program that comes with the model. Jinja's sandbox, in which transformers runs it, keeps
-    it from code and files, but not from looping forever or filling memory.
+    A template is a program that comes with the model. transformers runs it in Jinja's sandbox, which prevents
+    access to code and files, but not endless loops or filled memory.
     """
 
     def __init__(self, time_limit_s: float = TIME_LIMIT_S) -> None:
@@ -167,7 +167,7 @@ class TemplateProcess(ChildProcess):
         return reply["rendered"], reply["indices"]
 
     def isolate(self) -> None:
-        """Render the templates of every tokenizer here from now on, in calls from transformers too."""
+        """Render every tokenizer's templates in this process from now on, including calls by transformers."""
         # It takes seconds to import, and not everyone who checks schemas has a tokenizer.
         from transformers import tokenization_utils_base
 
@@ -190,7 +190,7 @@ class ImageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A decoded image: its tiles, and the whole if that is shown, as if each began the prompt.
+    """A decoded image: its tiles, and the whole if shown, positioned as if each began the prompt.
 
     before: token ids that precede each part.
     """
@@ -205,9 +205,9 @@ class Picture:
 
 
 class ImageDecoder:
-    """Decodes images, which are hostile files for decoders in C. Safe on any thread.
+    """Decodes images, which may be files that attack C decoders. Thread-safe.
 
-    It has two processes, so that a large image, or one made to take long, delays no other client's.
+    It has two processes, so that one slow image blocks nobody.
     """
 
     def __init__(self, small: Limits = SMALL_LIMITS, large: Limits = LARGE_LIMITS) -> None:

@@ -30,9 +30,9 @@ _LATER_IMPORTS = "{{ strftime_now('%d %B %Y') }}{{ messages | tojson(indent=2) }
 
 
 def encode_message(message: Message) -> bytes:
-    """Encode a call or a reply: two lengths of four bytes, JSON, and then what it has as "attached", bytes.
+    """Encode a call or a reply: two lengths of four bytes, JSON, then the bytes of "attached".
 
-    What JSON cannot represent becomes the text that transformers puts in a prompt for it.
+    Values that JSON cannot represent become the text that transformers would put into a prompt.
     """
     attached: bytes = message.get("attached", b"")
     fields = {name: value for name, value in message.items() if name != "attached"}
@@ -41,7 +41,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def read_message(source: IO[bytes], max_bytes: int = 2**32) -> Message:
-    """Read what encode_message() made. Raises EOFError if it ends early or is too long, or ValueError."""
+    """Decode what encode_message() made. Raises EOFError if it is cut off or too long, or ValueError."""
 
     def read(num_bytes: int) -> bytes:
         found = source.read(num_bytes) if num_bytes <= max_bytes else b""
@@ -76,7 +76,7 @@ def handle_templates() -> Handle:
 
 
 def handle_schemas() -> Handle:
-    """Return a function that checks JSON by a schema. A call has text and schema, both as JSON."""
+    """Return a function that validates JSON. A call has text and schema, both as JSON."""
     validators: Any = importlib.import_module("jsonschema.validators")
     registry = importlib.import_module("referencing").Registry()
 
@@ -130,7 +130,7 @@ JOBS: dict[str, Callable[[], Handle]] = {
 
 
 def main(job: str, memory_bytes: str, cpu_limit_s: str) -> None:
-    """Report readiness by an empty reply, then reply to calls until the input ends."""
+    """Report readiness with an empty reply, then reply to calls until the input ends."""
     if job != "templates":
         os.nice(NICENESS)
     handle = JOBS[job]()
@@ -147,7 +147,7 @@ def main(job: str, memory_bytes: str, cpu_limit_s: str) -> None:
             sys.stdout.buffer.write(encode_message(reply))
             sys.stdout.buffer.flush()
             signal.setitimer(signal.ITIMER_PROF, 0)
-            # It may hold an image, which would be there beside the next one.
+            # It may hold an image, which would stay in memory with the next.
             reply.clear()
             call = read_message(sys.stdin.buffer)
             # Without a handler the signal ends the process, even within a regular expression.
@@ -156,7 +156,7 @@ def main(job: str, memory_bytes: str, cpu_limit_s: str) -> None:
 
 
 def _load_render() -> Any:
-    """Import transformers' render function, if possible without the rest, which takes seconds to import."""
+    """Import transformers' render function, if possible without the rest, which takes seconds."""
     found = importlib.util.find_spec("transformers")
     assert found is not None
     assert found.origin is not None

@@ -1,4 +1,4 @@
-"""Decode images with Pillow, whose decoders in C have had faults: the job "images" of child_script.py."""
+"""Decode images with Pillow, whose C decoders have had exploits: the job "images" of child_script.py."""
 
 import binascii
 import gc
@@ -55,19 +55,19 @@ def make_handler() -> Callable[[Call], Call]:
         except Exception as fault:
             return {"complaint": f"cannot be decoded: {str(fault) or type(fault).__name__}"[:500]}
         finally:
-            # What has failed is held by its own error, and would be there beside the next image.
+            # The exception holds the failed image, which would stay in memory with the next.
             gc.collect()
 
     return handle
 
 
 def decode(call: Call) -> Call:
-    """Decode an image as a model's processor would have it.
+    """Decode an image and cut it as the model's processor does.
 
     call: attached, the file in base64; processor, the fields of an ImageProcessor; detail and budget, see
-        find_size(); max_pixels: the reply to a larger image only says that it is_large.
-    Returns parts, which are for each tile and the whole the token ids that precede it, grid and shape; and
-    attached, the pixels of all parts.
+        find_size(); max_pixels: for a larger image, the reply only has is_large.
+    Returns parts: for each tile and the whole, the token ids that precede it, its grid and its shape; and
+    attached: the pixels of all parts.
     """
     image = _open(_from_base64(call.pop("attached", b"")))
     if image.width * image.height > call["max_pixels"]:
@@ -103,7 +103,7 @@ def decode(call: Call) -> Call:
 
 
 def _resized(image: Image.Image, size: tuple[int, int], turn: Any, resampling: int) -> Any:
-    """Return the pixels (height, width, 3) of an image, resized and turned. size: height and width then."""
+    """Return an image's pixels (height, width, 3), resized and upright. size: the result's height, width."""
     # Turned when it is small: a copy of the whole would take too much memory.
     height, width = size[::-1] if turn in SIDEWAYS else size
     resized = image.resize((width, height), resampling)
@@ -119,7 +119,7 @@ def _from_base64(text: bytes) -> bytes:
 
 
 def _open(data: bytes) -> Image.Image:
-    """Read an image's head, and refuse it if it has too many pixels."""
+    """Read an image's header, and refuse it if it has too many pixels."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError as fault:
@@ -138,7 +138,7 @@ def _open(data: bytes) -> Image.Image:
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
-    """Decode the first frame, what is transparent on white."""
+    """Decode the first frame, transparency on white."""
     image.load()
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         image = image.convert("RGBA")
@@ -165,12 +165,12 @@ def _in_patches(pixels: Any, processor: ImageProcessor) -> Any:
 
 
 def _import_decoders() -> None:
-    """Decode an image of each kind, to import what that needs: later no file can be opened."""
+    """Decode an image of each kind to import its decoder: later no file can be opened."""
     for kind in FORMATS:
         file = io.BytesIO()
         Image.new("RGB", (8, 8)).save(file, kind, exif=b"Exif\0\0" if kind != "GIF" else b"")
         image = Image.open(file, formats=FORMATS)
         image.getexif().get(ORIENTATION)
         _as_rgb(image).resize((4, 4), Image.Resampling.BICUBIC).transpose(TURNS["6"])
-    # What JPEG files of several pictures are read with.
+    # The reader of JPEG files with several pictures.
     importlib.import_module("PIL.MpoImagePlugin")

@@ -1,4 +1,4 @@
-"""Choose the next step's work: which requests run, how much of their prompts is fed, which draft prefill.
+"""Choose the next step's work: which requests run, their prefill chunks, and draft prefill.
 
 Nothing here runs a decoding step; batch.py and speculative/verify.py do.
 """

@@ -1,8 +1,8 @@
-"""Draft prefill: the draft model computes the texts of rows that decode, slice by slice, on slowdown budgets.
+"""Draft prefill: the draft model computes decoding rows' texts in slices, charged to slowdown budgets.
 
-A row decodes from its first token on, however far its draft prefill is. A slice is computed only while no
-prompt is prefilled and every row has its first token. It delays all rows, so the budget of each must allow
-it. Once a row's draft prefill is complete, the draft model may draft for it.
+A row decodes before its draft prefill is complete; only then may the draft model draft for it. A slice is
+computed only while no prompt is prefilled and every row has its first token. It delays all rows, so every
+row's budget must allow it.
 """
 
 import logging
@@ -63,7 +63,7 @@ class Pace:
         return min(self.num_tokens, max(num_left, MIN_SLICE_TOKENS)) * self.token_s
 
     def observe(self, num_tokens: int, taken_s: float, limit_s: float) -> None:
-        """Learn from the seconds of a slice, unless the text's end cut it short: then a token costs more.
+        """Learn from a slice's seconds, unless the text's end cut it short, which makes tokens dearer.
 
         limit_s: maximum seconds of a slice.
         """
@@ -79,7 +79,7 @@ class Pace:
 class DraftPrefiller:
     """Chooses which texts the draft model prefills, and when. Used by the engine's thread only.
 
-    A fault ends only the draft model's part: the answer needs the target model alone.
+    An error ends only the draft model's part: the answer needs the target model alone.
     prefixes: the draft model's prefix cache.
     """
 
@@ -103,7 +103,7 @@ class DraftPrefiller:
     def choose(self, sequence: Sequence) -> None:
         """Choose whether the draft model or head drafts for a sequence whose drafters were just opened.
 
-        That is chosen before its prompt is computed, as taking a head's states out of the target costs time.
+        The choice precedes prefill, because collecting a head's states from the target costs time.
         """
         if sequence.drafts and sequence.drafts.uses_model:
             try:
@@ -148,7 +148,7 @@ class DraftPrefiller:
         return proposers.prompt_gate.should_prefill(pays)
 
     def begun(self, members: SequenceOf[Sequence]) -> list[Sequence]:
-        """Return the sequences whose draft prefill is under way, in caches that their rows do not own yet."""
+        """Return the sequences whose draft prefill is under way, in caches that no row owns yet."""
         return [members[row] for row, prefill in self._draft_model.awaiting_prefill() if prefill.caches]
 
     def stop(self, members: SequenceOf[Sequence]) -> bool:
@@ -164,7 +164,7 @@ class DraftPrefiller:
             sequence.drafts.uses_model = False
 
     def keep_row(self, sequence: Sequence, row: int) -> None:
-        """Keep the draft model's part of a row as a prefix, before its removal, if memory allows a copy."""
+        """Cache the draft model's part of a row before the row is removed, if memory allows a copy."""
         try:
             if self._may_copy(sequence):
                 self._draft_model.keep_row(row, sequence.tokens, self.prefixes)
@@ -173,14 +173,14 @@ class DraftPrefiller:
             log.warning("a prefix of the draft model could not be cached", exc_info=True)
 
     def is_due(self, members: SequenceOf[Sequence]) -> bool:
-        """Whether a slice may be computed now. First drops draft prefills that are of no use any more."""
+        """Whether a slice may be computed now. First drops draft prefills that are no longer useful."""
         self._drop_hopeless(members)
         return self._choose(members) is not None
 
     def run(self, members: SequenceOf[Sequence]) -> None:
         """Compute a slice, if one is due, and more slices while all of them stay within a limit.
 
-        The limit is the seconds of a plain step or, within the shares of prefill time, of a prompt's chunk.
+        The limit is the seconds of a plain step or, within the share of prefill time, of a prompt's chunk.
         """
         start, has_computed = perf_counter(), False
         while (chosen := self._choose(members)) is not None:
@@ -194,7 +194,7 @@ class DraftPrefiller:
             has_computed = True
 
     def _drop_hopeless(self, members: SequenceOf[Sequence]) -> None:
-        """Drop texts that take longer to prefill than their answers can pay for, and heads idle for long."""
+        """Drop texts whose prefill costs more than their answers can pay for, and long-idle heads."""
         if isinstance(self._draft_model, HeadDrafter):
             for row in self._draft_model.idle_rows():
                 self._drop(members[row], row)
@@ -215,7 +215,7 @@ class DraftPrefiller:
         return self._planner.costs.least_plain_s(len(members), self._planner.conditions(members))
 
     def _choose(self, members: SequenceOf[Sequence]) -> tuple[int, TextPrefill, float] | None:
-        """Return the row to prefill next, the one with the least left; None if none may be.
+        """Choose the row to prefill next, the one with the least left; None if none may be prefilled.
 
         Returns the row, its draft prefill, and the seconds of a plain step.
         """
@@ -241,7 +241,7 @@ class DraftPrefiller:
     def _awaits(
         self, sequence: Sequence, prefill: TextPrefill, others: Iterable[tuple[Sequence, TextPrefill]]
     ) -> bool:
-        """Whether another text that begins like this one comes first, after which this one has less left."""
+        """Whether to wait for another text with a shared prefix, after which this one has less left."""
         if prefill.has_begun or not prefill.num_before:
             return False
         return any(
@@ -287,7 +287,7 @@ class DraftPrefiller:
             sequence.drafts.counts.drafter_s += taken_s
 
     def _look_up(self, sequence: Sequence, row: int, prefill: TextPrefill, limit_s: float) -> None:
-        """Look up a part of a text, to find out how much of it the draft model has computed before."""
+        """Look up a part of a text in the draft model's prefix cache."""
         start, tokens = perf_counter(), sequence.tokens
         num_tokens = self.prefixes.look_up(prefill, tokens, self._lookup_pace.num_tokens)
         self._lookup_pace.observe(num_tokens, perf_counter() - start, limit_s)

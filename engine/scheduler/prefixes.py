@@ -1,4 +1,4 @@
-"""Prefixes: keep what is computed of texts, in memory and in files, and find it again for later prompts."""
+"""Prefixes: store the computed keys, values and state of texts, in memory and files, for later prompts."""
 
 import hashlib
 import logging
@@ -50,9 +50,9 @@ MIN_LOADED_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies of what a prompt's caches hold, which may not be computed yet.
+    """Copies of a prompt's caches, perhaps not computed yet.
 
-    tokens: of the prefix. num_held: the leading ones whose keys and values are kept already.
+    tokens: of the prefix. num_held: leading tokens whose keys and values are already cached.
     """
 
     sequence: Sequence
@@ -69,12 +69,12 @@ class Copies:
 
 
 class Prefixes:
-    """What is kept of sequences' keys, values and state, and found again. Used by the engine's thread only.
+    """Stores and finds sequences' keys, values and state. Used by the engine's thread only.
 
     budget_bytes: memory for cached prefixes. memory_budget: decides whether there is memory for a copy now.
-    can_look_back: whether state at a length can be kept after a chunk has passed that length.
-    needs_state: whether a prefix is of use only with the state at its end.
-    can_share: whether a prefix can also be taken from a running sequence.
+    can_look_back: whether state at a length can be stored after a chunk has passed that length.
+    needs_state: whether a prefix is useful only with the state at its end.
+    can_share: whether a prefix can also be copied from a running sequence.
     cache: None if budget_bytes is 0 or the model's caches cannot be sliced.
     copies: those that were started and are not in the prefix cache yet.
     store: the cache's second tier on disk, if the settings name a folder.
@@ -181,7 +181,7 @@ class Prefixes:
         return copies
 
     def keep_cancelled(self, sequence: Sequence) -> None:
-        """Keep the computed part of a cancelled prompt as a prefix, in memory and in files."""
+        """Store the computed part of a cancelled prompt as a prefix, in memory and files."""
         caches, num_computed = sequence.prefill.caches, sequence.prefill.num_computed
         tokens = sequence.text_key(num_computed)
         cut = partial(cut_slice, caches)
@@ -190,7 +190,7 @@ class Prefixes:
             self._save(tokens, cut, partial(take_state, caches))
 
     def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> bool:
-        """Keep a row's caches as a prefix, if memory allows a copy; return whether it did, and waited."""
+        """Store a row's caches as a prefix if memory allows; return whether it did and waited for that."""
         held, num_tokens = rows.lengths[row], len(sequence.tokens)
         cut = partial(rows.kv_slice, row)
         self._save_kept(sequence, cut)
@@ -205,13 +205,13 @@ class Prefixes:
         return True
 
     def _keep(self, tokens: TextKey, cut: CutSlice, take: Callable[[], State]) -> bool:
-        """Keep a prefix in memory, if that allows a copy; return whether it does."""
+        """Store a prefix in memory, if there is enough for a copy; return whether it was stored."""
         if self.cache is None:
             return False
         num_held = self.cache.count_held(tokens)
         if not self.memory_budget.may_copy(len(tokens), num_held=num_held):
             return False
-        # What is dropped for the copy may be a part of the prefix.
+        # The prefixes dropped to make room may be a part of this one.
         if self.cache.count_held(tokens) < num_held and not self.memory_budget.may_copy(len(tokens)):
             return False
         try:
@@ -222,7 +222,7 @@ class Prefixes:
         return True
 
     def _save_kept(self, sequence: Sequence, cut: CutSlice) -> None:
-        """Save the prefixes that were kept while a sequence's prompt was computed and are still in memory."""
+        """Save to files the prefixes that were cached during a sequence's prefill and are still in memory."""
         unsaved, sequence.prefix.unsaved = sequence.prefix.unsaved, []
         if self.store is None or self.cache is None:
             return
@@ -241,7 +241,7 @@ class Prefixes:
             log.warning("a prefix could not be saved", exc_info=True)
 
     def is_loading(self, sequence: Sequence, may_wait: bool) -> bool:
-        """Look for a prefix of the prompt in files, once; return whether those are still being read.
+        """Look for a prefix of the prompt in files, once; return whether files are still being read.
 
         A prefix that has been read is put into the prefix cache.
 
@@ -259,7 +259,7 @@ class Prefixes:
         if not may_wait and (not loading.future.done() or self.store.advance_load(loading)):
             return True
         sequence.prefix.loading = None
-        # What was read, and the part of it that is not in memory yet.
+        # The prefix that was read, and its part that is not in memory yet.
         if not self.memory_budget.may_copy(loading.ends[-1], num_copies=2):
             return False
         if (taken := self.store.finish_load(loading)) is not None:
@@ -267,7 +267,7 @@ class Prefixes:
         return False
 
     def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
-        """Whether a waiting sequence should wait until another one has prefilled a prefix that both share."""
+        """Whether a waiting sequence should wait until another has prefilled their shared prefix."""
         if sequence.request.prompt_logprobs or (self.cache is None and not self.can_share):
             return False
         if sequence.prefix.awaited and sequence.prefix.awaited[0] not in prefilling:
@@ -285,7 +285,7 @@ class Prefixes:
         return other in prefilling and not other.ended and other.prefill.num_computed < shared
 
     def _keep_shared(self, other: Sequence, shared: int) -> tuple[Sequence, int]:
-        """Let a prefilling sequence keep what another shares with it; return it, and how much it keeps."""
+        """Have a prefilling sequence cache a prefix that another shares; return sequence and length."""
         head = other.request.head_tokens
         if (
             head in other.prefill.keep_at
@@ -325,7 +325,7 @@ class Prefixes:
     def find(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
     ) -> tuple[Caches, int]:
-        """Return caches that hold the longest known prefix of a sequence's tokens, and the prefix's length.
+        """Return caches with the longest known prefix of a sequence's tokens, and its length.
 
         The last token is never part of the prefix, since its logits have to be computed.
         members, rows: the sequences that decode, and their rows.
@@ -358,14 +358,14 @@ class Prefixes:
         return found or (make_caches(), 0)
 
     def count_kept(self, sequence: Sequence) -> int:
-        """Count the leading tokens that the prefix cache holds, of images all or none."""
+        """Count the leading tokens that the prefix cache holds, never a part of an image."""
         held = self.cache.match(sequence.text_key()) if self.cache else 0
         return whole_images(sequence.request.images, held)
 
     def _borrow(
         self, sequence: Sequence, members: SequenceOf[Sequence], rows: Rows, prefilling: SequenceOf[Sequence]
     ) -> tuple[int, KVSlice | None]:
-        """Return the longest prefix that a row or a prefilling prompt holds: its length and its KV slice."""
+        """Copy the longest prefix that a row or a prefilling prompt holds: its length and its KV slice."""
         holders: list[tuple[Sequence, int, CutSlice]] = [
             (m, rows.lengths[row], partial(rows.kv_slice, row)) for row, m in enumerate(members)
         ]
@@ -390,7 +390,7 @@ def num_shared(sequence: Sequence, other: Sequence) -> int:
 
 
 def _whole(sequence: Sequence, match: Callable[[TextKey], int]) -> TextKey:
-    """Return the key of a waiting sequence's text, up to where match() counts no image in part."""
+    """Return the key of a waiting sequence's text, shortened so that match() ends within no image."""
     return without_cut_images(sequence.request.images, sequence.text_key(), match)
 
 
@@ -402,7 +402,7 @@ NUM_RUNGS = 16
 follows it."""
 
 WITHIN_WEIGHT = 0.25
-"""How likely a prompt parts from another in the middle of a message, if 1 is where one begins."""
+"""Relative chance that prompts diverge within a message rather than at its beginning (1)."""
 
 EVEN_SHARE = 0.25
 """Share of the memory that one prompt's ladder may take for gaps that do not grow toward its start."""
@@ -412,7 +412,7 @@ OPENING_REACH = 256
 
 
 class Checkpoints:
-    """Chooses the lengths of prompts at which state is kept. Used by the engine's thread only.
+    """Chooses the prompt lengths at which state is stored. Used by the engine's thread only.
 
     openings: the tokens with which messages begin in prompts.
     """
@@ -422,14 +422,14 @@ class Checkpoints:
         self._openings, self._opening = openings, list(openings.answer)
 
     def plan(self, sequence: Sequence, max_cuts: int) -> None:
-        """Choose the lengths at which to keep state of a sequence that was just admitted.
+        """Choose the lengths at which to store the state of a newly admitted sequence.
 
-        They are: where its prompt diverges from a kept one, where the answer opens, the end of system text
+        They are: where its prompt diverges from a cached one, where the answer begins, the end of system text
         and tools, and a ladder of lengths up to the prompt's end. The next turn's prompt may leave out the
-        reasoning, and then diverges where the answer opens. If the tokens that open the answer stay in later
-        turns, state is kept only after them.
+        reasoning, and then diverges where the answer begins. If the answer's opening tokens stay in later
+        turns, state is stored only after them.
 
-        max_cuts: how many chunks may be cut short only to keep state.
+        max_cuts: how many chunks may be cut short only to store state.
         """
         if not self._keeps(sequence):
             return
@@ -470,7 +470,7 @@ class Checkpoints:
         }
 
     def wants_end(self, sequence: Sequence) -> bool:
-        """Whether to keep state at the end of a complete prompt, so that it need not be computed again."""
+        """Whether to store state at the end of a prompt, so that it need not be computed again."""
         prefill = sequence.prefill
         if not self._keeps(sequence) or sequence.num_answered:
             return False
@@ -479,12 +479,12 @@ class Checkpoints:
         return prefill.num_computed > max(last, prefill.num_found)
 
     def _keeps(self, sequence: Sequence) -> bool:
-        """Whether state of a sequence's prompt is kept. Where it wants log probabilities, none is used."""
+        """Whether to store state of a sequence's prompt. With prompt log probabilities, none is used."""
         has_use = self._prefixes.cache is not None and self._prefixes.needs_state
         return has_use and not sequence.request.prompt_logprobs
 
     def opening(self, tokens: list[int]) -> int:
-        """Return the number of tokens before those that open the last answer; 0 if none open one."""
+        """Return the number of tokens before the last answer's opening tokens; 0 without an opening."""
         count = len(self._opening)
         for at in range(len(tokens) - count, max(0, len(tokens) - OPENING_REACH), -1):
             if count and tokens[at : at + count] == self._opening:
@@ -504,7 +504,7 @@ def choose_rungs(
 
     The next length is the last fixed one within its gap, else the last border in the gap's second half, else
     the gap's end.
-    fixed: lengths at which state is kept in any case. borders: lengths where messages begin. Both ascending.
+    fixed: lengths at which state is stored anyway. borders: lengths where messages begin. Both ascending.
     min_gap: minimum tokens of a gap, if more than MAX_GAP_TOKENS. num_rungs: see NUM_RUNGS.
     """
     rungs: list[int] = []

@@ -1,4 +1,4 @@
-"""The sequences that wait for a row, those whose prompts are being computed, and when each goes on.
+"""The sequences that wait for a row or prefill, and when each goes on.
 
 Waiting sequences are admitted to prefill, where their prompts are fed in chunks; then they join the rows.
 """
@@ -24,16 +24,16 @@ from reprise.engine.speculative.heads.head import Taps
 from reprise.engine.vision.image_features import Looking, Sight
 
 SNAP_SHARE = 0.75
-"""A chunk ends where state is to be kept rather than is cut there, if that is past this share of it."""
+"""A chunk ends where state is to be stored if that is past this share of it; otherwise it is cut there."""
 
 
 class Prefiller:
     """Feeds chunks of prompts to the target model.
 
     prefilling: the sequences whose prompts are being computed, in the order of their admission.
-    checkpoints: chooses the lengths at which state is kept. device: computes the chunks, as it does steps.
+    checkpoints: chooses the lengths at which state is stored. device: computes the chunks, like steps.
     planner: decides how many tokens of each prompt a step feeds.
-    num_done: chunks, and slices of the tower's work, that are computed; any thread may read it.
+    num_done: chunks, and slices of image encoding, that are computed; any thread may read it.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Prefiller:
         return any(chunks)
 
     def _complete(self, sequence: Sequence, join: Callable[[Sequence], None]) -> None:
-        """Let a sequence join the rows, as its prompt is complete."""
+        """Let a sequence join the rows: its prompt is complete."""
         if self.checkpoints.wants_end(sequence):
             self._prefixes.start_keeping(sequence, sequence.prefill.num_computed)
         join(sequence)
@@ -104,7 +104,7 @@ class Prefiller:
         self.prefilling.remove(sequence)
 
     def _look(self, sequence: Sequence, looking: Looking, num_units: int, num_rows: int) -> None:
-        """Let the tower do the next units of its work on the image that a prompt has come to."""
+        """Encode a slice of the image that a prompt has reached."""
         drafts = sequence.drafts
 
         def done(kind: str, units: int, seconds: float | None) -> None:
@@ -125,7 +125,7 @@ class Prefiller:
             least = max(1, looking.least_units)
 
     def _feed(self, sequence: Sequence, chunk: int, costs: PrefillCosts) -> None:
-        """Feed the next tokens of a prompt, in parts if state is to be kept of a length between them."""
+        """Feed the next tokens of a prompt, split where state is to be stored."""
         prefill = sequence.prefill
         if sequence.needs_prompt_logprobs:
             chunk = min(chunk, PROMPT_LOGPROBS_CHUNK)
@@ -141,7 +141,7 @@ class Prefiller:
                 self._feed_part(sequence, stop, costs)
 
     def _feed_part(self, sequence: Sequence, stop: int, costs: PrefillCosts) -> None:
-        """Feed the tokens of a prompt up to a length, then keep the state of the lengths that are wanted."""
+        """Feed the tokens of a prompt up to a length, then store state where it is wanted."""
         prefill = sequence.prefill
         num_before = prefill.num_computed
         logits, states = self._forward(sequence, stop)
@@ -168,7 +168,7 @@ class Prefiller:
                 self._prefixes.start_keeping(sequence, length)
 
     def finish_keeping(self) -> None:
-        """Put the state that chunks have passed into the prefix cache, once they are computed."""
+        """Put the state that chunks reached into the prefix cache once they are computed."""
         if self._prefixes.copies:
             self.device.settle()
             self._prefixes.finish_keeping()
@@ -282,7 +282,7 @@ class RequestQueue:
             may_be_long = self._may_begin_long()
 
     def put_back(self, sequences: Iterable[Sequence]) -> None:
-        """Put running sequences back into the queue, at their old places, unless they have ended."""
+        """Put running sequences back into the queue at their old positions, unless they have ended."""
         running = [s for s in sequences if not s.ended]
         for sequence in running:
             sequence.restart()

@@ -66,12 +66,12 @@ class AcceptanceCounts:
 class Acceptance:
     """How likely a drafted token is accepted, learned over one request and, slowly, over all requests.
 
-    Copies often end where a line ends, as when one record out of many is quoted. So a line end has an
-    acceptance rate of its own, by the number of lines the answer already has, instead of its draft's.
+    Copies often end at a line end, as when one record out of many is quoted. So line ends have their own
+    acceptance rates, by the number of lines that the answer already has, instead of their draft's.
 
     global_counts: the counts over all requests, from which a request starts.
     doubt: >= 1, the power to which the prior is raised if the prompt does not look repetitive. It lowers the
-        prior of short matches much, that of long ones little.
+        priors of short matches most.
     line_ends: tokens that end a line.
     """
 
@@ -83,12 +83,12 @@ class Acceptance:
         self.line_ends = line_ends
         self.own = AcceptanceCounts(DECAY)
         self._num_lines = 0
-        # By the lines that the answer has. They are wanted several times for every draft, so they are
-        # computed when this request learns more; what other requests learn meanwhile can wait.
+        # By the answer's number of lines. Used several times for every draft, so they are computed when this
+        # request # learns more; other requests' learning can wait.
         self._line_end_rates: list[float] = []
 
     def rate(self, draft: Draft) -> float:
-        """Return the chance that a token of a draft is accepted if all before it were, in (0, 1).
+        """Return a draft token's chance of acceptance if all before it were accepted, in (0, 1).
 
         If the chance differs by token, the highest is returned.
         """
@@ -108,7 +108,7 @@ class Acceptance:
         return min(max(self.own.rate(key, start**doubt, PRIOR_TOKENS), 0.001), 0.998)
 
     def estimate(self, draft: Draft, rate: float) -> DraftEstimate:
-        """Estimate a draft whose tokens are accepted at this rate; its line ends have rates of their own."""
+        """Estimate a draft whose tokens have this acceptance rate, except line ends, which have their own."""
         if draft.by_token:
             by_token = self.rates(draft)
             less = (at for at in range(1, len(by_token)) if by_token[at] < by_token[at - 1])
@@ -189,7 +189,7 @@ KEPT_TOKENS = 30.0
 
 
 def find_file(settings: Settings, model_name: str, vocabulary: str) -> Path | None:
-    """Return the file of a model's rates, in the folder of kept prefixes; None if there is no folder.
+    """Return the file of a model's rates, in the folder of prefix files; None without such a folder.
 
     vocabulary: fingerprint of the model's vocabulary.
     """

@@ -1,4 +1,4 @@
-"""Choose how long drafts are: the step width that promises the most tokens per second."""
+"""Choose the length of drafts: the step width with the most expected tokens per second."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ MAX_CLOSING = 64
 
 
 class DrafterWork:
-    """The slices of drafters' work that are left to do, of all sequences.
+    """The pending slices of drafters' work for all sequences.
 
     Prompts are indexed in rotation, a slice of each, so that a short one never waits for a long one. Finished
     texts are learned one after the other, as drafters require, in as many slices as prompts get. A step does
@@ -98,14 +98,14 @@ def expected_tokens(rate: float, num_drafted: int) -> float:
 
 @dataclass(slots=True)
 class DraftEstimate:
-    """One row's best draft, and the tokens that it promises. A row without a draft has num_tokens 0.
+    """One row's best draft and its expected tokens. Without a draft num_tokens is 0.
 
-    expected: (num_tokens + 1,) tokens that a step commits on average with the first 0, 1, 2, ... tokens.
-    stops: lengths at which the draft becomes less certain, and so may be cut.
-    draft: the drafted tokens and their source; the draft model makes its tokens once the width is known.
-    splits: (num_tokens + 1,) how many of 0, 1, 2, ... tokens are the draft's, if the others are masks behind
-        it; else empty. Then expected also counts what masks bring in the next step.
-    is_worth: whether the draft pays in a step where all rows are like this one.
+    expected: (num_tokens + 1,) mean tokens that a step commits with the first 0, 1, 2, ... tokens.
+    stops: lengths at which the draft becomes less certain, so it may be cut there.
+    draft: the drafted tokens and their source. The draft model makes its tokens once the width is known.
+    splits: (num_tokens + 1,) how many of 0, 1, 2, ... tokens are the draft's if masks follow it; else empty.
+        With masks, expected includes their gain in the next step.
+    is_worth: whether the draft would pay if all rows were like this one.
     """
 
     expected: Sequence[float] = (1.0,)
@@ -120,22 +120,22 @@ class DraftEstimate:
         return len(self.expected) - 1
 
     def num_at(self, width: int) -> int:
-        """Return how many drafted tokens and masks a row feeds in a step of a width, behind its newest."""
+        """Return how many drafted tokens and masks a row feeds in a step of this width."""
         return min(width, len(self.expected)) - 1
 
     def num_text_at(self, width: int) -> int:
-        """Return how many drafted tokens, masks not counted, a row feeds in a step of a width."""
+        """Return how many drafted tokens, without masks, a row feeds in a step of this width."""
         return self.splits[self.num_at(width)] if self.splits else self.num_at(width)
 
 
 def sum_up(rates: Sequence[float]) -> tuple[float, ...]:
-    """Return DraftEstimate.expected for tokens that are accepted at these rates."""
+    """Return DraftEstimate.expected for tokens with these acceptance rates."""
     return tuple(accumulate(accumulate(rates, mul), initial=1.0))
 
 
 @lru_cache(maxsize=64)
 def steady(rate: float, num_tokens: int) -> tuple[float, ...]:
-    """Return the same for tokens of one rate. Rows that copy well share the highest rate."""
+    """Return sum_up() for equal rates. Cached, as rows that copy well share the highest rate."""
     return sum_up([rate] * num_tokens)
 
 
@@ -157,7 +157,7 @@ def choose_width(
 ) -> int:
     """Choose the width of the next step, the same for all rows; 1 means a plain step.
 
-    The one that promises the most tokens per second is chosen, if it exceeds plain decoding by MIN_GAIN.
+    The choice has the most expected tokens per second, if that exceeds plain decoding by MIN_GAIN.
     widths: the candidates. step_s: expected seconds of a step of that width.
     is_allowed: whether every row's slowdown budget allows that width.
     """

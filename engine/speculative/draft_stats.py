@@ -28,10 +28,10 @@ WORDS = {
 """The reasons for people, where nothing more is known."""
 
 LEFT_OUT = "the draft model does not pay now, and few requests try it"
-"""Why nothing was ever asked, where only the draft model or a head may draft."""
+"""Why nothing was drafted if only the draft model or a head may draft."""
 
 TOO_LONG = "the draft model or head would take longer to read the prompt than this answer can save"
-"""Why nothing was asked once the reading had begun."""
+"""Why nothing was drafted after draft prefill had begun."""
 
 PLAIN = "model"
 """The source of tokens that no drafter drafted: those of plain steps, and bonus tokens."""
@@ -44,13 +44,14 @@ class DraftCounts:
     num_fed: tokens fed in the forwards.
     by_source: drafter -> [drafted, accepted]. by_position: the same for each position in drafts.
     drafter_s: seconds that the drafters took during decoding; open_s: those before the first token.
-    undrafted: reason -> number of plans that decided for a plain step. price: the believed cost of the widest
-        step that was not taken because of its cost; of several, the last.
-    is_model_left_out: whether this prompt gets no draft prefill, as the draft model or head does not pay now.
-    is_model_dropped: whether draft prefill was stopped, as this answer is too short to pay for it.
-    token_steps: what a token of the draft model was believed to cost when it did not pay, in plain steps.
-    strategy, translation: the strategy that translates the draft model's drafts, and its counts, once a draft
-        prefill has begun.
+    undrafted: reason -> number of plans that chose a plain step. price: the estimated cost of the widest step
+        rejected for its cost; the last of several.
+    is_model_left_out: whether this prompt gets no draft prefill because the draft model or head does not pay
+        now.
+    is_model_dropped: whether draft prefill was stopped because the answer is too short to pay for it.
+    token_steps: the estimated cost of a draft model's token when it did not pay, in plain steps.
+    strategy, translation: how the draft model's drafts are translated, and the counts, once a draft prefill
+        has begun.
     """
 
     num_forwards: int = 0
@@ -89,7 +90,7 @@ class DraftCounts:
             self._add_run(PLAIN, num_tokens - num_accepted)
 
     def add_undrafted(self, reason: str, price: StepPrice | None = None) -> None:
-        """Count a plan that decided for a plain step. price: the cost of the verification step not taken."""
+        """Count a plan that chose a plain step. price: the cost of the rejected verification step."""
         self.undrafted[reason] = self.undrafted.get(reason, 0) + 1
         # The last drafts of an answer are short, and so say less.
         if price and (self.price is None or price.width >= self.price.width):
@@ -135,7 +136,7 @@ class DraftCounts:
     ) -> DraftingReport:
         """Report the counts so far, for the response, the log, the metrics and benchmarks.
 
-        has_origins: report also which drafter made each run of tokens; there may be as many runs as tokens.
+        has_origins: also report which drafter made each run of tokens. There may be as many runs as tokens.
         """
         num_predicted, accepted_prediction = self.by_source.get("prediction", (0, 0))
         return DraftingReport(

@@ -1,4 +1,4 @@
-"""The gate: decide before a request's first token which drafters it starts with, and how far to trust them.
+"""The gate: choose the drafters that a request starts with, and how far to trust them.
 
 The decision is only a start. While the answer is decoded, measured acceptance and costs decide
 (acceptance.py, draft_length.py), and costs/slowdown_budget.py bounds the loss.
@@ -28,12 +28,12 @@ class GateDecision:
     """The gate's decision for one request.
 
     decision: "lookup", one of MODELS, "wedlm" or "plain", as timings report it. reason: why, for people.
-    drafters: names of the drafters to ask, in order; among them one of MODELS if the draft model or head may
-        draft, and "wedlm" if the target may draft for itself.
+    drafters: names of the drafters to ask, in order. They include one of MODELS if the draft model or head
+        may draft, and "wedlm" if the target may draft for itself.
     score: repetition of the prompt, in [0, 1]; None if the decision did not need it, or it is not known yet.
     doubt: >= 1; see Acceptance.
-    is_final: False if the decision needs the score, and that is not known yet.
-    later: names of the drafters to open now, but to ask only if the final decision names them.
+    is_final: False if the decision needs the score but it is not known yet.
+    later: names of drafters to open now, but to ask only if the final decision names them.
     """
 
     decision: str
@@ -61,8 +61,8 @@ def decide(
 
     model: the one of MODELS that this server has; None for none. has_masks: whether the target can draft for
         itself.
-    score: repetition of the prompt, in [0, 1]; None if not known yet, and then a decision that needs it is
-        not final.
+    score: repetition of the prompt, in [0, 1]; None if not known yet. A decision that needs it is then not
+        final.
     """
     if not (request.images and model):
         return _decide(request, settings, model, has_masks, score)

@@ -1,12 +1,12 @@
-"""Drafts that a WeDLM model makes of itself: masks behind the tokens of a verification step.
+"""Drafts by a WeDLM target itself: masks after the tokens of a verification step.
 
     fed:      newest  d1 .. dk   M   M   M
     sampled:     s0   s1 .. sk
     predicted:                  m0  m1  m2      m0 for the place of sk, m1 and m2 for the two after it
 
 If all of d1 .. dk are accepted, m1 and m2 are drafts for the next step. They are drawn with the noise of
-their own positions, as the tokens themselves will be. Masks cost time in one step and bring tokens in the
-next, so a step with masks is weighed by both.
+their own positions, as the tokens will be. Masks cost time in one step and gain tokens in the next, so a step
+with masks is valued over both.
 
 Source: the forward of WeDLM (arXiv:2512.22737). There, masks are filled; here they only draft.
 """
@@ -24,12 +24,12 @@ MASKS = "wedlm"
 """Source of these drafts, and the draft type."""
 
 PLACE = "wedlm place"
-"""Source under which it is learned how often the first, second ... token behind a bonus token is right."""
+"""Source of the acceptance counts of the first, second ... token after a bonus token."""
 
 MAX_MASKS = 16
 
 PLACE_PRIORS = tuple((place, 0.85 - 0.03 * place) for place in range(MAX_MASKS))
-"""Bucket and prior of each token behind a bonus token."""
+"""Bucket and prior of each token after a bonus token."""
 
 ENTROPY_LIMITS = (0.02, 0.1, 0.3, 0.7, 1.4, 2.5)
 """Limits of the classes of a prediction's entropy, in nats."""
@@ -46,10 +46,10 @@ requests' at each new one. So masks that did not pay are tried again."""
 
 
 class MaskDrafts:
-    """One sequence's masks: what they predicted, and how often such predictions are right.
+    """One sequence's masks: their predictions, and how often such predictions are right.
 
     mask_token_id: the token that is fed as a mask. acceptance: the sequence's.
-    draft: of the last step's masks, for the next tokens; without tokens if they made none.
+    draft: the last step's predictions for the next tokens; perhaps empty.
     """
 
     def __init__(self, mask_token_id: int, acceptance: Acceptance) -> None:
@@ -79,7 +79,7 @@ class MaskDrafts:
         self.draft, self._predicted = self._predicted, NO_DRAFT
 
     def values(self, step_s: Callable[[int], float], limit: int) -> list[float]:
-        """Return the worth of 0, 1, 2 ... masks in a step, in tokens of plain decoding; see mask_values().
+        """Return the value of 0, 1, 2 ... masks in a step, in tokens of plain decoding; see mask_values().
 
         step_s: returns the seconds of a step of a width. limit: maximum masks.
         """
@@ -96,11 +96,11 @@ def _evidence(entropy: float, agrees: bool) -> tuple[int, float]:
 
 
 def mask_values(rates: Sequence[float], step_s: Callable[[int], float]) -> list[float]:
-    """Return the worth of 0, 1, 2 ... masks, in tokens: (predictions + 2,), never less for more masks.
+    """Return the value of 0, 1, 2 ... masks, in tokens: (predictions + 2,), never decreasing.
 
-    A step without drafts that feeds w masks is followed by one with w - 1 drafts: with w masks again for as
-    long as all drafts are accepted, or with none. The speed of the best such cycle, or of plain decoding if
-    that is higher, is the price of time. Drafts are worth what the steps with them bring beyond it.
+    A step without drafts that feeds w masks is followed by one with w - 1 drafts, which feeds w masks again
+    as long as all drafts are accepted, or none. The speed of the best such cycle, or of plain decoding if
+    higher, is the price of time. The value of drafts is what their steps gain beyond that price.
 
     rates: the chance that each prediction is right if those before it are. step_s: returns the seconds of a
         step of a width.
@@ -124,7 +124,7 @@ def mask_values(rates: Sequence[float], step_s: Callable[[int], float]) -> list[
 
 
 def add_masks(estimate: DraftEstimate, values: Sequence[float], limit: int) -> DraftEstimate:
-    """Return the estimate of a draft with masks behind it, and shortened where masks pay more than its end.
+    """Return a draft's estimate with masks after it, shortened where masks pay more than its end.
 
     values: of mask_values(). limit: maximum tokens and masks together.
     """

@@ -1,4 +1,4 @@
-"""Decide whether the next step verifies drafts and what every row feeds in it, and account for its time."""
+"""Plan the next step: whether it verifies drafts, and what every row feeds. Account for its time."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from reprise.engine.sampling.grammar import Matcher
 
 HOPE = 1.1
-"""By how much a width that is tried must be faster than the chosen one, if its cost is the least possible."""
+"""Required speedup of a trial's width over the chosen one, at the least possible cost."""
 
 STRONG = 0.5
 """Share of the tokens that a trial feeds, without masks, which must be expected to be committed."""
 
 EXAMPLE_WIDTH = 8
-"""Maximum width of the step whose cost is told to explain why nothing was drafted."""
+"""Maximum width of the example step that explains why nothing was drafted."""
 
 
 class CandidateWidths:
-    """Chooses the candidate widths of steps, and cuts drafts to exact ones.
+    """Chooses candidate widths of steps, and cuts drafts to exact ones.
 
     costs: the target's, whose table has the measured widths.
-    exact: if not None, it has the only (rows, width) besides width 1 that a forward pass may have.
+    exact: if not None, the only (rows, width) shapes besides width 1 that are allowed.
     """
 
     def __init__(self, costs: StepCosts, exact: Exactness | None) -> None:
@@ -95,9 +95,9 @@ class CandidateWidths:
         return [width for width in widths if (together, width) in self._exact_shapes[self._is_long]]
 
     def without_inexact(self, inputs: Sequence[RowInput]) -> list[RowInput]:
-        """In exact mode, cut drafts if a forward pass would have a width that is not known to be exact.
+        """In exact mode, cut drafts so that no forward pass has an inexact width.
 
-        Drafts have such widths when the draft model drafted less than planned.
+        That can happen when the draft model drafted less than planned.
         """
         if self._exact_shapes is None:
             return list(inputs)
@@ -174,9 +174,9 @@ def row_input(s: Member, estimate: DraftEstimate, width: int) -> RowInput:
 
 
 class Planner:
-    """Weighs the tokens that drafts promise against the time that steps take.
+    """Weighs drafts' expected tokens against steps' time.
 
-    costs: of the target's steps. widths: chooses those that a step may have; exact: see CandidateWidths.
+    costs: of the target's steps. widths: the allowed widths; exact: see CandidateWidths.
     model_costs: costs of the draft model's part of a step; None without a draft model.
     """
 
@@ -203,7 +203,7 @@ class Planner:
     def plan(self, members: Sequence[Member]) -> list[RowInput]:
         """Return the rows' inputs for a verification step; empty if a plain step is better.
 
-        While a step is in flight the plan is a forecast, as that step's token is missing.
+        While a step is in flight its token is missing, so the plan is a forecast.
         """
         if not any(s.drafts and s.drafts.can_draft for s in members):
             return []
@@ -246,13 +246,13 @@ class Planner:
         return [row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
 
     def _best_draft(self, s: Member, num_rows: int, min_tokens: float) -> DraftEstimate:
-        """Return a row's best draft: a drafter's if one pays, else the draft model's if that pays."""
+        """Return a row's best draft: a lookup drafter's if one pays, else the draft model's if that pays."""
         max_tokens = max_draft_tokens(s)
         if s.drafts is None or max_tokens < 1:
             return DraftEstimate()
 
         def is_worth(one: DraftEstimate) -> bool:
-            # Most drafts pay, or do not, whatever is done where they become less certain.
+            # For most drafts, cutting where they become less certain decides nothing.
             if pays(one, self.widths.measured(num_rows, len(one.expected)), self._even_s):
                 return True
             return bool(one.stops) and pays(one, self.widths.candidates([one], num_rows), self._even_s)
@@ -299,10 +299,10 @@ class Planner:
     def _try(
         self, members: Sequence[Member], estimates: list[DraftEstimate], chosen: int
     ) -> tuple[list[DraftEstimate], int]:
-        """Try a width whose cost is believed to be too high for what it promises: the belief may be wrong.
+        """Try a width whose estimated cost is too high, since the estimate may be wrong.
 
-        Only drafts that are likely to be accepted are tried, only now and then, and only if every slowdown
-        budget allows it. Returns the estimates and the step's width; the given ones if no trial is due.
+        Only likely drafts are tried, only now and then, and only if every slowdown budget allows it. Returns
+        the estimates and the step's width; the given ones if no trial is due.
         """
         tried, num_rows = estimates, len(members)
         least_s = self.costs.least_steps(num_rows, self._under)
@@ -369,7 +369,7 @@ class Planner:
         return estimates, 1
 
     def token_steps(self, num_rows: int, source: str) -> float | None:
-        """Return the believed cost of one token of the draft model, in plain steps; None for a head."""
+        """Return the estimated cost of a draft model's token, in plain steps; None for a head."""
         costs, plain_s = self.model_costs, self.costs.least_plain_s(num_rows, self._under)
         if not plain_s or costs is None or source != MODEL:
             return None
@@ -383,7 +383,7 @@ class Planner:
     def _estimate_by_model(
         self, forecast: DraftForecast, num_rows: int, limit: int, rate: float
     ) -> DraftEstimate:
-        """Estimate a draft by the draft model, of the length that pays best if all rows are like this one.
+        """Estimate a draft by the draft model, of the best length if all rows were like this one.
 
         Returns an estimate without tokens if no length pays.
         rate: the chance that one of its tokens is accepted. limit: maximum tokens.
@@ -419,18 +419,18 @@ class Planner:
         return choose_width(estimates, widths, step_s, partial(self._is_allowed, members, estimates))
 
     def _is_allowed(self, members: Sequence[Member], estimates: Sequence[DraftEstimate], width: int) -> bool:
-        """Whether every row's slowdown budget allows a step of a width, with all costs."""
+        """Whether every row's slowdown budget allows a step of a width, all costs included."""
         taken_s = self.costs.most_s(self._fed(estimates, width), self._under)
         if model_costs := self._asked(estimates):
             taken_s += model_costs.most_s(len(members), _work(members, estimates, width), self._under)
         return taken_s <= self._left_s
 
     def _asked(self, estimates: Sequence[DraftEstimate]) -> DraftModelCosts | None:
-        """Return the draft model's costs if it is to make any of these rows' drafts, else None."""
+        """Return the draft model's costs if it drafts for any of these rows, else None."""
         return self.model_costs if any(e.draft.source in MODELS for e in estimates) else None
 
     def _fed(self, estimates: Sequence[DraftEstimate], width: int) -> list[int]:
-        """Return how many tokens each row feeds in a step of a width; of rows that share a pass, all that."""
+        """Return the tokens that each row feeds in a step; rows that share a pass are padded to its width."""
         if self.costs.batched:
             return [width] * len(estimates)
         return [1 + estimate.num_at(width) for estimate in estimates]
@@ -446,10 +446,10 @@ class Planner:
     ) -> None:
         """Account for a plain step: teach the costs, and charge the slowdown budgets of its rows.
 
-        taken_s: its seconds; None if not known: then the expected ones are charged. planning_s: how many of
-            them went into planning drafts.
-        is_steady: whether another plain step of the same rows was in flight when it was dispatched, so that
-            it shows what plain steps cost. follows_drafts: whether drafts kept it from that.
+        taken_s: its seconds; None if not known, so that the expected ones are charged. planning_s: the part
+            of them spent on planning drafts.
+        is_steady: whether another plain step of the same rows was in flight at its dispatch, which makes it a
+            valid measurement. follows_drafts: whether drafts prevented that.
         """
         costs, num_rows = self.costs, len(budgets)
         if taken_s is None or not costs.is_learned:
@@ -476,7 +476,7 @@ class Planner:
     ) -> None:
         """Account for a verification step as for a plain one.
 
-        taken_s: the step's seconds, of which drafting_s went into the draft model's work, if there was any.
+        taken_s: the step's seconds, of which drafting_s were the draft model's work, if any.
         """
         costs, num_rows = self.costs, len(outcomes)
         widths = [outcome.verified.width for outcome in outcomes]
@@ -516,14 +516,14 @@ def _work(members: Sequence[Member], estimates: Sequence[DraftEstimate], width: 
 
 
 def _any_draft(s: Member, estimate: DraftEstimate) -> DraftEstimate:
-    """Return a row's estimate, or that of its best draft if none is worth its cost: others may pay for it."""
+    """Return a row's estimate, or that of its best unprofitable draft: other rows may pay for it."""
     if estimate.num_tokens or s.drafts is None or not s.drafts.best.tokens:
         return estimate
     return s.drafts.acceptance.estimate(s.drafts.best, s.drafts.best_rate)
 
 
 def _masked(s: Member, estimate: DraftEstimate, step_s: Callable[[int], float]) -> DraftEstimate:
-    """Return a row's best draft with masks behind it: the given draft, or what the last masks predict."""
+    """Return a row's best draft with masks after it: the given draft, or the last masks' predictions."""
     assert s.drafts
     assert s.drafts.masks
     limit = min(max_draft_tokens(s), s.drafts.limit)
@@ -534,6 +534,6 @@ def _masked(s: Member, estimate: DraftEstimate, step_s: Callable[[int], float]) 
 
 
 def _is_likely(rate: float, num_tokens: int) -> bool:
-    """Whether so much of a draft is expected to be accepted that only a step's cost can be against it."""
+    """Whether a draft is so likely to be accepted that only a step's cost can rule it out."""
     num_judged = min(num_tokens, EXAMPLE_WIDTH - 1)
     return expected_tokens(rate, num_judged) - 1 >= STRONG * num_judged

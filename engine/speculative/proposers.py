@@ -1,4 +1,4 @@
-"""The drafters of a server: choose those of each sequence, and keep what was learned over all requests."""
+"""The server's drafters: chosen for each sequence, with acceptance learned over all requests."""
 
 import itertools
 import logging
@@ -33,7 +33,7 @@ class DraftSources:
     """The drafters by name, as the command line makes them, and the score by which the gate rates prompts.
 
     score: starts to compute a prompt's score; a generator of slices that returns the score.
-    numbers: yields the number by which drafters know the next sequence, of any model that shares them.
+    numbers: yields the drafters' number for the next sequence of any model that shares them.
     """
 
     drafters: Mapping[str, Drafter]
@@ -48,13 +48,12 @@ MakeSources = Callable[[str], DraftSources]
 class Proposers:
     """The server's drafters, and the acceptance learned over all requests.
 
-    model: the one of MODELS that drafts beside them: the draft model, or a head; None for none.
+    model: the one of MODELS that drafts too: the draft model, or a head; None for none.
     max_drafted: the most tokens that the draft model or head can draft at once; None for no limit.
     line_ends: tokens of the vocabulary that end a line.
     mask_token_id: the target's mask token, if the target drafts for itself.
     work: the work that the drafters put off.
-    vocab_size: number of token ids, beyond which ids are keys of images and cut from drafts; None for no
-        limit.
+    vocab_size: number of token ids. Larger ids are keys of images and are cut from drafts. None for no limit.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Proposers:
     def begin(self, request: GenerationRequest, matcher: "Matcher | None" = None) -> SequenceDrafts:
         """Choose a new sequence's drafters and open them. A drafter that raises is left out.
 
-        They index the prompt in the steps to come, after the score is computed that the gate may need.
+        They index the prompt in later steps, after the score that the gate may need.
         """
         if request.images and self.vocab_size:
             # Drafters tell images apart, whose tokens are the same.
@@ -123,7 +122,7 @@ class Proposers:
 
 
 def _no_score(_: Sequence[int]) -> Generator[int, None, float]:
-    """Return the work of computing the score of a prompt for which nothing can be drafted."""
+    """Return the score's work for a prompt that cannot be drafted for."""
     yield from ()
     return 0.0
 
@@ -157,7 +156,7 @@ def restore(sources: DraftSources, settings: Settings) -> None:
 
 
 def restore_history(proposers: Proposers) -> None:
-    """Queue the work of learning an earlier run's finished requests, for the steps to come.
+    """Queue the work of learning an earlier run's finished requests, for later steps.
 
     Requests that cannot be read are left out, as cached prefixes are.
     """

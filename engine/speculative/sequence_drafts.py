@@ -47,15 +47,15 @@ class SequenceDrafts:
     """One sequence's drafters, slowdown budget and counts.
 
     seq: the number by which the drafters know it. limit: maximum tokens of one draft.
-    drafters: those that are open. work: takes the slices of work that they put off.
+    drafters: the open ones. work: queues their slices of work.
     forecast: what to expect of the draft model.
-    uses_model: whether the draft model may draft, once its draft prefill is complete, when no drafter has a
-        draft worth its cost.
-    masks: the drafts that the target makes of itself, if it can.
-    matcher: the state of the answer's grammar, if it has one. Drafts obey it, and tokens that it forces are
-        a draft of their own.
+    uses_model: whether the draft model may draft once its prefill is complete, when no drafter's draft is
+        worth its cost.
+    masks: the target's own mask drafts, if it can make any.
+    matcher: the state of the answer's grammar, if it has one. Drafts obey it, and the tokens that it forces
+        are drafted too.
     vocab_size: see Proposers.
-    asked_s: seconds that drafters took for the last proposal, to be counted as theirs by the caller.
+    asked_s: seconds that drafters took for the last proposal; the caller counts them.
     best, best_rate: the likeliest draft that the last proposal found not worth its cost, and its acceptance
         rate; NO_DRAFT if there is none.
     """
@@ -109,7 +109,7 @@ class SequenceDrafts:
         self.counts.open_s = perf_counter() - began
 
     def _index_views(self) -> Slices:
-        """Let drafters index the views that they have not yet."""
+        """Let drafters index new views."""
         while self._num_views < len(self._views):
             view = self._views[self._num_views]
             self._num_views += 1
@@ -140,7 +140,7 @@ class SequenceDrafts:
                 self._guard(drafter, partial(drafter.close, self.seq))
 
     def _index(self, drafter: Drafter, slices: Slices) -> Slices:
-        """Let a drafter index the prompt, unless it is closed before."""
+        """Let a drafter index the prompt, unless it is closed first."""
         while drafter in self.drafters:
             start = perf_counter()
             num_tokens = self._guard(drafter, partial(next, slices, None))
@@ -177,7 +177,7 @@ class SequenceDrafts:
         """Estimate the first draft that is worth its cost; an estimate without tokens if none is.
 
         limit: maximum tokens wanted, >= 1.
-        min_tokens: tokens that a step with drafts must bring on average to pay at any width.
+        min_tokens: mean tokens that a step with drafts must yield to pay at any width.
         is_worth: returns whether a draft with this estimate pays; called only above min_tokens.
         """
         self._proposed = []
@@ -246,9 +246,9 @@ class SequenceDrafts:
             yield from guesses
 
     def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_verified: int = 0) -> None:
-        """Pass the committed tokens of one step to the drafters, and learn from every draft proposed for it.
+        """Pass one step's committed tokens to the drafters, and learn from every draft proposed for it.
 
-        Views that the request got meanwhile are indexed in the steps to come.
+        Views that arrived meanwhile are indexed in later steps.
         verified, num_verified: the draft that the step verified, if any, and how many of its tokens.
         """
         self.counts.num_forwards += 1
@@ -288,7 +288,7 @@ class SequenceDrafts:
     def close(self) -> None:
         """Close the drafters: the sequence ended or gets no more drafts. Its counts stay readable.
 
-        They learn from its text in the steps to come.
+        They learn its text in later steps.
         """
         self.uses_model, self.masks, self.matcher = False, None, None
         drafters, self.drafters = self.drafters, []
@@ -311,13 +311,13 @@ class SequenceDrafts:
         return replace(found, charged_s=budget.spent_s, charged_plain_s=budget.plain_s)
 
     def _note_asked(self, start: float) -> None:
-        """Count the seconds since start as the drafters', but for the thread's time by span."""
+        """Count the seconds since start as the drafters', but not in the thread's spans."""
         taken_s = perf_counter() - start
         self.counts.drafter_s += taken_s
         self.asked_s += taken_s
 
     def _guard(self, drafter: Drafter, call: Callable[[], T]) -> T | None:
-        """Call a drafter. If it raises it is left out and None is returned: an answer needs no drafts."""
+        """Call a drafter. If it raises, drop it and return None: an answer needs no drafts."""
         try:
             return call()
         except Exception as fault:
@@ -325,7 +325,7 @@ class SequenceDrafts:
             return None
 
     def _drop(self, drafter: Drafter, fault: Exception) -> None:
-        """Log the exception that a drafter raised, and close and leave it out unless that was done."""
+        """Log a drafter's exception, and close and drop the drafter unless that was done."""
         message = "drafter %s failed; request %s continues without it"
         log.error(message, drafter.name, self.request_id, exc_info=fault)
         if drafter in self.drafters:
@@ -334,7 +334,7 @@ class SequenceDrafts:
 
 
 def _alternate(*works: Slices) -> Slices:
-    """Do a slice of one work after the other, until all are done."""
+    """Alternate between slices of several pieces of work until all are done."""
     left = list(works)
     while left:
         for slices in left[:]:
@@ -345,7 +345,7 @@ def _alternate(*works: Slices) -> Slices:
 
 
 def _cut(draft: Draft, matcher: "Matcher", forced: list[int]) -> Draft:
-    """Cut a draft to what the grammar allows. Returns NO_DRAFT if the tokens that it forces are no worse."""
+    """Cut a draft to what the grammar allows. Returns NO_DRAFT if the forced tokens are no worse."""
     tokens = list(draft.tokens[: matcher.count_allowed(draft.tokens)])
     # Only a draft that begins with the forced tokens and continues after them is better.
     if tokens[: len(forced)] != forced or len(tokens) == len(forced):

@@ -32,8 +32,7 @@ class TokenMap:
 
     Text tokens are matched by equal bytes. If several ids of a vocabulary have the same bytes, those that its
     tokenizer uses for the text come first, and ids written as bytes last. Special tokens are matched by their
-    token strings, except for the end of an answer and the beginning of sequence: these match whatever their
-    token strings are.
+    strings, except for end of answer and beginning of sequence, which match whatever their strings are.
     """
 
     to_target: NDArray[np.int32]
@@ -58,7 +57,7 @@ class TokenMap:
         return int(np.count_nonzero(self.to_target != UNMATCHED))
 
     def _match(self, draft_ids: Iterable[int], target_ids: Iterable[int]) -> None:
-        """Match ids that have no counterpart yet, in their order."""
+        """Match ids that have no counterpart yet, in order."""
         free = [token for token in target_ids if self.to_draft[token] == UNMATCHED]
         for draft_id, target_id in zip(
             (token for token in draft_ids if self.to_target[token] == UNMATCHED), free, strict=False
@@ -113,12 +112,12 @@ def _preferred_first(vocabulary: Vocabulary, piece: bytes, ids: list[int]) -> li
 
 @dataclass(slots=True)
 class TranslationCounts:
-    """One row's drafts by the result of their translation: each is translated, absorbed or skipped.
+    """Counts of one row's drafts by translation result: translated, absorbed or skipped.
 
     translated: the draft became at least one target token. absorbed: nothing new was left of the draft.
     skipped: the target's tokens cannot express the draft exactly.
-    resynchronised: translated or absorbed, but with a shorter prefix, because the draft merged with the text
-    in front of it.
+    resynchronised: translated or absorbed, but with a shorter prefix, because the draft merged with the
+        preceding text.
     """
 
     translated: int = 0
@@ -141,7 +140,7 @@ class TranslatedText:
 
     ids: the whole text's ids, at least one if anything was committed. Read-only, and valid until the next
         call of translate_text().
-    num_same: number of leading ids that the previous text had too, to which caches are rolled back.
+    num_same: leading ids unchanged since the previous text; caches are rolled back to them.
     num_settled: number of leading ids that later tokens cannot change.
     """
 
@@ -176,10 +175,10 @@ class VocabularyPair:
     _draft_ids: dict[int, list[int]] = field(default_factory=dict)
 
     def to_draft_ids(self, token: int) -> list[int]:
-        """Return the draft model's ids for one target token: the same token's id, else those of its text.
+        """Return the draft model's ids for a target token: the same token's id, or else its text's ids.
 
-        A special token that the draft model lacks is encoded as its token string, except for the beginning of
-        sequence, which is left out. Each token is encoded once and cached.
+        A special token that the draft model lacks is encoded as its string, but beginning of sequence is left
+        out. Each token is encoded once and cached.
         """
         ids = self._draft_ids.get(token)
         if ids is None:
@@ -217,7 +216,7 @@ MAX_BOUNDARY_TRIES = 4
 
 
 class ContextTranslator:
-    """Translates one row's text and drafts. How many tokens come at a time makes no difference to the result.
+    """Translates one row's text and drafts. The result does not depend on how many tokens come at a time.
 
     prefix_tokens: p, the number of committed tokens that are encoded again with the text after them.
     """
@@ -238,7 +237,7 @@ class ContextTranslator:
         self._last_encoded: tuple[bytes, list[int] | None] = b"", []
 
     def translate_text(self, tokens: Sequence[int]) -> TranslatedText:
-        """Encode the text after the settled boundary again, together with the text of the new tokens.
+        """Re-encode the text after the settled boundary, with the new tokens' text.
 
         An incomplete character waits for its remaining bytes.
         """
@@ -258,7 +257,7 @@ class ContextTranslator:
         return TranslatedText(self._ids, num_same, self._num_settled)
 
     def translate_draft(self, drafted: Sequence[int]) -> list[int]:
-        """Encode the drafted text, after that of the last committed tokens, in the target's ids.
+        """Encode the drafted text in the target's ids, as a continuation of the last committed tokens.
 
         The draft ends at the first special token or incomplete character.
         """
@@ -281,7 +280,7 @@ class ContextTranslator:
         return self.counts.add(ids, drafted)
 
     def _add_token(self, token: int, settled: list[int]) -> None:
-        """Read one committed token; append the ids that become settled by it to settled."""
+        """Read one committed token; append the ids that it settles to `settled`."""
         piece = self._target.pieces[token]
         if piece:
             self._text += piece
@@ -339,13 +338,13 @@ class ContextTranslator:
         return (ids, True) if ids is not None else self._draft.encode_best_effort(text)
 
     def _encode(self, text: bytes) -> list[int] | None:
-        """Return the draft model's ids of a text; the last text's ids are cached."""
+        """Return the draft model's ids of a text, cached for the last one."""
         if self._last_encoded[0] != text:
             self._last_encoded = text, self._draft.encode(text)
         return self._last_encoded[1]
 
     def _encode_after_prefix(self, new: bytes) -> list[int] | None:
-        """Return the target's ids of text after the committed text; None if no token begins at its start."""
+        """Return the target's ids of text that follows the committed text; None if no token begins there."""
         for num_tried, start in enumerate(self._prefix_starts()):
             prefix = self._text[start:]
             ids = self._target.encode(prefix + new)
@@ -356,7 +355,7 @@ class ContextTranslator:
         return None
 
     def _prefix_starts(self) -> list[int]:
-        """Return where the prefix of a draft may begin, the longest prefix first.
+        """Yield where a draft's prefix may begin, the longest prefix first.
 
         The first has p tokens, extended to the beginning of a word. The last is empty, or only an incomplete
         character.

@@ -1,4 +1,4 @@
-"""Verify drafts: one forward pass over all rows, and keep the tokens that the target model chooses too.
+"""Verify drafts in one forward pass over all rows: keep the drafted tokens that the target samples too.
 
     newest token + draft -> one forward pass -> sample every drafted position and the one after the draft
     -> accept drafted tokens while they equal the sampled ones -> commit those and the next sampled token
@@ -24,11 +24,11 @@ from reprise.engine.speculative.acceptance import count_accepted
 
 @dataclass(slots=True)
 class Asked:
-    """The draws from the logits of the tokens that a row, or several, feed.
+    """The draws from the logits of one or several rows' fed tokens.
 
     draws, positions, wanted: (draws,) arguments of Sampler.sample() and measure().
-    places: (draws,) index, among the tokens fed, of the token whose logits each draw is from.
-    uncertain: indices, among the tokens fed, of those whose logits' entropies are needed.
+    places: (draws,) index of the fed token whose logits each draw uses.
+    uncertain: indices of the fed tokens whose logits' entropies are needed.
     """
 
     draws: list[Draw] = field(default_factory=list)
@@ -49,16 +49,16 @@ class Asked:
 # Not frozen, as it takes twice as long to create: a step has one for each row.
 @dataclass(slots=True)
 class RowInput:
-    """One row's input of a verification step: its newest token, and a draft behind it.
+    """One row's input to a verification step: its newest token, then a draft.
 
     newest: the row's newest committed token, the only one that its cache lacks.
     draft: (k,) tokens of `source` to verify.
     position: absolute index of the first token to be sampled: the number of committed tokens.
-    num_wanted: tokens that the draft model is still to draft for this row, in the target's vocabulary.
-    num_to_draft: tokens that the draft model drafts for these, in its own vocabulary.
+    num_wanted: tokens, in the target's vocabulary, for the draft model to draft.
+    num_to_draft: tokens in the draft model's vocabulary that it drafts for these.
     masks: (k + 1,) which tokens the grammar allows at each drafted position and after the draft, None where
         it allows all; empty without a grammar.
-    mask_tokens: mask tokens to feed behind the draft; the target's predictions there are the next drafts.
+    mask_tokens: mask tokens to feed after the draft; the target's predictions there are the next drafts.
     """
 
     newest: int
@@ -131,14 +131,14 @@ class RowInput:
 
 @dataclass(slots=True)
 class Outcome:
-    """One row's result of a step: the tokens that it commits.
+    """One row's result of a verification step.
 
-    verified: the row's input. tokens: the accepted draft tokens and the bonus token, so at least one; of a
-        row with a window the tokens that are settled, perhaps none.
+    verified: the row's input. tokens: the accepted draft tokens and the bonus token, so at least one. With a
+        window, the tokens that are settled, perhaps none.
     likelihoods: one for each token, None where the request does not want log probabilities.
-    num_final: how many of the tokens fed stay in the cache: those before the newest committed one.
-    predicted, entropies: (mask tokens,) the model's prediction at each mask token, the first for the place of
-        the bonus token, and its entropy in nats; empty if a drafted token was rejected.
+    num_final: how many of the fed tokens stay in the cache: those before the newest committed one.
+    predicted, entropies: (mask tokens,) the prediction at each mask token and its entropy in nats. The first
+        is for the bonus token's position. Empty if a drafted token was rejected.
     """
 
     verified: RowInput

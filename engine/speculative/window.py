@@ -5,13 +5,14 @@
     in cache     pending
 
 A step feeds the pending tokens and the window, with the model's mask token at each hole. A token sees tokens
-of no higher rank: ranks go to settled tokens, then to filled ones, then to holes, each from left to right. So
+of no higher rank. Ranks go to settled tokens, then to filled ones, then to holes, each from left to right. So
 settled tokens get the keys and values of a plain prefill. Then the holes that the model is sure of are
-filled, tokens that no hole precedes are settled, and as many new holes follow. What is filled stays so.
+filled, tokens that no hole precedes are settled, and as many new holes are added. A filled hole is final.
 
 Unlike drafts, this changes the answer: a token is chosen before those to its left are known.
 
-Source: WeDLM (arXiv:2512.22737), algorithm 1. A mask says what tokens see; there, they change places.
+Source: WeDLM (arXiv:2512.22737), algorithm 1. Here an attention mask sets what tokens see; there, tokens are
+reordered.
 """
 
 from collections.abc import Sequence
@@ -35,17 +36,17 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The tokens and holes right of one sequence's settled text.
+    """The tokens and holes after one sequence's settled text.
 
     settings: the request's. places: the token at each position after that text, None for a hole. The first
-        position is a hole, and so are all positions behind the last place.
+        position is a hole, and so are all positions after the last place.
     """
 
     settings: WindowSettings
     places: tuple[Filled | None, ...] = ()
 
     def widen(self, size: int) -> "Window":
-        """Return a copy of the window that is filled up with holes to `size` places."""
+        """Return a copy of the window, extended with holes to `size` places."""
         return replace(self, places=(*self.places, *[None] * (size - len(self.places))))
 
     @property
@@ -59,7 +60,7 @@ class Window:
         return [at for at, place in enumerate(self.places) if place is None]
 
     def ranks(self, num_pending: int) -> list[int]:
-        """Return the rank of each token fed: num_pending pending tokens, then those of the window."""
+        """Return each fed token's rank: num_pending pending tokens, then the window's."""
         ranks = list(range(num_pending))
         num_filled = len(self.places) - len(self.holes)
         next_filled, next_hole = num_pending, num_pending + num_filled
@@ -95,7 +96,7 @@ class Window:
         entropies: Sequence[float],
         likelihoods: Sequence[Likelihood | None],
     ) -> tuple[list[Filled], "Window"]:
-        """Fill the surest holes; return the tokens settled now, perhaps none, and the window behind them.
+        """Fill the surest holes; return the tokens settled now, perhaps none, and the window after them.
 
         tokens, entropies, likelihoods: (holes,) the token drawn for each hole, the entropy there in nats, and
             the draw's likelihood.
@@ -123,7 +124,7 @@ class Window:
 
 @dataclass(slots=True)
 class WindowInput(RowInput):
-    """A step's input for a row with a window: the text that its cache lacks, and the window behind it.
+    """A step's input for a row with a window: the text that its cache lacks, then the window.
 
     pending: the committed tokens that the cache lacks, the newest last.
     """
@@ -176,6 +177,6 @@ class WindowInput(RowInput):
 
 @dataclass(slots=True)
 class WindowOutcome(Outcome):
-    """The result of a step for a row with a window. window: right of the committed tokens."""
+    """A step's result for a row with a window. window: after the committed tokens."""
 
     window: Window = field(kw_only=True)

@@ -1,4 +1,4 @@
-"""Convert committed tokens into text that can be sent: whole characters, and nothing of a stop string."""
+"""Convert committed tokens into text that can be sent: whole characters, and no part of a stop string."""
 
 from codecs import getincrementaldecoder
 from collections import deque
@@ -50,8 +50,8 @@ class StopMatcher:
 class Detokenizer:
     """Converts the tokens of one answer into text, one token at a time.
 
-    The text is that of all tokens decoded together, but each token is decoded only alone and after the latest
-    token that gave text. Bytes that cannot become a character any more are U+FFFD at once.
+    The text equals that of all tokens decoded together, but each token is decoded only alone and after the
+    latest token that gave text. Bytes that cannot become a character any more are U+FFFD at once.
 
     Special tokens are dropped, except the markers of reasoning and tool calls and all special tokens inside
     a tool call: some models write special tokens for quotes and commas there.
@@ -83,7 +83,7 @@ class Detokenizer:
     def add(self, token: int, *, can_stop: bool = True) -> str:
         """Add one token; return the text that can be sent now, which may be empty.
 
-        can_stop: whether to look for stop strings: not before the answer has its minimum of tokens.
+        can_stop: whether to look for stop strings: False until the answer has min_tokens.
         """
         if token in self._special_ids and not self._is_in_call:
             return ""
@@ -117,7 +117,7 @@ class Detokenizer:
             self._is_in_call ^= ends_with(tuple(self._latest), marker.tokens)
 
     def finish(self) -> str:
-        """Return the rest of the text, of an answer that no stop string ended.
+        """Return the rest of the text if no stop string ended the answer.
 
         An incomplete character becomes U+FFFD, which may complete a stop string.
         """

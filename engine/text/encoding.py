@@ -1,7 +1,7 @@
 """Encode text with a tokenizer on several threads at once.
 
-transformers sets its tokenizer up anew at every call, so two calls must not run at once, and makes lists of
-several numbers for each token while no other thread of the process runs.
+transformers configures its tokenizer anew at every call, so two calls must not run at once. It also builds
+lists of several numbers per token while it holds the interpreter lock.
 """
 
 import json
@@ -32,13 +32,13 @@ _CROSSES_LINE = re.compile(rb"\n[^ \t\r\n]")
 
 
 def find_ids(ids: Sequence[int], part: Sequence[int], start: int = 0) -> int | None:
-    """Return where a part begins in token ids, from start on; None if it is not there."""
+    """Return the index of a run of token ids at or after start; None if there is none."""
     places = range(start, len(ids) - len(part) + 1)
     return next((at for at in places if ids[at : at + len(part)] == part), None)
 
 
 def token_ends(ids: Sequence[int], pieces: Sequence[bytes]) -> list[int]:
-    """Return the offset at which each token ends in the text of all of them.
+    """Return each token's end offset in the joined text.
 
     pieces: the bytes of every token of the vocabulary.
     """
@@ -87,7 +87,7 @@ def find_word_boundaries(text: bytes) -> list[int]:
 def make_word_boundary_pattern(pieces: Sequence[bytes]) -> re.Pattern[bytes]:
     """Make a pattern that finds the word boundaries which no token of a vocabulary crosses.
 
-    Splitting a text there does not change its tokens, since no merge and no score crosses such a boundary.
+    Splitting a text there does not change its tokens, since no merge or score crosses such a boundary.
     """
     kept = [_BEFORE_SPACE] * (not any(map(_CROSSES_SPACE.search, pieces)))
     kept += [_AT_LINE] * (not any(map(_CROSSES_LINE.search, pieces)))
@@ -97,7 +97,9 @@ def make_word_boundary_pattern(pieces: Sequence[bytes]) -> re.Pattern[bytes]:
 def find_shared_boundaries(
     text: bytes, ends: Sequence[int], others: Sequence[int], limit: int
 ) -> Iterator[int]:
-    """Yield the shared boundaries within a text, best first: word boundaries, then others, each from the end.
+    """Yield the boundaries that two vocabularies share in a text, the best first.
+
+    Word boundaries come before others, and later ones before earlier ones.
 
     ends, others: where the tokens of either vocabulary end. limit: the largest offset wanted.
     """
@@ -133,9 +135,9 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """Where a tokenizer's texts are cut. borders: matches the places.
+    """Where to cut a tokenizer's texts. borders: matches the places.
 
-    drops: whether the space behind a border is in neither slice.
+    drops: whether the space after a border is in neither slice.
     """
 
     borders: re.Pattern[str]
@@ -177,7 +179,7 @@ class Slicing:
 
 
 def find_slicing(backend: Backend, encode: Encode) -> Slicing | None:
-    """Return how to cut the texts of a tokenizer; None if that could change their ids.
+    """Return how to cut a tokenizer's texts; None if that could change their ids.
 
     encode: returns the ids of a text without special tokens.
     """
@@ -207,7 +209,7 @@ def find_slicing(backend: Backend, encode: Encode) -> Slicing | None:
 
 
 def _is_local(config: dict[str, Any]) -> bool:
-    """Return whether all that a tokenizer does to a place of a text depends on the places around it alone."""
+    """Return whether a tokenizer treats each part of a text by its surroundings alone."""
     model, normalizer = config["model"], config["normalizer"]
     if model["type"] in _OF_WORDS:
         model = {"type": "BPE"}
@@ -224,7 +226,7 @@ def _is_local(config: dict[str, Any]) -> bool:
 
 
 def _separates(backend: Backend, config: dict[str, Any], name: str) -> bool:
-    """Return whether words on both sides of a border are separate, if the model needs that."""
+    """Return whether a border separates words, if the model needs that."""
     if config["model"]["type"] not in _OF_WORDS:
         return True
     split = backend.pre_tokenizer
@@ -232,7 +234,7 @@ def _separates(backend: Backend, config: dict[str, Any], name: str) -> bool:
 
 
 def _is_local_step(step: dict[str, Any]) -> bool:
-    """Return whether what a normalizer does to a place depends on the characters around it alone."""
+    """Return whether a normalizer treats each character by its surroundings alone."""
     if step["type"] == "Strip":
         # A slice may begin with a space.
         return not step["strip_left"]
@@ -242,7 +244,7 @@ def _is_local_step(step: dict[str, Any]) -> bool:
 
 
 def _holds(slicing: Slicing, encode: Encode, name: str) -> bool:
-    """Return whether trials show no difference between a text and its slices."""
+    """Return whether trials find the same ids for a text and its slices."""
     for left, right in product(_LEFT, _RIGHT):
         text = f"{left} {right}" if name == "space" else f"{left}\n{right}"
         if encode(text) != [token for part in slicing.slices(text, 1) for token in encode(part)]:
@@ -275,10 +277,10 @@ def copy_backend(backend: Backend) -> Backend:
 
 
 class TextEncoder:
-    """Encodes text into the ids that transformers gives. Any thread may use it; others run meanwhile.
+    """Encodes text into the ids that transformers gives. Thread-safe; releases the GIL.
 
-    Long texts are encoded in slices, if the tokenizer allows that; work that nobody waits for any more (see
-    engine/interface/cancellation.py) ends between two of them.
+    Long texts are encoded in slices, if the tokenizer allows that. Cancelled work ends between two slices;
+    see engine/interface/cancellation.py.
 
     inner: one of transformers' tokenizers. slice_characters: maximum length of a slice with borders in it.
     """
@@ -292,15 +294,15 @@ class TextEncoder:
     def encode(self, text: str, *, adds_specials: bool = False, splits_specials: bool = False) -> list[int]:
         """Return the ids of a text.
 
-        adds_specials: add the special tokens around a prompt. splits_specials: text that spells a special
-            token is encoded as other text.
+        adds_specials: add the special tokens around a prompt. splits_specials: encode text that spells a
+            special token as ordinary text.
         """
         return self.encode_all([text], adds_specials=adds_specials, splits_specials=splits_specials)[0]
 
     def encode_all(
         self, texts: Sequence[str], *, adds_specials: bool = False, splits_specials: bool = False
     ) -> list[list[int]]:
-        """Return the ids of each text. See encode(). Raises UnbrokenTextError if one is too long at once."""
+        """Return the ids of each text. See encode(). Raises UnbrokenTextError if one cannot be cut."""
         longest = max(map(len, texts), default=0)
         if longest > MAX_UNBROKEN and (self._has_own_way or self._slicing is None):
             raise UnbrokenTextError(MAX_UNBROKEN)

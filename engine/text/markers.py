@@ -1,4 +1,4 @@
-"""The strings with which a model marks reasoning, tool calls and holes to fill in.
+"""The strings with which a model marks reasoning, tool calls and fill-in-the-middle.
 
 Plain data without MLX, so that the server can import it.
 """
@@ -26,12 +26,12 @@ class Markers:
     """The markers that one model writes around reasoning and tool calls; None for those it does not have.
 
     call_end: None, even if call_start is set, where a tool call extends to the end of the answer.
-    separators: markers around content that are not part of it.
+    separators: markers around content, not part of it.
     inner: special tokens that the format of tool calls uses between the markers.
     call_format: mlx-lm's name for the format of tool calls, such as json_tools, or one of tokenizer.py.
     call_gap: whitespace that the chat template writes between content and a call after it.
-    is_generic: the chat template has no tools, or no known format of calls, so that they are described in the
-        system text (templates/fit.py).
+    is_generic: the chat template has no tools or no known call format, so tools are described in the system
+        text (templates/fit.py).
     """
 
     think_start: Marker | None = None
@@ -78,7 +78,7 @@ class Markers:
 
     @property
     def outer(self) -> tuple[Marker, ...]:
-        """The markers that do not stand within tool calls."""
+        """The markers outside of tool calls."""
         some = (self.think_start, self.think_end, self.call_start, self.call_end, *self.separators)
         return tuple(marker for marker in some if marker is not None)
 
@@ -121,7 +121,7 @@ TokenToId = Callable[[str], int | None]
 
 @dataclass(frozen=True, slots=True)
 class FimTokens:
-    """The tokens that ask a model to fill in text: before the two given texts, and before the answer.
+    """Fill-in-the-middle tokens: before the two given texts, and before the answer.
 
     middle: None if no token stands before the answer. is_suffix_first: whether the text after the gap comes
         first. file: the token before the name of each further file; None if the model takes no further files.
@@ -172,7 +172,7 @@ _FAMILIES = (
 
 
 def find_fim(token_to_id: TokenToId) -> FimTokens | None:
-    """Return a vocabulary's tokens for filling in, of the family that fits best; None if it has none."""
+    """Return a vocabulary's fill-in-the-middle tokens, of the best-fitting family; None if it has none."""
     found = [tokens for family in _FAMILIES if (tokens := _tokens_of(family, token_to_id)) is not None]
     return max(found, key=lambda tokens: (tokens.file is not None, len(tokens.ends)), default=None)
 

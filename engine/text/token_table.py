@@ -95,7 +95,7 @@ class TokenByteDecoder:
 
 
 def decode_partial(token_string: str) -> bytes:
-    """Return the bytes of a token that is not whole characters, such as "<0xE4>" or "âĢ".
+    """Return the bytes of a token that is only part of a character, such as "<0xE4>" or "âĢ".
 
     Only for a token whose own text contains U+FFFD. Returns no bytes if the token is U+FFFD itself.
     """
@@ -150,7 +150,7 @@ MAX_KEPT = 8
 
 @dataclass(frozen=True)
 class Pieces(Sequence[bytes]):
-    """The bytes of every token, cut out of one string when asked for.
+    """Every token's bytes, sliced from one string on access.
 
     blob: the bytes of all tokens, joined. ends: the offset in blob at which each token ends, of type "q".
     """
@@ -160,7 +160,7 @@ class Pieces(Sequence[bytes]):
 
     @classmethod
     def of(cls, pieces: Sequence[bytes]) -> "Pieces":
-        """Make it from a list of the bytes of each token."""
+        """Make it from a list of each token's bytes."""
         return cls(b"".join(pieces), array("q", accumulate(map(len, pieces))))
 
     def __len__(self) -> int:
@@ -173,7 +173,7 @@ class Pieces(Sequence[bytes]):
         return self.blob[start : self.ends[token]]
 
     def cut(self) -> list[bytes]:
-        """Return the bytes of all tokens as a list, which takes long."""
+        """Return all tokens' bytes as a list. Slow."""
         return [self.blob[start:end] for start, end in pairwise([0, *self.ends])]
 
 
@@ -183,8 +183,8 @@ class TokenTable:
 
     fingerprint: a digest of the vocabulary, equal for two tokenizers exactly if their vocabularies are equal.
     longest_token: characters of the longest token string.
-    pieces: the bytes of each id, maybe part of a character; those of control tokens are their token strings.
-        Empty for an id without a token. No ids at all if fault is set.
+    pieces: each id's bytes, maybe part of a character; a control token's are its token string. Empty for an
+        id without a token. No ids at all if fault is set.
     byte_fallback_ids: ids written as bytes (`<0x41>`).
     line_ends: ids whose bytes contain a line break.
     unknown_id: the id of unknown text, if there is one.
@@ -201,10 +201,10 @@ class TokenTable:
 
 
 def read_table(backend: Backend, folder: Path | None, file_digest: str = "") -> TokenTable:
-    """Return the table of a tokenizer: that in the folder, else a new one, which is then written there.
+    """Return a tokenizer's table, from the folder or else computed and written there.
 
     folder: None to read and write no file. A file that is damaged or cannot be written is logged.
-    file_digest: digest of the file that the vocabulary is from; "" if it is not known.
+    file_digest: digest of the vocabulary's file; "" if it is not known.
     """
     if folder is None:
         return make_table(backend, backend.to_str())

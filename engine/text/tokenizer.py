@@ -1,7 +1,7 @@
-"""Encode and decode text and render chats, for the server's side of the thread boundary.
+"""Encode and decode text and render chats, for the server's threads.
 
-Wraps mlx-lm's tokenizer. Any thread may encode, decode and render, and several at once. Formats of tool calls
-that mlx-lm has no parser for are recognized as mlx-lm recognizes its own: by the template and the vocabulary.
+Wraps mlx-lm's tokenizer. Encoding, decoding and rendering are thread-safe. Formats of tool calls that mlx-lm
+has no parser for are recognized like its own: by the template and the vocabulary.
 """
 
 from collections.abc import Iterable, Sequence
@@ -70,7 +70,8 @@ _INNER_TOKENS = {
 def find_format(tokenizer: TokenizerWrapper) -> tuple[str, str, str]:
     """Return the name of a model's format of tool calls, and the markers around a call.
 
-    The name is "" if neither mlx-lm nor this knows it; the end is "" if a call goes on to the answer's end.
+    The name is "" if neither mlx-lm nor this module knows it. The end is "" if a call extends to the answer's
+    end.
     """
     if tokenizer.tool_parser is not None:
         name = tokenizer.tool_parser.__module__.rpartition(".")[2]
@@ -116,7 +117,7 @@ _SPOKEN = "Looking."
 class Tokenizer:
     """The tokenizer and the chat template of one model.
 
-    cache_folder: keeps tables of the tokens between starts; None to make them every time.
+    cache_folder: stores tables of the tokens between starts; None to make them every time.
     file_digest: see read_once(); "" if it is not known.
     """
 
@@ -166,7 +167,7 @@ class Tokenizer:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer. No configuration names those of harmony."""
+        """Tokens that end an answer. Harmony's are in no configuration."""
         ends = ("<|call|>", "<|return|>") if self.markers.is_harmony else ()
         return frozenset([*self.wrapped.eos_token_ids, *map(self.backend.token_to_id, ends)])
 
@@ -209,7 +210,7 @@ class Tokenizer:
 
     @cached_property
     def fim(self) -> FimTokens | None:
-        """The tokens that ask the model to fill in text; None if it has none."""
+        """The model's fill-in-the-middle tokens; None if it has none."""
         return find_fim(self.backend.token_to_id)
 
     @cached_property
@@ -302,7 +303,7 @@ class Tokenizer:
         return False
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of plain text, with the beginning-of-sequence token if the model wants one."""
+        """Return the ids of plain text, with a beginning-of-sequence token if the model has one."""
         return self._encoder.encode(text, adds_specials=True)
 
     def encode_answer(self, text: str) -> list[int]:
@@ -321,13 +322,12 @@ class Tokenizer:
         end: PromptEnd = "answer",
         processor: ImageProcessor | None = None,
     ) -> list[int]:
-        """Return the ids of chat messages, up to the beginning of the assistant's answer or another end.
+        """Return the ids of chat messages, by default up to where the assistant's answer begins.
 
-        messages: in OpenAI's form, content as a string or None. Those that the template would refuse, or show
-            in part, are changed as templates/fit.py says.
-        template_arguments: variables for the template, of which the server has refused those that clients
-            must not set.
-        processor: the model's for images; each mark of an image becomes one placeholder.
+        messages: in OpenAI's format, content as a string or None. Messages that the template would reject or
+            truncate are changed; see templates/fit.py.
+        template_arguments: variables for the template. The server has already rejected forbidden ones.
+        processor: the model's image processor; each image mark becomes one placeholder.
         Raises TemplateError if there is no template or it rejects the messages.
         """
         if not self.has_chat_template:
@@ -341,7 +341,7 @@ class Tokenizer:
 
 
 def _decode_alone(backend: Any, token: int) -> tuple[str, bytes | None]:
-    """Return the text of a token alone, and its bytes if it is no text: part of a character, or no token.
+    """Return a single token's text, and its bytes if it is not text: part of a character, or no token.
 
     On the engine's thread.
     """

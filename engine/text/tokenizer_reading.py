@@ -1,9 +1,9 @@
-"""Have mlx-lm and transformers read a tokenizer.json once, in Rust, and walk through no vocabulary.
+"""Make mlx-lm and transformers read a tokenizer.json once, in Rust, without Python loops over the vocabulary.
 
-A vocabulary has up to 262,144 tokens, and as many merges or more. mlx-lm parses the file in Python to see
-which detokenizer fits, transformers does so again to pass vocabulary and merges to the tokenizer's class, and
-that builds a model of them once more. Here the tokenizers library parses the file, the class gets the model
-of that, and tokens are looked up one by one. The tokenizer is the same as without.
+A vocabulary has up to 262,144 tokens, and as many merges or more. mlx-lm parses the file in Python to choose
+a detokenizer. transformers parses it again to pass vocabulary and merges to the tokenizer's class, which
+builds another model from them. Here the tokenizers library parses the file, the class gets its model, and
+tokens are looked up one by one. The resulting tokenizer is the same.
 """
 
 import copy
@@ -45,15 +45,15 @@ Loaded = TypeVar("Loaded")
 
 
 class NotSharedError(Exception):
-    """A tokenizer's class cannot be made from a model that was parsed before."""
+    """A tokenizer's class cannot use an already parsed model."""
 
 
 def read_once(load: Callable[[], Loaded]) -> tuple[Loaded, str]:
     """Return the tokenizer that mlx-lm loads, and a digest of its vocabulary's file; "" if that is unknown.
 
     For the only thread that loads models.
-    load: loads a tokenizer, perhaps with its model. Called again in the usual way if it raises, as it does if
-        the tokenizer's class does something unusual with its vocabulary.
+    load: loads a tokenizer, perhaps with its model. If it raises, as with unusual tokenizer classes, it is
+        called again without the replacements.
     """
     reader = Reader()
     base = tokenization_utils_tokenizers
@@ -78,7 +78,7 @@ def read_once(load: Callable[[], Loaded]) -> tuple[Loaded, str]:
 
 
 def describe_backend(backend: Backend) -> str:
-    """Describe all of a tokenizer but the vocabulary and the merges of its model."""
+    """Describe a tokenizer without its model's vocabulary and merges."""
     parts = (backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder)
     states = [part and part.__getstate__() for part in parts]
     options = [getattr(backend.model, name, None) for name in OPTIONS]
@@ -94,7 +94,7 @@ def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
 
 
 class Reader:
-    """Parses tokenizer files, each once: load() and take() share a tokenizer, until take() gives it away.
+    """Parses each tokenizer file once: load() and take() share a tokenizer, until take() hands it over.
 
     digest: SHA-256 of the file, if exactly one tokenizer was taken; else "".
     """
@@ -110,7 +110,7 @@ class Reader:
         return self._parsed[path]
 
     def load(self, file: IO[str]) -> Any:
-        """Stand in for json.load(): of a tokenizer.json it reads only the added tokens."""
+        """Replace json.load(): return only the added tokens of a tokenizer.json."""
         if Path(file.name).name != "tokenizer.json":
             return json.load(file)
         added = self._read(file.name).get_added_tokens_decoder()
@@ -151,7 +151,7 @@ class Backends:
 
 
 class Tokens(Mapping[str, int]):
-    """A vocabulary that is looked up token by token, for code that asks for a few."""
+    """A vocabulary for lookups of single tokens."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -172,9 +172,9 @@ class Tokens(Mapping[str, int]):
 def _convert(
     reader: Reader, replace: Callable[..., Any], original: Callable[..., Any], kind: Any, **given: Any
 ) -> dict[str, Any]:
-    """Stand in for TokenizersBackend.convert_to_native_format(), which parses the file in Python.
+    """Replace TokenizersBackend.convert_to_native_format(), which parses the file in Python.
 
-    kind: the tokenizer's class. given: the arguments for it; returned with what the file adds to them.
+    kind: the tokenizer's class. given: its arguments; returned with the file's additions.
     """
     path, makers = given.get("tokenizer_file"), _model_makers(kind)
     if path is None or given.get("trust_remote_code") or kind.model is not BPE or not makers:
@@ -199,7 +199,7 @@ def _model_makers(kind: Any) -> list[Any]:
 
 
 def _make_model(backend: Backend, vocab: Any = None, merges: Any = None, **options: Any) -> BPE:
-    """Stand in for BPE(): return the model of the file with other options. Raises NotSharedError."""
+    """Replace BPE(): return the file's model with other options. Raises NotSharedError."""
     if vocab is not FROM_FILE:
         return BPE(vocab, merges, **options)
     model: Any = backend.model

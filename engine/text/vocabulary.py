@@ -1,7 +1,7 @@
-"""A vocabulary by the bytes of its tokens, and exact encoding of text that continues other text.
+"""A vocabulary by its tokens' bytes, and exact encoding of text that continues other text.
 
-Translation between vocabularies relies on bytes and never on what a tokenizer decodes: decoders strip, clean
-up and normalize. Everything encoded here is therefore compared with the input, byte for byte.
+Translation between vocabularies relies on bytes, never on a tokenizer's decoder, which may strip, clean up
+and normalize. So everything encoded here is compared with the input byte for byte.
 """
 
 import re
@@ -173,7 +173,7 @@ class Vocabulary:
             return [1] * len(readable)
 
     def encode_best_effort(self, data: bytes) -> tuple[list[int], bool]:
-        """Return the ids of any bytes as closely as possible, and whether they are exactly these bytes.
+        """Encode any bytes as closely as possible; return the ids, and whether they are exact.
 
         Text that the tokenizer does not reproduce is encoded word by word, then by characters, then by
         bytes; bytes without an id are left out. Never raises.

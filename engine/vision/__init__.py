@@ -1,1 +1,1 @@
-"""Images: towers that turn them into features, and language models that read these among their tokens."""
+"""Images: vision towers encode them into features, which language models read in place of placeholders."""

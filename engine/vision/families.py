@@ -23,7 +23,7 @@ from reprise.engine.vision.weights import CHANNELS, Weights
 
 
 class SiglipTower(Tower):
-    """The common part of towers with a SigLIP's layers. Their embedding holds all positions."""
+    """The common part of towers with SigLIP layers and a full table of positions."""
 
     def __init__(self, config: Config, processor: Config, weights: Weights) -> None:
         super().__init__(config, processor, weights)
@@ -57,7 +57,7 @@ class Gemma3Tower(SiglipTower):
         return super().blank((self.side, self.side))
 
     def check(self, pixels: np.ndarray, grid: Grid) -> None:
-        """Raise ValueError if an image has another size than all have, or pixels of another grid."""
+        """Raise ValueError unless an image has the fixed size, and its pixels fit the grid."""
         if grid != (self.side, self.side):
             raise ValueError(f"an image has {self.side}x{self.side} patches here, not {grid[1]}x{grid[0]}")
         super().check(pixels, grid)
@@ -84,7 +84,7 @@ GEMMA4: Config = {
     "head_dim": 64,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-"""What a configuration of Gemma 4 may leave out."""
+"""Defaults of Gemma 4's configurations."""
 
 
 class Gemma4Tower(Tower):
@@ -130,14 +130,14 @@ class Gemma4Tower(Tower):
         return x + table[0][columns] + table[1][rows]
 
     def _plan(self, grid: Grid) -> Rotation:
-        """Return the rotation of the patches: half of a head by column, the other half by row."""
+        """Return the patches' rotary embedding: half of a head by column, half by row."""
         turns = frequencies(self.rope_base, self.layers.width // 2)
         rows, columns = places_of(grid)
         angles = np.concatenate([columns[:, None] * turns, rows[:, None] * turns], axis=1)
         return rotation_of(angles, parts=2)
 
     def _merge(self, x: mx.array, grid: Grid) -> mx.array:
-        """Return the tokens' states (tokens, hidden), each the mean of a block of patches, projected."""
+        """Return the tokens' states (tokens, hidden): projected means of blocks of patches."""
         means = mean_of_blocks(x, grid, self.merge_size).astype(x.dtype)
         # They may exceed what float16 holds.
         large = means.astype(mx.float32) * x.shape[-1] ** 0.5
@@ -152,10 +152,10 @@ PROJECTOR_EPS = 1e-5
 
 
 class Lfm2Tower(SiglipTower):
-    """The tower of LFM2-VL and LFM2.5-VL, a SigLIP 2 for images of any shape.
+    """The tower of LFM2-VL and LFM2.5-VL: a SigLIP 2 for images of any aspect ratio.
 
-    Positions are a square table, resized to each image. Large images come as tiles and a small picture of the
-    whole, each of which is an image of its own here.
+    Positions are a square table, resized to each image. A large image comes as tiles and a small copy of the
+    whole, which are separate images here.
     """
 
     family = "lfm2"
@@ -194,9 +194,9 @@ def resized(table: mx.array, grid: Grid) -> mx.array:
 
 
 def _shares(length: int, side: int) -> np.ndarray:
-    """Return how much of each of side places goes into each of length ones: (length, side), in float32.
+    """Return the weights for resizing `side` places to `length`: (length, side), in float32.
 
-    Bilinear, and over a wider span where places become fewer, as PyTorch does with antialias.
+    Bilinear, with PyTorch's antialias when shrinking.
     """
     centers = (np.arange(length) + 0.5) * side / length
     distances = np.abs(np.arange(side) + 0.5 - centers[:, None]) / max(side / length, 1)
@@ -211,14 +211,14 @@ PIXTRAL: Config = {
     "hidden_size": 1024,
     "hidden_act": "gelu",
 }
-"""What a configuration of Pixtral may leave out."""
+"""Defaults of Pixtral's configurations."""
 PIXTRAL_EPS = 1e-5
 
 
 class PixtralTower(Tower):
     """The tower of Pixtral, and of Mistral 3, whose blocks of patches become one token.
 
-    A token of its own stands between the rows of an image; the tower makes no state for it.
+    A separate token stands between the rows of an image; the tower makes no state for it.
     """
 
     family = "pixtral"
@@ -255,7 +255,7 @@ class PixtralTower(Tower):
         return self.weights.rms_norm("ln_pre", x, PIXTRAL_EPS)[None]
 
     def _plan(self, grid: Grid) -> Rotation:
-        """Return the rotation of the patches: every other frequency by row, the others by column."""
+        """Return the patches' rotary embedding: every other frequency by row, the others by column."""
         turns = frequencies(self.rope_base, self.layers.width)
         rows, columns = places_of(grid)
         return rotation_of(
@@ -274,7 +274,7 @@ class PixtralTower(Tower):
 def _num_layers(count: int, last: object) -> int:
     """Return how many layers to compute.
 
-    last: index of the states to take, of which the embedding is the first. Raises ValueError for several.
+    last: index of the states to return, where 0 is the embedding. Raises ValueError for several.
     """
     if not isinstance(last, int):
         raise ValueError(f"vision_feature_layer {last} is not one layer")
@@ -286,7 +286,7 @@ QWEN_ROPE_BASE = 10_000.0
 
 
 class QwenTower(Tower):
-    """The common part of Qwen's towers: patches in blocks of 2x2 that become one token, rotated by place.
+    """The common part of Qwen's towers: 2x2 blocks of patches become one token; rotary positions.
 
     defaults: what a configuration may leave out. structure: of the layers; see Layers.
     """
@@ -311,7 +311,7 @@ class QwenTower(Tower):
         return np.stack([np.zeros_like(rows), rows, columns]).reshape(3, -1).astype(np.int32)
 
     def _rows_together(self, grid: Grid) -> int:  # noqa: ARG002
-        """Return the patches of a token: they follow each other."""
+        """Return a token's number of patches, which are consecutive."""
         return self.merge_size**2
 
     def _embed(self, patches: np.ndarray) -> mx.array:
@@ -325,7 +325,7 @@ class QwenTower(Tower):
         return self.weights.patches("patch_embed.proj", whole.astype(self.weights.dtype))[None]
 
     def _plan(self, grid: Grid) -> Any:
-        """Return the rotation of the patches: half of the pairs by row, half by column."""
+        """Return the patches' rotary embedding: half of the pairs by row, half by column."""
         turns = frequencies(QWEN_ROPE_BASE, self.layers.width // 2)
         axes = places_of(grid, self.merge_size)
         return rotation_of(np.concatenate([places[:, None] * turns for places in axes], axis=1))
@@ -339,8 +339,8 @@ class QwenTower(Tower):
 class Qwen3Tower(QwenTower):
     """The tower of Qwen3-VL, Qwen3.5 and Qwen3.6, with experts or without.
 
-    Qwen3-VL has positions too, interpolated from a square table, and hands states from within its tower to
-    the first layers of the language model. Qwen3.5 and 3.6 do not do that.
+    Qwen3-VL also has positions interpolated from a square table, and adds states of intermediate tower layers
+    to the language model's first layers. Qwen3.5 and 3.6 have no such states.
     """
 
     family = "qwen3"
@@ -383,7 +383,7 @@ class Qwen3Tower(QwenTower):
 
 
 def _between(exact: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the two whole places (n, 2) around each exact one on an axis, and their shares."""
+    """Return the two integer places (n, 2) around each exact one on an axis, and their weights."""
     lower = np.floor(exact).astype(np.int64)
     places = np.stack([lower, np.minimum(lower + 1, side - 1)], axis=1)
     return places, np.stack([1 - (exact - lower), exact - lower], axis=1)
@@ -391,10 +391,10 @@ def _between(exact: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Windows:
-    """An image cut into windows of one size, with empty places at the edges.
+    """An image divided into equal windows, padded at the edges.
 
-    taken: (windows, places) index of the patch at each place of a window; 0 where there is none.
-    back: (patches,) index of each patch's place. filled: (windows, 1, 1, places) False where no patch is.
+    taken: (windows, places) index of the patch at each place of a window; 0 for padding.
+    back: (patches,) index of each patch's place. filled: (windows, 1, 1, places) False for padding.
     rotation: for patches in their order. rotation_of_places: for the places of windows.
     """
 
@@ -406,7 +406,7 @@ class Windows:
 
 
 class Qwen25Tower(QwenTower):
-    """The tower of Qwen2.5-VL. In most layers patches attend to those of their window alone."""
+    """The tower of Qwen2.5-VL. In most layers patches attend only within their window."""
 
     family = "qwen2.5"
     default_normalization = CLIP
@@ -444,7 +444,7 @@ class Qwen25Tower(QwenTower):
         return Windows(mx.array(taken), mx.array(back), mx.array(filled)[:, None, None], rotation, (cos, sin))
 
     def _layer_stages(self, index: int, grid: Grid) -> Sequence[Stage]:
-        """Return the stages of a layer, in most of which windows are not parted."""
+        """Return a layer's stages, most of which keep windows whole."""
         down, across = (-(-side // (self.merge_size * self.window)) for side in grid)
         if index in self.whole_layers:
             return super()._layer_stages(index, grid)
@@ -481,7 +481,7 @@ TOWERS: dict[str, type[Tower]] = {
 
 
 def tower_type(config: Config) -> str:
-    """Return the model type that names a model's tower: that of its vision part for a llava."""
+    """Return the model type that identifies a model's tower: for llava, that of its vision part."""
     model_type = str(config.get("model_type"))
     # What Pixtral was published as; others of the name have towers of their own.
     return str((config.get("vision_config") or {}).get("model_type")) if model_type == "llava" else model_type

@@ -1,7 +1,7 @@
-"""A prompt's images: the tower looks at them in slices, and the language model gets what it has seen.
+"""A prompt's images: the vision tower encodes them in slices, and the language model gets the features.
 
-Features are kept until they were fed. What language models need to read images: positions, states of deeper
-layers, whole images.
+Features are kept until they are fed. Language models may also need positions, states for deeper layers, and
+attention over whole images.
 """
 
 import logging
@@ -28,10 +28,9 @@ _ADDED = "_features_to_add"
 
 @contextmanager
 def features_behind(layers: Sequence[Any], at: mx.array, deep: Sequence[mx.array]) -> Iterator[None]:
-    """Add features to the states that the first layers return, inside the block.
+    """Add features to the first layers' outputs inside the block.
 
-    at: (n,) indices, among the tokens of one row, of those that get features. deep: (n, hidden) for each of
-        the first layers.
+    at: (n,) indices of the fed tokens that get features. deep: (n, hidden) for each of the first layers.
     """
     changed: list[tuple[Any, type]] = [(layer, type(layer)) for layer, _ in zip(layers, deep, strict=False)]
     try:
@@ -47,7 +46,7 @@ def features_behind(layers: Sequence[Any], at: mx.array, deep: Sequence[mx.array
 
 @cache
 def _adding(kind: type) -> type:
-    """Return a class of layers of this kind that add features to what they return."""
+    """Return a subclass of a layer that adds features to its output."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> mx.array:
         states: mx.array = kind.__call__(self, *args, **kwargs)
@@ -62,7 +61,7 @@ Axes = np.ndarray
 
 
 def find_axes(text_config: Mapping[str, Any]) -> Axes | None:
-    """Return the axis, 0 to 2, by which a language model turns each pair; None if it has only one axis."""
+    """Return the axis (0 to 2) by which rope rotates each pair; None if the model has one axis."""
     rope = text_config.get("rope_parameters") or text_config.get("rope_scaling") or {}
     if (sections := rope.get("mrope_section")) is None:
         return None
@@ -76,9 +75,9 @@ def find_axes(text_config: Mapping[str, Any]) -> Axes | None:
 
 @contextmanager
 def rope_at(places: np.ndarray, axes: Axes) -> Iterator[None]:
-    """Make rope turn queries and keys by these places inside the block, in a forward pass of one row.
+    """Make rope use these positions inside the block, in a forward pass of one row.
 
-    places: (3, n) places of the tokens fed. axes: see find_axes(). For the thread that owns MLX.
+    places: (3, n) positions of the fed tokens. axes: see find_axes(). For the thread that owns MLX.
     """
     fused: Callable[..., mx.array] = mx.fast.rope
     is_text = (places == places[:1, :1] + np.arange(places.shape[1])).all()
@@ -106,9 +105,9 @@ def rope_at(places: np.ndarray, axes: Axes) -> Iterator[None]:
 
 @contextmanager
 def images_seen_whole(caches: Caches, numbers: np.ndarray, in_windows_only: bool = False) -> Iterator[None]:
-    """Let each token of an image also see the image's later tokens, in the block and with one row's caches.
+    """Let an image's tokens see its later tokens too, inside the block and with one row's caches.
 
-    numbers: (n,) for each token fed, the number of its image; negative if it belongs to none.
+    numbers: (n,) each fed token's image number; negative if it belongs to none.
     in_windows_only: change only sliding layers, not those that keep all tokens.
     """
     same = mx.array((numbers[:, None] == numbers) & (numbers >= 0))
@@ -137,12 +136,12 @@ PlacesOf = Callable[[tuple[int, int]], np.ndarray | None]
 
 
 def find_delta(images: Sequence[PromptImage], places_of: PlacesOf) -> int:
-    """Return the delta of tokens after all images: their place less their index."""
+    """Return the delta of tokens after all images: position minus index."""
     return sum(_growth(image, places_of(image.grid)) for image in images)
 
 
 def find_places(images: Sequence[PromptImage], places_of: PlacesOf, start: int, end: int) -> np.ndarray:
-    """Return the places of tokens [start, end) of a prompt: (3, end - start) int32."""
+    """Return the positions of a prompt's tokens [start, end): (3, end - start) int32."""
     places = np.tile(np.arange(start, end, dtype=np.int32), (3, 1))
     for image in images:
         if image.start >= end:
@@ -169,10 +168,10 @@ SCALED = ("gemma3", "gemma3n", "gemma4")
 
 
 class Sight:
-    """A model that sees images: its tower, its language model, and features that were computed.
+    """A vision model: its tower, its language model, and computed features.
 
-    kept: features that no prompt needs now, for prompts that restart or have the same image.
-    num_looked: images that the tower has looked at.
+    kept: cached features, for prompts that restart or have the same image.
+    num_looked: images that were encoded.
     """
 
     def __init__(self, model: Any, tower: Tower) -> None:
@@ -190,11 +189,11 @@ class Sight:
 
     @property
     def has_axes(self) -> bool:
-        """Whether places have three axes, and text after images a delta."""
+        """Whether positions have three axes, with a delta for text after images."""
         return self._axes is not None
 
     def delta(self, images: Sequence[PromptImage]) -> int:
-        """Return the delta of tokens after all images: their place less their index, never above 0."""
+        """Return the delta of tokens after all images: position minus index, never above 0."""
         return find_delta(images, self.tower.positions) if self.has_axes else 0
 
     def feed(
@@ -237,7 +236,7 @@ class Sight:
         return logits
 
     def _merge(self, fed: mx.array, at: mx.array, states: mx.array) -> mx.array:
-        """Return the embeddings of tokens, features in place of placeholders'. The caller may change it."""
+        """Return tokens' embeddings, with features for placeholders. The caller may change the array."""
         embeddings: mx.array = self._embed(fed)
         if self._root:
             # In float32 Gemma 4's root is exact; Gemma 3's is always rounded.
@@ -247,16 +246,16 @@ class Sight:
         return embeddings
 
     def working_bytes(self, images: Sequence[PromptImage], num_computed: int) -> int:
-        """Return an upper bound of the bytes that looking at a prompt's remaining images takes at once."""
+        """Return an upper bound of the bytes that encoding a prompt's remaining images needs at once."""
         left = (image.grid for image in images if image.end > num_computed)
         return max(map(self.tower.forecast_bytes, left), default=0)
 
 
 class Looking:
-    """The images of one prompt, each of which is looked at when the prefill reaches it.
+    """The images of one prompt, each encoded when prefill reaches it.
 
-    stages_left: the stages of the tower's work before the prompt's next token can be fed: their kinds, and
-        the units of work that each still takes.
+    stages_left: the stages of image encoding before the prompt's next token can be fed: their kinds and
+        remaining units of work.
     """
 
     def __init__(self, sight: Sight, images: Sequence[PromptImage]) -> None:
@@ -272,7 +271,7 @@ class Looking:
 
     @property
     def delta(self) -> int:
-        """The delta of tokens after all images: their place less their index."""
+        """The delta of tokens after all images: position minus index."""
         return self._sight.delta(self._images)
 
     @property
@@ -282,13 +281,13 @@ class Looking:
 
     @property
     def least_units(self) -> int:
-        """Units of work that the next slice takes at least; 0 if none is left."""
+        """The minimum units of work of the next slice; 0 if none is left."""
         if not self.stages_left:
             return 0
         return min(self._least_units[-len(self.stages_left)], self.stages_left[0][1])
 
     def look_at(self, num_computed: int) -> None:
-        """Begin to look at the image of the token after num_computed, if that token belongs to one."""
+        """Begin to encode the image of the token after num_computed, if it belongs to one."""
         image = next((one for one in self._images if one.start <= num_computed < one.end), None)
         if image is None or image is self._image:
             return
@@ -299,7 +298,7 @@ class Looking:
             self._least_units = [one.least_units for one in self._sight.tower.stages(image.grid)]
 
     def left(self, num_computed: int) -> Iterator[tuple[str, int]]:
-        """Yield the stages that all images not fed in full still take. See stages_left."""
+        """Yield the remaining stages of all images not yet fed in full. See stages_left."""
         for image in self._images:
             if image is self._image:
                 yield from self.stages_left
@@ -310,9 +309,9 @@ class Looking:
         return [(one.kind, one.num_units) for one in self._sight.tower.stages(image.grid)]
 
     def advance(self, most: int) -> tuple[str, int, Sequence[mx.array]]:
-        """Do the next slice of the tower's work, of up to `most` units, if a row takes no more.
+        """Do the next slice of encoding, of up to `most` units but at least one row.
 
-        Returns its kind, its units, and its arrays, which are not computed yet.
+        Returns its kind, its units, and its lazy arrays.
         """
         assert self._slices is not None
         self._portion.most = most
@@ -326,7 +325,7 @@ class Looking:
         return kind, self._portion.done, arrays
 
     def end_of(self, start: int, end: int) -> int:
-        """Return the end of a chunk [start, end) by chunk_end(), and before images not looked at yet."""
+        """Return the end of a chunk [start, end): see chunk_end(). It stops before images not yet encoded."""
         if self._sight.tower.sees_whole_image:
             end = chunk_end(self._images, start, end)
         unseen = (one.start for one in self._images if one.start >= start and one is not self._image)
@@ -347,7 +346,7 @@ def _num_bytes(features: Features) -> int:
 
 
 def _finish(slices: Slices) -> Features:
-    """Return the features that a tower made in its last slice."""
+    """Return the features from a tower's last slice."""
     try:
         next(slices)
     except StopIteration as end:
@@ -360,10 +359,10 @@ log = logging.getLogger("reprise.engine")
 
 
 def find_tower(config: Config, folder: Path, processor: Config) -> Tower | None:
-    """Return the tower of a model, its weights not read yet; None if the model sees no images here.
+    """Return a model's tower, weights not read yet; None if the model takes no images here.
 
-    processor: how its images are prepared, by its folder; empty if the folder does not say.
-    If a model that was made to see lacks a part of its tower, that is logged: it is served as a text model.
+    processor: the image processor's settings in its folder; empty if there are none.
+    A vision model that lacks a part of its tower is served as a text model, which is logged.
     """
     vision = config.get("vision_config")
     if not vision:

@@ -1,8 +1,8 @@
-"""Tell apart prompts with different images, which have the same placeholder tokens where the images are.
+"""Distinguish prompts with different images, which share the same placeholder tokens.
 
-Beside tokens a sequence has keys: the same ids, but in place of placeholders ids beyond the vocabulary.
-Drafters read keys; code that computes texts reads tokens. Two images may have keys in common: where a prefix
-is looked for, their whole digests are compared too (kv_cache/prefix_cache/text_key.py).
+Besides tokens a sequence has keys: the same ids, but with ids beyond the vocabulary for placeholders.
+Drafters read keys; code that computes texts reads tokens. Two images may share keys, so prefix lookups also
+compare their whole digests (kv_cache/prefix_cache/text_key.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,9 +31,9 @@ def prompt_keys(prompt: Sequence[int], images: Images, vocab_size: int) -> list[
 
 
 def whole_images(images: Images, length: int) -> int:
-    """Return a prefix's length, reduced to the start of an image if the prefix would end within that.
+    """Return a prefix's length, reduced to the start of an image that it would end within.
 
-    Two images may share their first keys by chance, though hardly all of them.
+    Two images may share their first keys by chance, but hardly all.
     """
     return next((image.start for image in images if image.start < length < image.end), length)
 
@@ -50,7 +50,7 @@ def chunk_end(images: Images, start: int, end: int) -> int:
 
 
 def without_cut_images(images: Images, text: TextKey, match: Callable[[TextKey], int]) -> TextKey:
-    """Shorten a prompt's text until the tokens that match() counts end within no image.
+    """Shorten a prompt's text until match() ends within no image.
 
     match: counts the leading tokens that are known, never the last one.
     """

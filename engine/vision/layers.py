@@ -1,4 +1,4 @@
-"""The parts of all towers' layers: attention over one image's patches, rotation, feed forward."""
+"""The parts of vision towers' layers: attention over one image's patches, rotary positions, feed forward."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ SCORE_WORK = 64
 
 @dataclass
 class Portion:
-    """The units of work that the next slice may do, and those that the last one did.
+    """The units of work allowed for the next slice, and those done by the last one.
 
-    most: None for all of a stage. A slice does at least one row, whatever that takes.
+    most: None for all of a stage. A slice does at least one row.
     """
 
     most: int | None = None
@@ -33,10 +33,10 @@ class Portion:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a tower's work that can be cut between rows.
+    """A part of image encoding that can be cut between rows.
 
-    kind: stages of one kind take about as long for each unit. size: rows. work: multiply-adds of a row.
-    together: rows that are not parted.
+    kind: stages of one kind take about equal time per unit. size: rows. work: multiply-adds per row.
+    together: rows that must stay in one slice.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Stage:
     ) -> Generator[Sequence[mx.array], None, list[mx.array]]:
         """Compute all rows, and yield what each slice adds; return the whole arrays.
 
-        compute: returns the arrays of rows [start, end), lazy. axis: that of the rows in these.
+        compute: returns the lazy arrays of rows [start, end). axis: the rows' axis in them.
         """
         made, start = [], 0
         while start < self.size:
@@ -112,12 +112,12 @@ Rotation = tuple[mx.array, mx.array]
 class Layers:
     """The structure of a family's layers, and the names of their weights.
 
-    prefix: the part of names before a layer's number. width: of a head. norm: Weights.layer_norm or rms_norm.
+    prefix: of names, before a layer's number. width: of a head. norm: Weights.layer_norm or rms_norm.
     norms: the norm before attention and the one before the feed forward. projections: a single one for
         queries, keys and values together, or three. feed_forward: in and out, or gate, in and out.
     norms_after: the norm after attention and the one after the feed forward, if the layers have these.
-    norms_of_heads: the norms of queries and keys, if the layers have these; values then have one without a
-        weight, and scores are not scaled.
+    norms_of_heads: the norms of queries and keys, if any; values then have one without weight, and scores are
+        not scaled.
     """
 
     prefix: str
@@ -149,7 +149,7 @@ class Layers:
     def stages(self, weights: Weights, num_groups: int, num_patches: int) -> tuple[Stage, Stage, Stage]:
         """Return the stages of a layer: project(), attend() and feed().
 
-        Their rows are the patches of a single group, or else the groups, whose patches are then not parted.
+        Their rows are the patches of a single group, or whole groups if there are several.
         """
         inner = weights[f"{self.prefix}0.{self.feed_forward[0]}.weight"].shape[0]
         hidden = weights[f"{self.prefix}0.{self.out}.weight"].shape[0]
@@ -210,7 +210,7 @@ class Layers:
         return fed
 
     def _feed(self, weights: Weights, name: str, x: mx.array, y: mx.array) -> mx.array:
-        """Return the states after a layer. y: what attention has made of the states x, for each head."""
+        """Return the states after a layer. y: attention's output for the states x, by head."""
         y = weights.linear(name + self.out, y)
         x = x + self._normal(weights, name, self.norms_after, 0, y)
         y = self._feed_forward(weights, name, self._normal(weights, name, self.norms, 1, x))
@@ -269,12 +269,12 @@ def attend_to(
 
 
 def is_fused(width: int) -> bool:
-    """Return whether the device computes attention of heads of this width without a table of scores."""
+    """Return whether the device fuses attention for heads of this width, without storing scores."""
     return mx.default_device().type == mx.DeviceType.gpu and width <= FUSED_WIDTHS[-1]
 
 
 def rotation_of(angles: np.ndarray, parts: int = 1) -> Rotation:
-    """Return the rotation by angles (patches, parts * pairs). parts: parts of a head, each turned alone."""
+    """Return the rotation by angles (patches, parts * pairs). parts: separately rotated parts of a head."""
     turned = mx.array(angles.astype(np.float32)).reshape(len(angles), 1, parts, 1, -1)
     return mx.cos(turned), mx.sin(turned)
 
@@ -299,5 +299,5 @@ def places_of(grid: tuple[int, int], merge: int = 1) -> tuple[np.ndarray, np.nda
 
 
 def frequencies(base: float, width: int) -> np.ndarray:
-    """Return the angles (width / 2,) by which one place turns the pairs of a part of `width` numbers."""
+    """Return the rotation angles (width / 2,) per position for a part of `width` numbers."""
     return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)

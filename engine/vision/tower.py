@@ -2,8 +2,8 @@
 
     pixels -> normalised patches -> embedding and positions -> layers -> merger -> states
 
-A slice is some rows of a stage (layers.py), as lazy arrays. The caller says how much work it may be, and
-evaluates it; where the slices end changes no bit.
+A slice is some rows of a stage (layers.py), as lazy arrays. The caller limits its work and evaluates it.
+Where slices end changes no bit of the result.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from reprise.engine.vision.layers import QUERIES, TASKS, Layers, Portion, Stage,
 from reprise.engine.vision.weights import CHANNELS, Weights
 
 Config = dict[str, Any]
-"""What a JSON file of the model folder says."""
+"""The content of a JSON file in the model folder."""
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
@@ -31,8 +31,8 @@ Grid = tuple[int, int]
 class Features:
     """The input of a language model for one image.
 
-    states: (tokens, hidden), which replace the placeholders' embeddings. deep: arrays of the same shape, to
-        add to the states after the first, second ... layer of the language model.
+    states: (tokens, hidden), which replace the placeholders' embeddings. deep: arrays of the same shape to
+        add after the language model's first, second ... layer.
     """
 
     states: mx.array
@@ -49,7 +49,7 @@ Slices = Generator[Sequence[mx.array], None, Features]
 
 @dataclass(frozen=True)
 class Normalization:
-    """How the bytes of an image become numbers: (byte * scale - mean) / deviation, by channel."""
+    """Normalises an image's bytes by channel: (byte * scale - mean) / deviation."""
 
     scale: float
     mean: tuple[float, ...]
@@ -79,7 +79,7 @@ class Normalization:
 
 
 class Tower(ABC):
-    """The tower of one model. Families differ in how they embed patches and merge states.
+    """The vision tower of one model. Families differ in how they embed patches and merge states.
 
     family: its name. placeholder_id: token that stands for a part of an image. patch_size: pixels of a
     patch's side. merge_size: patches of a token's side. sees_whole_image: whether an image's tokens also
@@ -112,7 +112,7 @@ class Tower(ABC):
         return sum(array.nbytes for array in self.arrays())
 
     def stages(self, grid: Grid) -> list[Stage]:
-        """Return the stages of looking at an image, in order."""
+        """Return the stages of encoding an image, in order."""
         patches = self.num_patches(grid)
         width = self.weights[f"{self.layers.prefix}0.{self.layers.out}.weight"].shape[0]
         merged = Stage("merge", patches, width * self._widest(), self._rows_together(grid))
@@ -124,7 +124,7 @@ class Tower(ABC):
         return [*found, merged]
 
     def _rows_together(self, grid: Grid) -> int:
-        """Return how many patches that follow each other are whole tokens: those of a row of tokens."""
+        """Return the number of consecutive patches that form whole tokens: those of a row of tokens."""
         return self.merge_size * grid[1]
 
     def num_patches(self, grid: Grid) -> int:
@@ -143,7 +143,7 @@ class Tower(ABC):
         return None
 
     def forecast_bytes(self, grid: Grid) -> int:
-        """Return an upper bound of the bytes that slices() takes at once, the weights not counted."""
+        """Return an upper bound of the bytes that slices() needs at once, besides weights."""
         patches = self.num_patches(grid)
         pixels = CHANNELS * 2 * self.patch_size**2
         # Each of the tasks in flight holds the widest states that there are, some in float32.
@@ -156,7 +156,7 @@ class Tower(ABC):
         return max(array.shape[0] for array in self.weights.arrays.values() if array.ndim == 2)
 
     def slices(self, image: PromptImage, portion: Portion | None = None) -> Slices:
-        """Compute an image's features. portion: how much of a stage a slice may be; None for all of it.
+        """Compute an image's features in slices. portion: limits each slice's work; None for whole stages.
 
         Raises ValueError if pixels and grid disagree.
         """
@@ -190,7 +190,7 @@ class Tower(ABC):
         return CHANNELS, grid[0] * self.patch_size, grid[1] * self.patch_size
 
     def check(self, pixels: np.ndarray, grid: Grid) -> None:
-        """Raise ValueError if pixels are of another grid, or are no whole tokens.
+        """Raise ValueError if pixels do not fit the grid or whole tokens.
 
         pixels: (channels, height, width), or already cut: (patches, ...).
         """
@@ -218,7 +218,7 @@ class Tower(ABC):
         return x
 
     def _plan(self, grid: Grid) -> Any:  # noqa: ARG002
-        """Compute from an image's grid the argument `plan` of _layer(): by default no rotation of patches."""
+        """Compute _layer()'s argument `plan` from an image's grid: by default no rotary positions."""
         return None
 
     def _layer_stages(self, index: int, grid: Grid) -> Sequence[Stage]:  # noqa: ARG002
@@ -232,7 +232,7 @@ class Tower(ABC):
         return self.layers.run(self.weights, index, x, plan, portion)
 
     def _looks_deep(self, index: int) -> bool:  # noqa: ARG002
-        """Whether _look_deep() makes an array of Features.deep after a layer; by default after none."""
+        """Whether _look_deep() makes an array for Features.deep after this layer; by default no."""
         return False
 
     def _look_deep(self, index: int, x: mx.array, grid: Grid) -> mx.array:
@@ -246,14 +246,14 @@ class Tower(ABC):
     def _merge(self, x: mx.array, grid: Grid) -> mx.array:
         """Return the tokens' states (tokens, hidden) from the last layer's x (1, patches, width).
 
-        x: of whole tokens. grid: theirs, that of the image or of a part.
+        x: of whole tokens. grid: that of the image, or of these tokens.
         """
 
 
 def _of_part(
     compute: Callable[[mx.array, Grid], mx.array], x: mx.array, grid: Grid, start: int, end: int
 ) -> tuple[mx.array]:
-    """Compute something of patches [start, end), which are whole tokens, and rows of the grid."""
+    """Compute a function of patches [start, end), which are whole tokens, and their rows of the grid."""
     return (compute(x[:, start:end], ((end - start) // grid[1], grid[1])),)
 
 

@@ -1,4 +1,4 @@
-"""The arrays of a tower in a model folder, published or converted to MLX, quantised or not."""
+"""A tower's arrays in a model folder, published or converted to MLX, quantised or not."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -44,7 +44,7 @@ def is_of_tower(name: str) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """Return a tower array's name in Weights: its name in the file without the part that differs by model."""
+    """Return a tower array's name in Weights: its name in the file without the model's prefix."""
     for beginning, replacement in _RENAMED:
         if name.startswith(beginning):
             name = replacement + name.removeprefix(beginning)
@@ -86,7 +86,7 @@ class Weights:
         return self._clip(name, "output", y if bias is None else y + bias)
 
     def feed_forward(self, into: str, out: str, activation: Activation, x: mx.array) -> mx.array:
-        """Return what two layers make of x, with the activation between them."""
+        """Apply two layers to x, with the activation between them."""
         return self.linear(out, activation(self.linear(into, x)))
 
     def patches(self, name: str, x: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""What the server tells of itself: GET /health, /metrics, /v1/requests, / and /v1/connect."""
+"""The server's state: GET /health, /metrics, /v1/requests, / and /v1/connect."""
 
 from typing import Any
 

@@ -258,7 +258,7 @@ async def _card_response(service: Service, name: str) -> Response:
 
 
 def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
-    """Return what is said of a model: of one of several also how it is at present."""
+    """Return a model's card; if there are several models, with its present state."""
     info, embedding, vision = entry.info, entry.embedding, entry.vision
     fields: dict[str, Any] = {
         "id": name,

@@ -1,4 +1,4 @@
-"""The page at /ui: its files, sent as they are, and their routes."""
+"""The page at /ui: its static files and their routes."""
 
 from functools import cache
 from pathlib import Path
@@ -36,7 +36,7 @@ def page_file(name: str) -> Response:
 
 @cache
 def _held() -> dict[str, bytes]:
-    """Read all files once, by their paths in the folder page. Only these can be asked for."""
+    """Read all files once, by their paths in the folder page. Only these are served."""
     root = Path(__file__).parents[1] / "page"
     found = [path for path in root.rglob("*.*") if path.suffix[1:] in KINDS]
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}

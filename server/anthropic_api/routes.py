@@ -99,7 +99,7 @@ class MessagePresenter(OneChoicePresenter):
         return self._delta("input_json_delta", "partial_json", arguments)
 
     def _open_block(self, block: Json) -> bytes:
-        """Start a block, unless one of its kind is open that it continues: each call has its own."""
+        """Start a block, unless it continues an open one of its kind. Each call has its own block."""
         kind = block["type"]
         if self._open == kind != "tool_use":
             return b""

@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages and its count_tokens, their conversation, and what they are as chats."""
+"""The bodies of /v1/messages and its count_tokens, and their translation to chats."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -88,9 +88,9 @@ def from_messages(messages: Iterable[Any], path: str, notes: Notes) -> list[Mess
 
 
 def _of_blocks(role: Role, content: Any, at: str, notes: Notes) -> Iterator[Message]:
-    """Yield the messages that the blocks of one are: results are messages of their own.
+    """Split one message's blocks into messages; tool results become separate messages.
 
-    One of nothing stays: after an answer without any message of the user the answer would be continued.
+    An empty message stays: without a user message after it, an answer would be continued.
     """
     parts: list[Part] = []
     reasoning: list[str] = []
@@ -155,10 +155,9 @@ BILLING_LINE = "x-anthropic-billing-header:"
 
 
 def kept_system(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the system prompt without the billing line that Claude Code puts at its head.
+    """Return the system prompt without the billing line that Claude Code puts first.
 
-    The line differs in every request, so with it no prompt would begin like the one before, and none of a
-    prompt would be found in the prefix cache.
+    The line differs in every request, so with it no prompt would match the prefix cache.
     """
     if not parts or not str(parts[0]).startswith(BILLING_LINE):
         return tuple(parts)

@@ -1,6 +1,6 @@
-"""Produce an answer: submit requests to the engine, and make its events a response, whole or streamed.
+"""Produce an answer: submit requests to the engine, and turn its events into a response.
 
-If the client leaves first, they are cancelled.
+If the client leaves first, the requests are cancelled.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ MAX_DELTAS_AT_ONCE = 256
 """Maximum deltas, and about as many log probabilities, that are parsed and formatted before the event loop
 serves other requests."""
 LONG_S = 60.0
-"""Seconds after which it is logged that an answer without max_tokens still runs; then after twice as many."""
+"""Seconds after which a running answer without max_tokens is logged; then at doubling times."""
 
 ChoiceEvent = tuple[int, Event]
 """(index of the choice, event)."""
@@ -223,7 +223,7 @@ class Submission:
 class LongAnswerLog:
     """Logs that an answer still runs: after LONG_S, then each time after twice as long as before.
 
-    max_tokens: at most so many tokens come. clock: returns seconds.
+    max_tokens: the answer's maximum. clock: returns seconds.
     """
 
     def __init__(self, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -339,7 +339,7 @@ class RequestOutput:
         return parts
 
     def _read(self, index: int, event: Delta | Finished) -> list[Part]:
-        """Return the shown parts of a choice's event. Begin to make its EndPart, if that takes long."""
+        """Return the shown parts of a choice's event. Start making its EndPart if that takes long."""
         parser = self._parsers[index]
         if isinstance(event, Delta):
             parts = [*parser.read(event), *_reports(event)]
@@ -361,7 +361,7 @@ class RequestOutput:
     async def format(self, write: Callable[[], bytes], *, is_long: bool = False) -> bytes:
         """Call a presenter's function that formats output; return its frames.
 
-        It runs on a thread if is_long, or if there are log probabilities: for a long answer it takes seconds.
+        It runs on a thread if is_long or with log probabilities, which take seconds for a long answer.
         """
         run = span("format")(write)
         if is_long or any(request.top_logprobs is not None for request in self.submission.engine_requests):
@@ -420,8 +420,8 @@ def _reports(delta: Delta) -> list[ReportPart]:
 class TokenStream(EventSourceResponse):
     """A stream of server-sent events, or of JSON lines, that cleans up however it ends.
 
-    at_end: awaited once, however the stream ends. The clean-up cannot be done by the generator of the frames:
-        if the client disconnects early enough, the generator never starts.
+    at_end: awaited once, however the stream ends. The generator of the frames cannot clean up: if the client
+        disconnects early enough, it never starts.
     """
 
     def __init__(
@@ -440,7 +440,7 @@ class TokenStream(EventSourceResponse):
 
 
 def known_stream(frames: bytes) -> Response:
-    """Return a stream of events that were all made before it begins. frames: the events."""
+    """Return a stream of existing events. frames: the events."""
     return Response(frames, headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
 
 
@@ -523,9 +523,9 @@ async def _unless_gone(work: Coroutine[Any, Any, ResultT], receive: Receive) -> 
 
 
 def _make_first_view(leased: LeasedModel, client: str, slices: Iterator[None]) -> Callable[[], object]:
-    """Begin to make views: the first slice finds those of earlier turns. Return what begins the other slices.
+    """Make the first slice of views, with those of earlier turns. Return a function that starts the rest.
 
-    Call that once the first token has come, which it would delay.
+    Call it after the first token, which it would delay.
     """
 
     def begin(after: asyncio.Task[None] | None) -> asyncio.Task[None]:
@@ -540,7 +540,7 @@ def _make_first_view(leased: LeasedModel, client: str, slices: Iterator[None]) -
 async def _make_views(
     leased: LeasedModel, client: str, slices: Iterator[None], after: asyncio.Task[None] | None
 ) -> None:
-    """Make the first slice or, after its task, the others. No answer needs views: an error is only logged."""
+    """Make the first slice or, after its task, the others. No answer needs views: errors are only logged."""
     try:
         if after is not None:
             await asyncio.wait({after})
@@ -552,7 +552,7 @@ async def _make_views(
 
 
 def response_head(request: Request, leased: LeasedModel, model: str | None) -> ResponseHead:
-    """Return the head of the response to a request. model: the name that it gives, if it gives one."""
+    """Return the common first fields of the response to a request. model: the name in the request, if any."""
     return ResponseHead(
         id=record_of(request).unique,
         created=int(time.time()),

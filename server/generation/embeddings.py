@@ -176,8 +176,8 @@ async def answer_embeddings(
 async def _in_parts(body: bytes) -> AsyncIterator[bytes]:
     """Yield a body, which may have 100 MB and more, in parts.
 
-    Sent at once, the body would be copied on the event loop, and would count as unread output, which is
-    limited for each address.
+    Sent at once, the body would be copied on the event loop and count as unread output, which is limited per
+    address.
     """
     for start in range(0, len(body), PART_BYTES):
         yield body[start : start + PART_BYTES]
@@ -207,9 +207,9 @@ def _find_prompt(request: Request, body: EmbeddingsRequest, info: ModelInfo, emb
 
 
 def _cut(tokens: Sequence[int], room: int, cut: Cut, param: str, info: ModelInfo) -> TokenIds:
-    """Return the tokens that fit.
+    """Truncate tokens to the model's length.
 
-    Raises BadRequestError for too many, if none may be cut off, and for those that the weights lack.
+    Raises BadRequestError for too many tokens if none may be cut off, and for tokens that the weights lack.
     """
     if len(tokens) > room and cut == "none":
         phrase = (

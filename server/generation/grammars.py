@@ -1,4 +1,4 @@
-"""Compile the grammar of an answer, or as much of its schemas as can be enforced. All of it blocks."""
+"""Compile an answer's grammar, or as much of its schemas as can be enforced. All functions block."""
 
 import json
 import re
@@ -77,9 +77,9 @@ def chat_grammar(
 
 
 def optional_calls(body: ChatRequest, markers: Markers, *, has_schemas: bool = True) -> Grammar | None:
-    """Return the grammar of a tool call that the answer may have, from what begins one.
+    """Return the grammar of an optional tool call, from its beginning on.
 
-    None if no call is allowed, or if nothing tells a call of this model from other JSON.
+    None if no call is allowed, or if this model's calls cannot be told from other JSON.
     has_schemas: whether arguments follow their tool's schema; otherwise any are allowed.
     """
     if not (tools := body.callable_tools):
@@ -123,7 +123,7 @@ def optional_calls(body: ChatRequest, markers: Markers, *, has_schemas: bool = T
 def _optional_harmony_calls(markers: Markers, schemas: Sequence[tuple[str, dict[str, Any]]]) -> Grammar:
     """Return the grammar of a message's head, and of its body if the head names a function.
 
-    The function stands before the channel or behind it.
+    The function's name comes before or after the channel.
     """
     found = {marker.text: marker for marker in markers.inner}
     begin = [found["<|start|>"], found["<|channel|>"]]
@@ -302,7 +302,7 @@ def _said_or_called(
 ) -> str:
     """Return the expression for content, tool calls, or both.
 
-    between: what separates them. edge: what stands after content alone, and before calls alone.
+    between: what separates them. edge: what follows content alone, and precedes calls alone.
     """
     if not body.callable_tools:
         return f"{said} {edge}"
@@ -352,8 +352,8 @@ class GrammarCompiler:
     ) -> tuple[Grammar | None, bool, list[Tool]]:
         """Compile the grammar of a chat's answer: its content, its calls, and its budget of reasoning.
 
-        Returns the grammar, None if any text may come; whether it does not follow all of the answer's schema;
-        and the tools whose schemas it does not follow in full.
+        Returns the grammar, None if any text is allowed; whether the answer's schema was relaxed; and the
+        tools whose schemas were.
 
         is_thinking: the prompt has already opened the reasoning. Parts of schemas that are not strict and
             cannot be enforced are left out, and noted.
@@ -413,7 +413,7 @@ class GrammarCompiler:
     def _compile_some(
         self, schema: dict[str, Any], param: str, *, is_closed: bool = True
     ) -> tuple[Grammar, RelaxedSchema]:
-        """Compile a schema, or else the first of its relaxations that can be; return it with its grammar.
+        """Compile a schema, or else its first relaxation that compiles; return it with its grammar.
 
         is_closed: whether to close the schema itself; its relaxations always are.
         """
@@ -431,9 +431,9 @@ class GrammarCompiler:
     def _compile_tools(
         self, request: Request, body: ChatRequest, compile_whole: Callable[[ChatRequest], Grammar | None]
     ) -> tuple[Grammar | None, list[Tool]]:
-        """Return the compiled grammar, and the tools whose schemas it does not follow in full.
+        """Return the compiled grammar, and the tools whose schemas were relaxed.
 
-        Raises BadRequestError if even what can be enforced of the schemas cannot be.
+        Raises BadRequestError if even the relaxed schemas cannot be enforced.
         """
         try:
             for tool in body.enforced_tools:
@@ -460,9 +460,9 @@ class GrammarCompiler:
             return grammar, [tool for tool in body.tools if tool.name in parameters]
 
     def _compile_optional_calls(self, body: ChatRequest) -> Grammar | None:
-        """Return the compiled grammar of calls that an answer may have: with schemas, or of known names.
+        """Return the compiled grammar of optional calls: with schemas, or else with known names only.
 
-        None if there is no such grammar: these calls are not enforced, so none of this refuses a request.
+        None if there is no such grammar. Optional calls need not be enforced, so no request is rejected here.
         """
         for has_schemas in (True, False):
             try:

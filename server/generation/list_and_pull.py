@@ -31,7 +31,7 @@ REPORT_S = 0.5
 
 
 async def named_entries(service: Service) -> dict[str, ModelEntry]:
-    """Return the entries of all models, by every name by which requests may ask for the model."""
+    """Return all models' entries by each name that requests may use."""
     entries = await MODEL_FILES.run(service.models.entries)
     named = {entry.name: entry for entry in entries}
     return named | {alias: entries[0] for alias in service.model_names if alias not in named}
@@ -43,7 +43,7 @@ def known_sampling(service: Service, info: ModelInfo) -> dict[str, float]:
 
 
 def check_loads(service: Service, *, for_requests: bool = False) -> None:
-    """Raise ApiError unless models come and go. for_requests: also unless requests may load them."""
+    """Raise ApiError unless models can be loaded. for_requests: also unless requests may load them."""
     service.check_ready()
     if not service.models.may_unload:
         raise ForbiddenError(

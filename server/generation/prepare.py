@@ -1,6 +1,6 @@
-"""From a validated body and a leased model to the engine's requests: prompt, grammar, parser, choices.
+"""Turn a validated body and a leased model into engine requests: prompt, grammar, parser, choices.
 
-All of it blocks, and runs on a thread; see LeasedModel.run_in_turn().
+All functions block, and run on a thread; see LeasedModel.run_in_turn().
 """
 
 import secrets
@@ -67,9 +67,9 @@ from reprise.server.tools.readers import bare_calls, make_reader
 class Prepared:
     """A request that is ready for the engine.
 
-    body: the request, without the sources of drafts that this server lacks.
+    body: the request, without draft types that this server lacks.
     engine_requests: one for each choice. make_parser: called once for each of them, in order.
-    view_slices: makes the views that the engine's requests share, slice by slice; None if nothing reads them.
+    view_slices: makes the views that the choices share, slice by slice; None if nothing reads them.
     """
 
     body: GenerationFields
@@ -80,7 +80,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The prompts of a request, and the inputs that all of its choices share.
+    """A request's prompts, and the inputs that all choices share.
 
     token_ids: (num_prompts,) the tokens of each prompt. images: those of the only prompt.
     The others: see GenerationRequest.
@@ -100,8 +100,7 @@ def prepare_chat(
 ) -> Prepared:
     """Prepare a chat. Raises BadRequestError.
 
-    streams_calls: whether a stream has the arguments of a tool call as the model writes them, or each call
-        whole once it is complete.
+    streams_calls: whether a stream sends tool call arguments as they are written, rather than complete calls.
     """
     engine = leased.engine
     prompt = encode_prompt(request, leased, body)
@@ -126,7 +125,7 @@ def _begin_views(
 ) -> tuple[list[View], Iterator[None] | None]:
     """Return an empty list of views, and the slices of work that fill it.
 
-    There are no slices if no drafter looks in views, or if those of too many conversations are being made.
+    There are no slices if no drafter reads views, or if too many conversations' views are being made.
     """
     views: list[View] = []
     draft_type = body.draft.type or leased.settings.draft_type
@@ -189,7 +188,7 @@ def prepare_completion(
     engine = leased.engine
     is_liberal = leased.settings.unknown_fields != "refuse"
     if body.suffix and body.echo and engine.tokenizer.fim is None and is_liberal:
-        # Who wants the prompt repeated wants it continued, and this model can do that.
+        # A request to echo the prompt wants it continued, which this model can do.
         note_ignored(request, ["suffix"])
         body = body.model_copy(update={"suffix": None})
     if body.suffix:
@@ -201,7 +200,7 @@ def prepare_completion(
 def prepare_infill(
     request: Request, leased: LeasedModel, body: CompletionRequest, holes: list[Hole], model: str, param: str
 ) -> Prepared:
-    """Prepare to fill in holes. model, param: the model's name and the request's field, for errors.
+    """Prepare fill-in-the-middle. model, param: the model's name and the request's field, for errors.
 
     Raises BadRequestError.
     """
@@ -223,7 +222,7 @@ def _prepare_texts(
 
 
 class CheckedParser(OutputParser):
-    """Parser whose EndPart says whether the answer satisfies schemas that the grammar enforces only in part.
+    """Parser whose EndPart tells whether the answer satisfies schemas that the grammar relaxes.
 
     content: the schema of the content, as JSON; None if it is not checked. calls: schemas by the tool's name.
     """
@@ -240,7 +239,7 @@ class CheckedParser(OutputParser):
         return parts
 
     def end(self, finished: Finished) -> list[Part]:
-        """See OutputParser. The EndPart is held back until the check is made."""
+        """See OutputParser. The EndPart is held back until the check is done."""
         parts = self._inner.end(finished)
         self._parts += parts
         self.num_reasoning_tokens = self._inner.num_reasoning_tokens
@@ -267,7 +266,7 @@ class CheckedParser(OutputParser):
 def _checked(
     make_parser: MakeParser, body: GenerationFields, is_relaxed: bool, relaxed_tools: Sequence[Tool]
 ) -> MakeParser:
-    """Have the parsers check answers, if the schema of the content or of a tool is relaxed."""
+    """Make the parsers check answers if the schema of the content or of a tool is relaxed."""
     if not is_relaxed and not relaxed_tools:
         return make_parser
     content = to_json(modern(body.relaxable_schema or {})).decode() if is_relaxed else None
@@ -293,7 +292,7 @@ def _prepared(
 
 
 def _drop_unavailable(request: Request, leased: LeasedModel, body: GenerationFields) -> GenerationFields:
-    """Drop a source of drafts, or a kind of decoding, that this server lacks; the answer stays the same."""
+    """Drop a draft type or kind of decoding that this server lacks; the answer stays the same."""
     info, is_strict = leased.engine.info, leased.settings.unknown_fields == "refuse"
     if (fault := _draft_fault(body, leased.settings, info)) is not None:
         if is_strict:
@@ -308,7 +307,7 @@ def _drop_unavailable(request: Request, leased: LeasedModel, body: GenerationFie
 
 
 def _draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) -> BadRequestError | None:
-    """Return the fault of the source of drafts that a request names; None if the server has that source."""
+    """Return the error for a request's draft type; None if the server has that type."""
     of_one = ", or start the server with --draft-model and the folder of one"
     has_no_model = settings.draft_model is None or bool(info.head)
     lacking: dict[str, tuple[bool, str, str]] = {
@@ -451,7 +450,7 @@ def make_engine_requests(
 
 
 def _loop_guard(body: GenerationFields, settings: Settings, limits: AnswerLimits) -> int:
-    """Return how many tokens of a loop end an answer; 0 for none."""
+    """Return after how many looping tokens to end an answer; 0 for never."""
     if body.loop_guard_tokens is not None:
         return body.loop_guard_tokens
     # A client that sets a limit is obeyed.
@@ -463,7 +462,7 @@ def _loop_guard(body: GenerationFields, settings: Settings, limits: AnswerLimits
 
 
 def _sampling(body: GenerationFields, seed: int, info: ModelInfo, uses_defaults: bool) -> Sampling:
-    """Return the sampling of a choice. uses_defaults: what the body leaves out is as the model recommends."""
+    """Return a choice's sampling. uses_defaults: missing fields get the model's recommended values."""
     defaults = info.sampling_defaults.known if uses_defaults else {}
     left_out = {name: value for name, value in defaults.items() if name not in body.model_fields_set}
     temperature = float(left_out.get("temperature", body.temperature))

@@ -43,9 +43,8 @@ LAST_LINES_S = 2.0
 class Recorder:
     """Appends lines to a file until it has max_bytes. Only the file's owner may read it.
 
-    A line is written completely or not at all. A line that cannot be written is dropped, which is logged the
-    first time; later lines are tried again.
-    The constructor raises SettingsError if the file cannot be written.
+    A line is written completely or not at all. If that fails the line is dropped, which is logged the first
+    time, and later lines are still tried. The constructor raises SettingsError if the file cannot be written.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:

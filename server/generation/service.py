@@ -90,9 +90,9 @@ async def wait_unless_gone(
 class EventBridge:
     """Carries many small events from the engine's threads to the event loop.
 
-    The threads share the interpreter lock, so time spent here per token is taken from the engine. Therefore
-    at most one wake-up of the event loop is pending at any time, for all streams together. It delivers all
-    events that have arrived by then.
+    The threads share the interpreter lock, so time spent here per token is taken from the engine. So at most
+    one wake-up of the event loop is pending at a time for all streams. It delivers all events that have
+    arrived by then.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -120,9 +120,9 @@ class EventBridge:
 class Service:
     """The shared objects of one app. Create it on the app's event loop.
 
-    models: one model or many. recorder: None if nothing is recorded.
+    models: one or many. recorder: None if nothing is recorded.
     making_views: the tasks that are making views of conversations.
-    num_pending: the jobs of each client that prepare requests.
+    num_pending: each client's jobs that prepare requests.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Service:
         self.created = int(time.time())
 
     def leased(self, engine: "GeneratingEngine", name: str) -> "LeasedModel":
-        """Return what the requests for a loaded model are prepared with, made at the first one."""
+        """Return the LeasedModel of a loaded model, made for its first request."""
         known: LeasedModel | None = engine.attached.get(self)
         if known is None:
             settings = engine.settings if self.models.may_unload else self.settings
@@ -158,7 +158,7 @@ class Service:
             self._loop.call_soon_threadsafe(action)
 
     def _note_hold(self, span: str, late_s: float, own_s: float, where: str) -> None:
-        """Count a time in which the event loop served nobody, and say so in the log. See LoopLag."""
+        """Count and log a time in which the event loop was held. See LoopLag."""
         self.metrics.count_hold(span, own_s)
         where = f", in {where}" if where else ""
         if span == NOT_HELD:
@@ -204,7 +204,7 @@ def service_of(request: Request) -> Service:
 
 
 class LeasedModel:
-    """A loaded model, and what the requests for it are prepared with.
+    """A loaded model, with the objects that prepare its requests.
 
     app: the shared objects. settings: the model's. name: the name by which requests know the model.
     """
@@ -216,9 +216,9 @@ class LeasedModel:
         self.view_maker = ViewMaker(engine, MAX_VIEW_BYTES)
 
     async def run_in_turn(self, request: Request, job: Callable[[], ResultT], more_bytes: int = 0) -> ResultT:
-        """Run a job that makes something of a request on a thread, when its client is next.
+        """Run a job that prepares a request on a thread, clients in rotation.
 
-        more_bytes: of what the job is about, besides the body.
+        more_bytes: size of the job's input besides the body.
         Raises the job's exception, ClientGoneError if the client disconnects first, TooBusyError if too many
         of its jobs wait, and UnavailableError if the job takes longer than LIMIT_S or the server stops.
         """
@@ -263,7 +263,7 @@ class LeasedModel:
 
 
 def resolve(service: Service, requested: str | None, purpose: Purpose | None = None) -> str:
-    """Return the requested name, the first model's name for its aliases, or the default model's for None.
+    """Resolve a requested name: aliases give the first model's name, None gives the default model's.
 
     The name may be unknown. purpose: decides which model is the default; None for generating.
     """
@@ -280,7 +280,7 @@ def _default_name(service: Service, purpose: Purpose | None) -> str:
 
 
 async def find_entry(service: Service, name: str, purpose: Purpose | None = None) -> ModelEntry:
-    """Return the entry of a model, or of the one that serves unknown names.
+    """Return a model's entry, or that of the model that serves unknown names.
 
     name: see resolve(). purpose: decides which model is the default; None for generating.
     Raises ModelNotFoundError.
@@ -344,10 +344,11 @@ async def lease_model(
     keep_alive: KeepAlive = None,
     purpose: Purpose | None = "generate",
 ) -> LeasedModel:
-    """Return the named model, which stays loaded until the response has been sent.
+    """Lease the named model, which stays loaded until the response has been sent.
 
     model: None is the model that the server started with.
-    silence: sent by a stream while its model is loaded; b"" for comments. None if the response is no stream.
+    silence: what a stream sends while its model loads; b"" for comments. None if the response is not
+        streamed.
     keep_alive: how long to keep the model loaded after the request.
     purpose: what the model must be for; None for anything.
     Raises ApiError if the model does not exist or cannot be loaded.
@@ -358,7 +359,7 @@ async def lease_model(
     if models.may_unload:
         keep_s = keep_alive_s(keep_alive)
     else:
-        # Whatever the name: there is no other.
+        # There is only one model, whatever the name.
         _check_purpose(models.first_name, models.info.purpose, purpose)
         if keep_alive is not None:
             note_ignored(request, ["keep_alive"])
@@ -386,7 +387,7 @@ async def lease_for(request: Request, body: Any, purpose: Purpose | None = "gene
 
 
 async def _load(request: Request, service: Service, name: str, silence: bytes | None) -> ModelUse:
-    """Load a model, and report the progress in the stream that the response will be, if it will be one.
+    """Load a model. If the response will be a stream, report the progress there.
 
     Raises ApiError if the model cannot be loaded within --load-timeout-s, and ClientGoneError.
     """
@@ -409,13 +410,13 @@ async def _load(request: Request, service: Service, name: str, silence: bytes | 
     except Exception as fault:
         raise from_load(fault) from fault
     finally:
-        # Whoever waits no longer must not keep the model.
+        # A request that has left must not keep the model.
         if future is not None and not future.cancel():
             future.add_done_callback(_end_use)
 
 
 def _comment(service: Service, name: str) -> bytes:
-    """Return a comment of a stream about how far a model is."""
+    """Return a stream's comment about a model's loading progress."""
     entries = service.models.loaded_entries()
     progress = next((entry.progress for entry in entries if entry.name == name), None)
     what = "waiting for memory" if progress is None else f"{progress:.0%}"

@@ -30,7 +30,7 @@ def load_keys(settings: Settings) -> tuple[str, ...]:
 
 
 def _owner_of(keys: Sequence[str], request: HTTPConnection) -> str:
-    """Return the digest of the valid key that a client sent. Raises ApiError if none is."""
+    """Return the digest of the client's valid key. Raises ApiError if it sent none."""
     given = sent_keys(request)
     # All keys are compared, so the time that it takes tells nothing of them.
     matches = [known for sent in map(digest, given) for known in keys if hmac.compare_digest(known, sent)]
@@ -52,7 +52,7 @@ def sent_keys(request: HTTPConnection) -> list[str]:
 
 
 def digest(key: str) -> str:
-    """Return the SHA-256 digest that replaces a key wherever it could end up in a log or a file."""
+    """Return the SHA-256 digest that replaces a key in logs and files."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -100,8 +100,8 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:@/?#\[\]\s]+))(?::[0-9]*)?")
 class Access:
     """ASGI middleware that checks API keys, if there are any, and the Host header of loopback requests.
 
-    The Host check stops DNS rebinding: a web page that makes its own domain name resolve to 127.0.0.1 sends
-    that name, so over loopback only this server's own names are accepted.
+    The Host check stops DNS rebinding: a web page whose domain name resolves to 127.0.0.1 sends that name, so
+    over loopback only this server's own names are accepted.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, keys: Sequence[str]) -> None:

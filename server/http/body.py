@@ -1,4 +1,4 @@
-"""Request bodies: read within limits of size and time, decompressed, of the right content type, validated."""
+"""Read request bodies within limits of size and time; check content type, decompress and validate."""
 
 import asyncio
 import zlib
@@ -35,10 +35,10 @@ VALUE_BYTES = 20
 
 
 async def decoded(body: bytes, coding: str, limit_bytes: int) -> bytes:
-    """Decode a body of at most limit_bytes once decoded; little more than that is ever held in memory.
+    """Decompress a body to at most limit_bytes; little more than that is ever held in memory.
 
-    Raises ApiError, also if the body is not exactly one complete encoded text; gzip may have several in a
-    row, as in RFC 1952.
+    Raises ApiError, also unless the body is exactly one complete stream; gzip may have several members (RFC
+    1952).
     """
     # Some clients leave deflate's header out.
     has_header = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0
@@ -88,7 +88,7 @@ def _too_large(limit_bytes: int) -> ApiError:
 class BodyLimit:
     """ASGI middleware that refuses large bodies (413), slow bodies (408) and too many headers (431).
 
-    The size limit holds with and without a Content-Length header, and also for the decoded body.
+    The size limit applies with and without a Content-Length header, and to the decompressed body too.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -135,7 +135,7 @@ class BodyLimit:
             await self.app(scope, replay, send)
 
     def _check_headers(self, headers: Headers) -> str | None:
-        """Return how the body is encoded, if it is. Raises ApiError for what the headers announce."""
+        """Return the body's content encoding, if any. Raises ApiError if the headers announce too much."""
         if (num_headers := len(headers)) > MAX_HEADERS:
             raise ApiError(
                 f"The request has {num_headers} headers; at most {MAX_HEADERS} are allowed. Send fewer.",
@@ -178,9 +178,9 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
 
 
 def _check_content_type(request: Request) -> None:
-    """Raise ApiError unless the body is JSON, or nothing is said of it.
+    """Raise ApiError unless the content type is JSON or missing.
 
-    That keeps web pages out: they can post other content types, and none, without a CORS preflight.
+    That keeps web pages out, which can post other content types, or none, without a CORS preflight.
     """
     content_type = request.headers.get("content-type", "")
     media_type = content_type.split(";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""The limits of connections: how many, how slow, how much of each; and whose input is read next."""
+"""Limits of connections: number, slowness and size; and whose input is parsed next."""
 
 import asyncio
 import json
@@ -45,9 +45,9 @@ REQUEST_S = 0.001
 
 
 class Rounds:
-    """Divides the work of parsing input and beginning requests into rounds of one event loop.
+    """Divides the parsing of input and the starting of requests into rounds of one event loop.
 
-    What is left waits for the next round, addresses in rotation. clock: returns the time in seconds.
+    Remaining work waits for the next round, addresses in rotation. clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -58,11 +58,11 @@ class Rounds:
 
     @property
     def has_time(self) -> bool:
-        """Whether an action may be done now: within do(), or if the round has time and no action waits."""
+        """Whether an action may run now: within do(), or if the round has time and no action waits."""
         return self._is_doing or (not self._waiting and self._spent_s < ROUND_S)
 
     def do(self, action: Callable[[], None], more_s: float = 0.0) -> None:
-        """Do an action in this round. more_s: seconds to count for work that it begins elsewhere."""
+        """Run an action in this round. more_s: seconds to add for work that it starts elsewhere."""
         start_s, is_within = self._clock(), self._is_doing
         self._is_doing = True
         try:
@@ -73,7 +73,7 @@ class Rounds:
             self._plan_next()
 
     def wait(self, address: str, action: Callable[[], None], more_s: float = 0.0) -> None:
-        """Do an action in a later round, after the addresses that precede this one in rotation."""
+        """Run an action in a later round, addresses in rotation."""
         self._waiting.setdefault(address, deque()).append(partial(self.do, action, more_s))
         self._plan_next()
 
@@ -83,7 +83,7 @@ class Rounds:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Begin a round with what has waited."""
+        """Begin a round with the waiting actions."""
         self._has_next, self._spent_s = False, 0.0
         while self._waiting and self._spent_s < ROUND_S:
             address, kept = self._waiting.popitem(last=False)
@@ -95,7 +95,7 @@ class Rounds:
 
 
 def max_connections() -> int:
-    """Return how many connections may be open: three quarters of the open files. The rest is for models."""
+    """Return how many connections may be open: three quarters of the file limit. The rest is for models."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (limit if limit > 0 else 4096) * 3 // 4
 
@@ -114,12 +114,12 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     """uvicorn's HTTP/1.1 protocol, with limits on times, on counts, and on output that clients leave unread.
 
-    While all places are taken, a new connection takes that of the one without a request for longest, of the
-    address with the most of them. If all have requests, a request on the new connection gets a 503.
+    At the limit, a new connection replaces the longest-idle one of the address with the most idle
+    connections. If all have requests, a request on the new connection gets a 503.
 
-    timeout_s: within this time of connecting, or of a later request's first byte, headers must be complete,
-        and some of the output that waits must be read; or else the connection is closed.
-    buffer, rounds: take the input of all connections of an event loop, and decide when it is parsed.
+    timeout_s: headers must be complete this long after connecting or after a later request's first byte, and
+        the client must read some of the waiting output in that time, or the connection is closed.
+    buffer, rounds: shared by all connections of an event loop: receives input, decides when to parse it.
     """
 
     connections: "set[Connection]"  # type: ignore[assignment]
@@ -178,7 +178,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     @span("connections")
     def buffer_updated(self, nbytes: int) -> None:
-        """Parse the input in the buffer, now or in a later round; until then nothing more is read."""
+        """Parse the buffer's input now or in a later round; nothing more is read until then."""
         if self._rounds.has_time:
             self._rounds.do(partial(self.data_received, self._buffer[:nbytes]))  # type: ignore[arg-type]
         else:
@@ -213,7 +213,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; drop those that follow the body, which nothing here reads."""
+        """Keep a header; drop trailers, which nothing here reads."""
         if not self._has_head:
             super().on_header(name, value)
 
@@ -262,7 +262,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self.transport.close()
 
     def pause_writing(self) -> None:
-        """Wait until the client reads; of an address with too much unread, close one connection."""
+        """Wait until the client reads. Close a connection of an address with too much unread output."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self._timeout_s, self._check_reading, self._num_unread)
         others = [one for one in self.connections if one.client_host == self.client_host]
@@ -316,7 +316,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self.transport.abort()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: the request is answered as if it had not asked for another protocol."""
+        """Log nothing: requests to upgrade the protocol are ignored."""
 
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._timeout_s, self.transport.close)
@@ -330,7 +330,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 async def _without_chunks(
     app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Serve a request of HTTP/1.0, which has no chunks: a body of unknown length ends with its connection."""
+    """Serve an HTTP/1.0 request, without chunks: a body of unknown length ends with its connection."""
     is_sized = True
 
     async def send_plainly(message: Message) -> None:
@@ -346,9 +346,9 @@ async def _without_chunks(
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """Return the beginning of a request without a wish for another protocol, such as Java's for HTTP/2.
+    """Remove the upgrade header from a request's beginning, such as Java's for HTTP/2.
 
-    The parser would take the body for that protocol.
+    Otherwise the parser would treat the body as that protocol.
     """
     head, end, body = data.partition(b"\r\n\r\n")
     return _UPGRADE.sub(_OF_SAME_LENGTH, head) + end + body

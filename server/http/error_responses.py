@@ -101,7 +101,7 @@ def anthropic_error(fault: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def note_error(fault: ApiError, scope: Scope) -> ApiError:
-    """Note an error in the request's log record; return it in the words of the request and of its API."""
+    """Record an error for the log; return it with the request's field names and its API's wording."""
     record = record_in(scope)
     renamed = fault.renamed(record.field_names)
     record.note(fault.code or fault.type, renamed.param)
@@ -109,7 +109,7 @@ def note_error(fault: ApiError, scope: Scope) -> ApiError:
 
 
 def internal_error(scope: Scope) -> ApiError:
-    """Log the bug that is being handled, in a stream that has begun; return the error, noted."""
+    """Log the bug being handled in a running stream; record and return the error."""
     record = record_in(scope)
     LOGGER.exception("%s %s failed in its stream", record.id, record.endpoint)
     return note_error(RequestFailedError.internal(record.id), scope)
@@ -138,7 +138,7 @@ def error_frame(told: ApiError, scope: Scope) -> bytes:
 
 
 def error_response(fault: ApiError, scope: Scope) -> Response:
-    """Make the response for an error, or the last event of a stream that has begun; note it for the log."""
+    """Make an error's response, or the last event of a running stream. Records the error for the log."""
     told = note_error(fault, scope)
     if scope.get(HAS_BEGUN):
         return Response(error_frame(told, scope))
@@ -154,8 +154,8 @@ async def refuse(
 ) -> None:
     """Send an error for a request whose body has not been read.
 
-    lingers: read and drop what the client is still sending, or else it would lose the response. A client that
-        sent `Expect: 100-continue` sends nothing.
+    lingers: read and drop what the client is still sending, or it would lose the response. Not after
+        `Expect: 100-continue`, where it sends nothing.
     """
     response = error_response(fault, scope)
     head = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
@@ -170,7 +170,7 @@ async def refuse(
 
 
 def _allowed_methods(scope: Scope, routes: Sequence[Route]) -> str:
-    """Return the methods of all routes with a path; only of those without parameters, if there are any."""
+    """Return the methods of all routes that match a path; routes without parameters take precedence."""
     matching = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
     exact = [route for route in matching if route.path == scope["path"]]
     methods = {method for route in exact or matching for method in route.methods or ()}
@@ -178,7 +178,7 @@ def _allowed_methods(scope: Scope, routes: Sequence[Route]) -> str:
 
 
 def install_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
-    """Answer each exception with an error object in its API's format. routes: to name a path's methods."""
+    """Answer each exception with an error object in its API's format. routes: for the methods of a path."""
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, fault: ApiError) -> Response:

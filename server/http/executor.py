@@ -1,4 +1,4 @@
-"""Threads for blocking work: nothing holds the event loop, and no client waits for another's work."""
+"""Threads for blocking work, so that nothing holds the event loop and no client waits for another's work."""
 
 import asyncio
 from collections import Counter, OrderedDict, deque
@@ -30,7 +30,7 @@ TRIM_AFTER_S = 2.0
 class Threads:
     """At most num_threads threads for one purpose. Calls that come when all are busy wait in order.
 
-    What hangs, such as a disk or another machine, then holds up only its own kind.
+    So a hanging disk or machine blocks only calls of its own kind.
     """
 
     def __init__(self, purpose: str, num_threads: int) -> None:
@@ -54,7 +54,7 @@ CONTROL = Threads("control", 1)
 
 
 def client_of(request: HTTPConnection) -> str:
-    """Return the client whose requests share limits: the digest of its checked API key, or else its address.
+    """Return the identity by which limits are shared: the digest of the checked API key, or else the address.
 
     A key that was not checked does not count: a client could send a new one with every request.
     """
@@ -131,8 +131,9 @@ def _is_wanted(done: asyncio.Future[Any]) -> bool:
 class Executor:
     """The threads that parse large bodies and prepare requests for the engine, clients in rotation.
 
-    Long jobs have threads of their own. A client has a limit at each kind, so whoever sends what takes long
-    waits for it alone. background: for jobs that no answer waits for.
+    Long jobs have separate threads. Each client has a limit per kind, so slow jobs delay only their own
+    client.
+    background: for jobs that no answer waits for.
     """
 
     def __init__(self) -> None:
@@ -145,7 +146,7 @@ class Executor:
         self._is_closed = False
 
     async def run(self, client: str, num_bytes: int, job: Callable[[], ResultT]) -> ResultT:
-        """Run a job about so many bytes on a thread, when its client is next. Raises the job's exception."""
+        """Run a job on num_bytes of input on a thread, clients in rotation. Raises the job's exception."""
         if num_bytes <= LARGE_BYTES:
             return await self._short.run(client, job)
         try:

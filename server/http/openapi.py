@@ -1,4 +1,4 @@
-"""The document /openapi.json, completed: the framework does not know bodies, which routes read themselves."""
+"""Complete /openapi.json: the framework does not know the bodies, as routes read them themselves."""
 
 from collections.abc import Collection, Iterable, Iterator
 from copy import deepcopy
@@ -48,7 +48,7 @@ def body_schema(
 ) -> dict[str, Any]:
     """Return the OpenAPI entry of a route whose body is validated by this model.
 
-    is_streamed: whether the response is a stream. None: it is one if the body says so.
+    is_streamed: whether the response is a stream; None if the body decides.
     in_lines: whether streams consist of lines of JSON instead of events.
     """
     content = {"application/json": {"schema": _reference(model)}}
@@ -79,7 +79,7 @@ def complete_document(
 ) -> None:
     """Add to the app's OpenAPI document: the models that body_schema() names, the error format and headers.
 
-    open_paths: paths that need no API key, if others do. If the engine has one model alone, the document has
+    open_paths: paths that need no API key, if others do. For an engine with a single model, the document has
         its limits.
     """
     make_document, is_liberal = app.openapi, settings.unknown_fields == "ignore"
@@ -132,7 +132,7 @@ def _schemas(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
 
 
 def _say_what_is_taken(bodies: Json, models: Collection[type[RequestModel]], is_liberal: bool) -> None:
-    """Add to the schemas of bodies what no field's type says."""
+    """Add what the fields' types do not say to the schemas of bodies."""
     for schema in bodies.values():
         # Optional fields may be null, which is their default everywhere.
         for name, given in schema.get("properties", {}).items():
@@ -150,7 +150,7 @@ def _say_what_is_taken(bodies: Json, models: Collection[type[RequestModel]], is_
 
 
 def _allow_anything(bodies: Json, schema: Json, path: list[str]) -> None:
-    """Let a field have any value: one without a meaning is left out."""
+    """Let a field have any value: values without meaning are left out."""
     name, *rest = path
     given = schema["properties"].get(name, {})
     if given and not rest:
@@ -161,7 +161,7 @@ def _allow_anything(bodies: Json, schema: Json, path: list[str]) -> None:
 
 
 def _allow_what_is_mended(schema: Json) -> None:
-    """Let a body have what is left out of it, or understood.
+    """Allow what is skipped or converted in a body.
 
     That is unknown fields, -1 for no limit, and one value where an array is meant.
     """

@@ -1,4 +1,4 @@
-"""Each request's id, tidied path, log line and count in the metrics; the list of endpoints; 500 for a bug."""
+"""Per request: id, normalized path, log line, metrics. Also the list of endpoints, and 500 for bugs."""
 
 import asyncio
 import re
@@ -69,7 +69,7 @@ def with_prefix(path: str) -> str:
 def tidied(path: str) -> str:
     """Return the path without a second /v1, doubled slashes and a slash at its end.
 
-    A model's name keeps its slashes, and the page's files are found from its path.
+    Slashes in a model's name stay, and so does the page's last one, from which its files are found.
     """
     front = _FRONT.match(path)
     rest = path[front.end() :] if front else ""
@@ -135,7 +135,7 @@ _OPEN_ENDED = tuple(path for path in reversed(_PATHS) if "{" in path)
 
 
 def endpoint_of(path: str) -> str:
-    """Return the endpoint label of a path, or "other" for any unknown path, as labels must stay few."""
+    """Return a path's endpoint label; "other" for unknown paths, as labels must stay few."""
     if path in _PATHS:
         return path
     for known in _OPEN_ENDED:

@@ -1,8 +1,8 @@
-"""Requests that come before their model is loaded: answered by a 503, or by a stream that begins at once.
+"""Answer requests before their model is loaded: with a 503, or with a stream that begins at once.
 
-While the server starts, WhileLoading answers every request with a 503 that says how far the start is. Later,
-the stream for a request whose model must be loaded first begins with comments (EarlyStreams). From then on
-its status is 200, so an error is the stream's last event.
+While the server starts, WhileLoading answers every request with a 503 that reports the progress. Later, the
+stream of a request whose model must be loaded first begins with comments (EarlyStreams). Its status is then
+200, so an error is the stream's last event.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ LAST_BYTES_S = 1
 class WhileLoading:
     """Answers requests on a bound socket, on a thread, from the first advance() to the context's end.
 
-    GET /health gets the phase of the start and its share done as fields, other requests an error that names
+    GET /health has the phase of the start and its share done as fields; other requests get an error with
     them. Keys and Host headers are checked. The socket stays open: connections wait for the server itself.
     """
 
@@ -63,7 +63,7 @@ class WhileLoading:
             self._thread.join()
 
     def advance(self, what: str, share: float) -> None:
-        """Note the phase of the start and the share of it that is done, in [0, 1]; at the first, listen."""
+        """Record the phase of the start and its share done, in [0, 1]. The first call starts listening."""
         self._phase, self._share = what, share
         if self._thread.ident is None:
             self._thread.start()
@@ -131,7 +131,7 @@ class EarlyStreams:
 
 
 async def write_early(request: HTTPConnection, frame: bytes, content_type: str) -> None:
-    """Send a frame of the request's response, of which the route makes the rest; first the head."""
+    """Send a frame of the request's response ahead of its route; the first call sends the headers."""
     await request.scope[_WRITE](frame, content_type)
 
 

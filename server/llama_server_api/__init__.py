@@ -1,1 +1,1 @@
-"""The endpoints that llama-server has and OpenAI has not."""
+"""The endpoints that llama-server has but OpenAI lacks."""

@@ -15,7 +15,7 @@ MODEL = "model"
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What metrics are read from at a scrape.
+    """The sources of metrics at a scrape.
 
     prefixes: the counts of each prefix cache, by model. table: those of the n-gram table, empty without one.
     stored: the sizes of the store of responses. longest_hold_s: see Metrics.

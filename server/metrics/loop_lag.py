@@ -20,17 +20,16 @@ _ROOT = Path(__file__).parents[3]
 
 
 class LoopLag:
-    """Sets timers on the event loop, and reports how many seconds late each fires, and what held the loop.
+    """Sets timers on the event loop; reports how late each fires, in seconds, and what held the loop.
 
-    The thread's processor time tells the loop's own work, which is our fault, from waiting for the machine.
+    The thread's CPU time distinguishes the loop's own work from waiting for the machine.
     Create it on the loop's thread.
 
     spans: the clock of the loop's thread. observe: called with the lag of each timer, >= 0.
     hold: called for each lag above HELD_S with the span whose work held the loop (NOT_HELD if the loop itself
-        did hardly any); how late the timer was; the processor time that the loop's thread certainly used
-        meanwhile; and the line and function in which the loop was, as "reprise.server.app:12 create_app", or
-        "" if not seen.
-    spent: returns the thread's processor time in seconds.
+        did hardly any), the timer's lateness, a lower bound of the CPU time that the loop's thread used
+        meanwhile, and the loop's line and function, as "reprise.server.app:12 create_app", or "" if not seen.
+    spent: returns the thread's CPU time in seconds.
     """
 
     def __init__(
@@ -79,14 +78,14 @@ class LoopLag:
         self._timer = self._loop.call_at(self._due, self._wake)
 
     def _look(self) -> None:
-        """Note where the loop's thread is while a timer is late. Runs on a thread of its own."""
+        """Record where the loop's thread is while a timer is late. Runs on a separate thread."""
         while not self._stopped.wait(PERIOD_S):
             if not self._seen and self._loop.time() - self._due > HELD_S / 2:
                 self._seen = _place_of(self._thread_id)
 
 
 def _place_of(thread_id: int) -> str:
-    """Return the innermost line of this program that a thread is in, and what it calls there."""
+    """Return a thread's innermost line in this program, and what it calls there."""
     frame = innermost = sys._current_frames().get(thread_id)
     while frame is not None and innermost is not None:
         path = Path(frame.f_code.co_filename)

@@ -30,7 +30,7 @@ class Metrics(Collector):
 
     recent: the last requests that generated tokens or failed, the newest first, as fields of JSON objects;
         see RequestRecord. For the event loop's thread alone.
-    longest_hold_s: the most processor time that the event loop has used without a pause.
+    longest_hold_s: the most CPU time that the event loop has used without a pause.
     """
 
     def __init__(self, models: "Engine", stored: Callable[[], Mapping[str, int]]) -> None:
@@ -52,7 +52,7 @@ class Metrics(Collector):
         self._add("reprise_requests_in_progress", 1)
 
     def end_request(self, endpoint: str, record: RequestRecord) -> None:
-        """Count an HTTP request that was answered or whose client left, and remember it if of interest."""
+        """Count an HTTP request that was answered or whose client left; remember it if of interest."""
         self._add("reprise_requests_in_progress", -1)
         self._add("reprise_requests_total", 1, endpoint, str(record.status))
         if record.error is not None:
@@ -98,7 +98,7 @@ class Metrics(Collector):
         self._add("reprise_event_loop_lag_seconds", lag_s)
 
     def count_hold(self, span: str, own_s: float) -> None:
-        """Count a time in which the event loop served nobody. own_s: processor time of its own meanwhile."""
+        """Count a time in which the event loop was held. own_s: its own CPU time meanwhile."""
         self._add("reprise_event_loop_holds_total", 1, span)
         self.longest_hold_s = max(self.longest_hold_s, own_s)
 

@@ -1,4 +1,4 @@
-"""Ollama's endpoints: /api/chat, /api/generate, /api/embed and its models, and how answers are formatted."""
+"""Ollama's endpoints: /api/chat, /api/generate, /api/embed and models; and the format of answers."""
 
 import hashlib
 import time
@@ -117,7 +117,7 @@ class LinePresenter(OneChoicePresenter):
         return to_json(line) + b"\n"
 
     def _line(self, text: str, said: Json | None = None, **more: object) -> Json:
-        """Return a response, or a line of one. said: what the model said beside the text."""
+        """Return a response, or a line of one. said: fields besides the text."""
         line: Json = {"model": self.model, "created_at": written(datetime.now(UTC))}
         if self._is_chat:
             line["message"] = {"role": "assistant", "content": text, **(said or {})}
@@ -254,8 +254,8 @@ async def _answer(
 ) -> Response:
     """Answer a request that generates.
 
-    prepare: is given the model and its name in the request; None to have it loaded, or with keep_alive 0
-        unloaded.
+    prepare: gets the model and its name in the request. None only loads the model, or with keep_alive 0
+        unloads it.
     """
     service = _ready(request)
     presenter = LinePresenter(
@@ -287,7 +287,7 @@ def _is_zero(keep_alive: KeepAlive) -> bool:
 
 
 def _own_name(service: Service, name: str | None) -> str | None:
-    """Return the name that a model has here. name: as clients of Ollama send it, maybe tagged."""
+    """Return a model's name here. name: as Ollama's clients send it, maybe tagged."""
     known = (*service.model_names, *service.settings.served_model_name)
     return name if name is None or name in known else name.removesuffix(TAG)
 
@@ -432,7 +432,7 @@ async def _embed(
     asked: EmbeddingsRequest,
     write: Callable[..., bytes],
 ) -> Response:
-    """Answer a request for embeddings. asked: the same as a request to /v1/embeddings.
+    """Answer a request for embeddings. asked: the equivalent request to /v1/embeddings.
 
     write: is called as in answer_embeddings(), and with loaded_ns, when the model was loaded.
     """

@@ -1,4 +1,4 @@
-"""The bodies of Ollama's API, their conversation, and what they are as chats and completions."""
+"""The bodies of Ollama's API, and their translation to chats and completions."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -69,7 +69,7 @@ def images_of(given: Any, path: str) -> list[Part]:
 
 
 class _Calls:
-    """The calls that no message has answered yet. Ollama's need no ids and are given some."""
+    """The calls not answered yet. Ollama's calls need no ids, so they get some."""
 
     def __init__(self) -> None:
         self._num = 0
@@ -101,7 +101,7 @@ class _Calls:
 
 
 def _as_chat(given: Json, calls: _Calls) -> Json:
-    """Return a message as chats have it: with ids of calls, and without its images."""
+    """Convert a message to the chat format: with call ids, without its images."""
     chat = {key: value for key, value in given.items() if key not in _OWN}
     if isinstance(role := given.get("role"), str):
         chat["role"] = role.lower()

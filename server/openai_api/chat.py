@@ -47,7 +47,7 @@ from reprise.server.requests.generation_fields import GenerationFields
 
 
 class PromptPositions:
-    """Finds the positions of a prompt's tokens in its text, which may lack some, such as special ones."""
+    """Finds the positions of a prompt's tokens in its text, which may lack special tokens."""
 
     def __init__(self, text: str) -> None:
         self._encoded = text.encode()
@@ -134,10 +134,10 @@ DONE = server_sent_event(b"[DONE]")
 
 
 class OpenAIPresenter(Presenter):
-    """What the presenters of /v1/chat/completions and /v1/completions share.
+    """The common part of the presenters of /v1/chat/completions and /v1/completions.
 
-    What OpenAI always sends is always there, as null if it has no value; the rest only with a value. With
-    wants_usage_chunk every chunk has a usage field, null except in the last one.
+    Fields that OpenAI always sends are always present, perhaps null; others only with a value. With
+    wants_usage_chunk every chunk has a usage field, null except in the last.
     """
 
     response_object: str
@@ -193,7 +193,7 @@ class OpenAIPresenter(Presenter):
         return frames + self._chunk_of(index, end) + server_sent_event(closing) + DONE
 
     def _frames(self, events: Events) -> bytes:
-        """Return the chunks of parts. What was reported with a choice's parts is in each of its chunks."""
+        """Return the chunks of parts. A choice's report is in each of its chunks."""
         reports: dict[int, ReportPart] = {}
         for index, part in events:
             if isinstance(part, ReportPart):
@@ -213,7 +213,7 @@ class OpenAIPresenter(Presenter):
         return b"".join(frames)
 
     def _chunk_of(self, index: int, part: Part, report: ReportPart | None = None) -> bytes:
-        """Return the chunk of a part. report: what is in the chunk as well."""
+        """Return the chunk of a part. report: further fields of the chunk."""
         if report is None and (
             isinstance(part, ReasoningPart) or (isinstance(part, TextPart) and not part.logprobs)
         ):

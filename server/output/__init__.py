@@ -1,1 +1,1 @@
-"""From the text that the engine supplies to answers: reasoning and tool calls parsed, usage counted."""
+"""Turn the engine's text into answers: parse reasoning and tool calls, count usage."""

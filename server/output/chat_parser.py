@@ -168,12 +168,12 @@ class MarkerParser(MarkedText):
     Reasoning may come before the content or after a tool call; a reasoning marker within content is text.
     A tool call is emitted once its end marker has arrived and it can be read; otherwise its text, markers
     included, stays in the content or the reasoning. In a stream, a call of a known tool begins with its name,
-    and its arguments follow as they are written. Whitespace between markers is dropped, and so is whitespace
-    before a call that the chat template will write there when the answer is sent back.
+    and its arguments follow as they are written. Whitespace between markers is dropped. So is whitespace
+    before a call if the chat template writes it there itself when the answer is sent back.
 
     Text without a start marker is a call too, if it stands at the start of a line and names a tool.
 
-    Takes time in proportion to the text, however it is split: text that has been read is not searched again.
+    Time is linear in the text, however it is split: no text is searched twice.
     """
 
     def __init__(
@@ -255,12 +255,12 @@ class MarkerParser(MarkedText):
         return [marker.text for marker in markers if marker is not None]
 
     def _start_content(self) -> bool:
-        """Start the content, or handle a marker that comes first; hold whitespace until either is certain."""
+        """Start the content, or handle a marker before it; hold back whitespace until that is decided."""
         markers = self._markers
         think_end = markers.think_end if self._is_reasoning_open else None
         texts = self._marker_texts(markers.think_start, think_end, self._call_start, *markers.separators)
         if self._bare_calls is not None:
-            # What should end a section may follow a call that nothing began.
+            # An end marker may follow a call without a start marker.
             texts += [
                 *self._bare_calls.starts,
                 *self._marker_texts(markers.call_end if self._is_bare else None),
@@ -289,7 +289,7 @@ class MarkerParser(MarkedText):
         return True
 
     def _skip_header(self) -> bool | None:
-        """Skip the header of a message, which says to whom it is; return whether it is complete.
+        """Skip a message's header, which names its recipient; return whether it is complete.
 
         Returns None if there is none.
         """
@@ -306,7 +306,7 @@ class MarkerParser(MarkedText):
         return True
 
     def _consume_until(self, texts: Sequence[str], consume: Callable[[str], None]) -> bool:
-        """Pass the text before the first of these markers to consume, then handle the marker."""
+        """Pass the text before the first of these markers to `consume`, then handle the marker."""
         before, marker = self._take_until(texts)
         consume(before)
         if marker is None:
@@ -383,7 +383,7 @@ class MarkerParser(MarkedText):
         if self._num_read > 1 and not self._rules.is_parallel:
             return
         index = self._num_calls + self._num_read - 1
-        # What follows a call that waits for the section's end waits too.
+        # Text after a call that waits for the section's end waits too.
         is_sent = self._rules.is_streamed and not self._read_parts and not isinstance(fragment, WrittenCall)
         self._num_sent += is_sent and is_opening
         parts = self._parts if is_sent else self._read_parts
@@ -392,7 +392,7 @@ class MarkerParser(MarkedText):
         )
 
     def _end_call(self, ending: str) -> None:
-        """End a section, as a marker did: emit its calls, or its text if it cannot be read."""
+        """End a section at its marker: emit its calls, or its text if it cannot be read."""
         if self._emit_read_calls(ending, can_be_whole=True):
             return
         calls = [] if self._reader is None else self._reader.read_other_forms("".join(self._call))
@@ -406,14 +406,14 @@ class MarkerParser(MarkedText):
             self._num_calls += 1
 
     def _cut_call(self) -> None:
-        """End a section that was cut short: what has been sent stays a call, and all else is text."""
+        """End a section that was cut short: what was sent stays a call, the rest is text."""
         if not self._emit_read_calls("", can_be_whole=False):
             self._emit_call_as_text("")
 
     def _emit_read_calls(self, ending: str, can_be_whole: bool) -> bool:
-        """Emit the section's calls as the reader has read them; return whether it could read all.
+        """Emit the calls that the reader found in the section; return whether it could read all of it.
 
-        ending: the marker that ends the section, which the reader has read too.
+        ending: the section's end marker, which the reader has read too.
         """
         reader, rules = self._reader, self._rules
         if reader is None:
@@ -462,7 +462,7 @@ class MarkerParser(MarkedText):
             self._parts.append(TextPart(text, logprobs))
 
     def _emit_reasoning(self, text: str) -> None:
-        """Emit reasoning without leading and trailing whitespace; hold whitespace until more text follows."""
+        """Emit reasoning without outer whitespace, which is held back until more text follows."""
         self._alignment.skip(text)
         if not self._has_reasoning:
             text = text.lstrip()

@@ -1,6 +1,6 @@
-"""What all parsers share: how a choice ends (finish_reason), and log probabilities of parts of a text.
+"""The common parts of output parsers: how a choice ends (finish_reason), and log probabilities of texts.
 
-The parsers of plain text stand here too.
+The parsers of plain text are here too.
 """
 
 from abc import ABC, abstractmethod
@@ -79,7 +79,7 @@ class OutputParser(ABC):
     """Splits the text of one choice into parts.
 
     num_reasoning_tokens: how many of the choice's tokens are reasoning; set with the EndPart.
-    make_end: set by end() if making the EndPart takes long (a schema to check); the caller awaits it.
+    make_end: set by end() if making the EndPart takes long, to check a schema; the caller awaits it.
     """
 
     num_reasoning_tokens = 0
@@ -102,11 +102,11 @@ class ToolCallRules:
     """How to parse tool calls.
 
     is_parallel: whether a choice may have several tool calls; if not, it ends with the first.
-    make_reader: returns a reader for the calls of one section; None if the format is not known, or harmony.
-    is_streamed: whether arguments are emitted while the reader reads them. Otherwise a section's text is
-        emitted once it is complete: as calls, or as text if it has none.
+    make_reader: returns a reader for one section's calls; None for harmony or an unknown format.
+    is_streamed: whether arguments are emitted while they are read. Otherwise a complete section is emitted,
+        as calls or, if it has none, as text.
     note: called with the outcome of each complete section.
-    bare_calls: the form of calls without the marker before them; None if it cannot be told from text.
+    bare_calls: the form of calls without a start marker; None if they cannot be told from text.
     """
 
     is_parallel: bool = True
@@ -144,7 +144,7 @@ class MarkedText(OutputParser):
         raise NotImplementedError
 
     def _take_until(self, texts: Sequence[str]) -> tuple[str, str | None]:
-        """Take the text before the first of these markers, and the marker; None if it is yet to come."""
+        """Take the text before the first of these markers, and the marker; None if there is none yet."""
         found = find_first_marker(self._text, texts)
         if found is None:
             end = len(self._text) - count_partial_marker(self._text, texts)
@@ -182,7 +182,7 @@ class PlainParser(OutputParser):
 
 
 class EchoParser(PlainParser):
-    """Parser of a choice that starts with its prompt. The first part has all of the prompt's text.
+    """Parser of a choice that echoes its prompt. The first part has all of the prompt's text.
 
     prompt: the prompt's text. is_alone: whether the response has only the prompt, and no answer.
     """

@@ -1,4 +1,4 @@
-"""The parts of an answer, the whole of it collected from them, and how parts are merged."""
+"""The parts of an answer; collecting and merging them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart(TextPart):
-    """A part of the prompt, which the start of the choice echoes.
+    """A part of the prompt, echoed at the start of the choice.
 
     The first such part has all of the prompt's text; the others have only log probabilities of more tokens.
     """
@@ -71,13 +71,13 @@ class EndPart:
 
     @property
     def checked(self) -> dict[str, Any]:
-        """The field that tells whether schemas are satisfied; no field if it was not checked."""
+        """The response field schema_valid by name; empty if the answer was not checked."""
         return {} if self.schema_valid is None else {"schema_valid": self.schema_valid}
 
 
 @dataclass(frozen=True, slots=True)
 class ReportPart:
-    """What a delta reports besides its text.
+    """A delta's report besides its text.
 
     fields: further fields of a stream's next chunk: the progress of the prompt, or the timings so far.
     trace: (text, source) of the next runs of the model's text; see reprise.engine.interface.events.Delta.
@@ -163,7 +163,7 @@ def merge_runs(runs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 def merge_events(events: Events) -> list[tuple[int, Part]]:
     """Merge each choice's text into as few parts as possible, even if other choices' parts came in between.
 
-    The same is done with reasoning and with a call's arguments. The order of parts within a choice is kept.
+    Reasoning and a call's arguments are merged likewise. The order of parts within a choice stays.
     """
     merged: list[tuple[int, Part]] = []
     runs: dict[int, list[Mergeable]] = {}

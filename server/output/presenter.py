@@ -1,4 +1,4 @@
-"""What formats answers for an API, and the counts and times that it reports."""
+"""The interface that formats answers for an API, and the reported counts and times."""
 
 import math
 import re
@@ -56,7 +56,7 @@ class Presenter(ABC):
         return self._frames(events) or self.format_silence()
 
     def format_silence(self) -> bytes:
-        """Return a frame that shows during a silence that the stream is alive; never empty."""
+        """Return a keep-alive frame for a silent stream; never empty."""
         return KEEP_ALIVE
 
     @abstractmethod
@@ -96,7 +96,7 @@ _PLAIN = re.compile(r'[^"\\]+')
 
 
 class InputDecoder:
-    """Decodes a free-form tool's input from the JSON of a call's arguments, which arrives bit by bit."""
+    """Decodes a free-form tool's input from the JSON of a call's arguments, which arrives in pieces."""
 
     def __init__(self) -> None:
         self._pending = ""
@@ -127,7 +127,7 @@ FLOOR = -9999.0
 
 
 def finite(logprob: float | None) -> float:
-    """Return a log probability that JSON can write; see FLOOR."""
+    """Return a log probability as a finite number, for JSON; see FLOOR."""
     return logprob if logprob is not None and math.isfinite(logprob) and logprob > FLOOR else FLOOR
 
 
@@ -189,9 +189,8 @@ def count_usage(
 def measure_timings(usages: Collection[Usage]) -> Json:
     """Return the times and counts over all choices. Up to draft_n_accepted they have llama-server's names.
 
-    usages: at least one; the first choice's comes first. All sequences were submitted at the same
-        moment, when their times start. A phase lasts from when the first choice enters it until the last
-        choice leaves it.
+    usages: at least one; the first choice's comes first. All times start at the common moment of submission.
+        A phase lasts from the first choice's entry until the last choice's exit.
 
     The first step computes the prompt's last token and samples the first output token, or several if there is
     a draft. Both phases include this step; without it, both rates would be wrong.
@@ -266,10 +265,10 @@ def count_by_source(usages: Collection[Usage]) -> dict[str, tuple[int, int]]:
 
 
 def explain_undrafted(usages: Collection[Usage]) -> str | None:
-    """Say why nothing, or next to nothing, was drafted; None if enough was drafted, or if nothing may draft.
+    """Return why (almost) nothing was drafted; None if enough was drafted, or if nothing may draft.
 
-    The timings, the log, the list of requests and the page show this text. If all of several choices have a
-    reason, it is the first choice's; else it is None.
+    The timings, the log, the list of requests and the page show this text. With several choices it is the
+    first choice's reason if all have one, else None.
     """
     reasons = [usage.drafting.why_undrafted for usage in usages]
     num_accepted = sum(usage.drafting.num_accepted for usage in usages)

@@ -1,1 +1,1 @@
-"""From a request to the tokens of its prompt, and the texts that drafters may copy from."""
+"""Turn a request into its prompt's tokens, and texts for drafters to copy from."""

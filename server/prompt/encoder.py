@@ -1,7 +1,7 @@
-"""From a request's texts to tokens: chats by the template, prompts, holes to fill in, and predictions.
+"""Encode a request's texts: chats by the template, prompts, fill-in-the-middle, and predictions.
 
-All of it blocks: see LeasedModel.run_in_turn(). A job that encodes cannot be stopped within a text, so text
-that is certainly too long for the context is refused before it is encoded.
+All functions block: see LeasedModel.run_in_turn(). Encoding cannot be stopped within a text, so text that is
+certainly too long for the context is refused first.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,7 +55,7 @@ class ChatPrompt:
 
 
 def encode_chat(engine: "GeneratingEngine", body: ChatRequest, seen: Seen) -> ChatPrompt:
-    """Render and encode a conversation. seen: it as the model is shown it. Raises BadRequestError."""
+    """Render and encode a conversation, given with its images replaced. Raises BadRequestError."""
     tokenizer, context_tokens = engine.tokenizer, engine.info.context_tokens
     messages, tools = shown(body.model_copy(update={"messages": seen.messages}))
     reserved_tokens = None
@@ -109,7 +109,7 @@ def encode_chat(engine: "GeneratingEngine", body: ChatRequest, seen: Seen) -> Ch
 
 
 def shown(body: ChatRequest) -> tuple[list[Json], list[Json]]:
-    """Return the messages and the tools that a template is given."""
+    """Return the messages and the tools for the template."""
     messages = [message.for_template() for message in body.messages]
     # Many templates take only one system message.
     if (num_first := num_systems(messages)) > 1:
@@ -119,7 +119,7 @@ def shown(body: ChatRequest) -> tuple[list[Json], list[Json]]:
 
 
 def _text_size(value: Any) -> int:
-    """Return how many characters JSON has at least, without writing it."""
+    """Return a lower bound of a value's JSON length in characters, without writing it."""
     # Not to_json(): it would keep all other threads from running.
     size, left = 0, [value]
     while left:
@@ -188,7 +188,7 @@ def decode(engine: "GeneratingEngine", tokens: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A hole to fill in: the texts before and after it, and (name, text) of other files."""
+    """A gap for fill-in-the-middle: the texts before and after it, and (name, text) of other files."""
 
     before: str
     after: str
@@ -213,7 +213,7 @@ def fim_of(tokenizer: "Tokenizer", model: str, param: str) -> FimTokens:
 def encode_holes(
     engine: "GeneratingEngine", fim: FimTokens, holes: Sequence[Hole], *, has_special: bool
 ) -> list[TokenIds]:
-    """Return the prompt that asks for the text in each hole. Raises BadRequestError.
+    """Return the fill-in-the-middle prompt of each gap. Raises BadRequestError.
 
     has_special: whether to begin with the special tokens of the model's prompts, such as BOS, if any.
     """
@@ -224,7 +224,7 @@ def encode_holes(
 
 
 def encode_hole(tokenizer: "Tokenizer", fim: FimTokens, hole: Hole, has_special: bool) -> TokenIds:
-    """Return the tokens of the prompt that asks for the text in a hole. See encode_holes()."""
+    """Return the tokens of one gap's prompt. See encode_holes()."""
     encode = tokenizer.encode_answer
     before, after = encode(hole.before), encode(hole.after)
     opening: list[int] = []
@@ -250,7 +250,7 @@ _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 def to_harmony_messages(messages: Sequence[Json]) -> list[Json]:
-    """Convert messages from OpenAI's form to the form that gpt-oss's chat template takes."""
+    """Convert messages from OpenAI's format to that of gpt-oss's chat template."""
     num_first = num_systems(messages)
     instructions = "\n\n".join(message["content"] for message in messages[:num_first])
     converted: list[Json] = [{"role": "system", "content": instructions}] if num_first else []
@@ -277,13 +277,13 @@ def to_harmony_tools(tools: Sequence[Json]) -> list[Json]:
 
 
 def to_harmony_arguments(arguments: Json) -> Json:
-    """Replace a reasoning_effort that gpt-oss does not know by one that it knows."""
+    """Map an unsupported reasoning_effort to one that gpt-oss supports."""
     effort = arguments.get("reasoning_effort")
     return arguments if effort not in _EFFORTS else {**arguments, "reasoning_effort": _EFFORTS[effort]}
 
 
 def _calls(message: Json, results: dict[str, Json], placed: set[str]) -> Iterator[Json]:
-    """Yield the words before the calls, and a message for each; if there are several, with its result."""
+    """Yield the text before the calls, and a message for each call; if there are several, with its result."""
     if words := (message["content"] or "").replace(PREAMBLE, ""):
         yield {"role": "user", "content": f"{PREAMBLE}{words}{PREAMBLE}"}
     thinking, has_several = message.get("reasoning_content"), len(message["tool_calls"]) > 1

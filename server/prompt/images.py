@@ -1,4 +1,4 @@
-"""Show a model a conversation's images: choose, decode and count them, and place them in the prompt."""
+"""Prepare a conversation's images: choose, decode and count them, and place them in the prompt."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ LEFT_OUT = "[image: left out]"
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The tokens of a prompt, with its images' tokens in their places, and the images."""
+    """A prompt's tokens, including its images' tokens, and the images."""
 
     tokens: tuple[int, ...]
     images: tuple[PromptImage, ...] = ()
@@ -45,9 +45,9 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A conversation as the model is shown it.
+    """A conversation with its images replaced by text or marks.
 
-    messages: each image is replaced by text, or by a numbered mark if the model sees the image.
+    messages: each image is replaced by text, or by a numbered mark if the model gets the image.
     pictures: the decoded images, by the numbers of their marks.
     """
 
@@ -56,7 +56,7 @@ class Seen:
     pictures: Mapping[int, Picture] = field(default_factory=dict)
 
     def place(self, ids: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> Placed:
-        """Put the tokens of the images into a rendered prompt.
+        """Insert the images' tokens into a rendered prompt.
 
         ids: the prompt's tokens, with a placeholder for each image. messages: those that were rendered.
         Raises BadRequestError if the prompt lacks a placeholder.
@@ -90,16 +90,16 @@ class Seen:
 
 
 class ImageReader:
-    """Decodes the images of conversations, and keeps some for later turns. Thread-safe; it blocks."""
+    """Decodes conversations' images, and caches some for later turns. Thread-safe; blocks."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._kept = BoundedCache[Picture](lambda picture: picture.num_bytes, MAX_KEPT_BYTES)
 
     def read(self, request: Request, messages: Sequence[Message], processor: ImageProcessor | None) -> Seen:
-        """Return a conversation as the model is shown it. Images that are shown as text are noted.
+        """Decode a conversation's images. Images shown as text are noted.
 
-        processor: cuts images for the model; None if the model sees none.
+        processor: the model's; None if it takes no images.
         Raises BadRequestError for an image of the newest turn that cannot be shown.
         """
         found = list(_images(messages))
@@ -131,7 +131,7 @@ class ImageReader:
                 check_wanted()
                 pictures[number] = self._picture(image, processor)
             except ImageError as fault:
-                # What was in the history is never refused.
+                # Content of the history is never refused.
                 if index >= newest:
                     message = f"The image '{image.at}' {fault}."
                     raise BadRequestError(message, param=image.at, code="invalid_image") from fault
@@ -156,7 +156,7 @@ class ImageReader:
         return min(-(-num_more // step) * step, len(found) - num_newest)
 
     def _picture(self, image: Media, processor: ImageProcessor) -> Picture:
-        """Decode an image, unless it is kept. Raises ImageError."""
+        """Decode an image, unless it is cached. Raises ImageError."""
         if image.fault:
             raise ImageError(image.fault)
         budget = self._settings.max_image_tokens
@@ -181,9 +181,9 @@ def _images(messages: Sequence[Message]) -> Iterator[tuple[int, Media]]:
 
 
 def _marked(message: Message, numbers: Iterator[int], pictures: Mapping[int, Picture]) -> Message:
-    """Return a message with a mark for each image that is shown. numbers: of all images, in order."""
+    """Return a message with a mark for each image that the model gets. numbers: of all images, in order."""
     shown = ""
-    # Between texts only: what joins them is no part of a text beside an image.
+    # Between texts only: the joint is not added next to an image.
     joint = ""
     for part in message.parts:
         is_image = _is_image(part)

@@ -1,4 +1,4 @@
-"""The rules for a prompt's length: what is refused, and which turns or tokens are left out to fit."""
+"""Rules for a prompt's length: what is refused, and which turns or tokens are dropped to fit."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence, Sized
@@ -30,7 +30,7 @@ def check_token_ids(prompt: Sequence[int], param: str, info: ModelInfo) -> None:
 
 
 def check_encoded(tokens: Sequence[int], param: str, info: ModelInfo) -> None:
-    """Raise BadRequestError if a text has tokens that the weights lack: MLX would read beyond the weights.
+    """Raise BadRequestError for tokens beyond the weights, where MLX would read out of bounds.
 
     tokens: the text's tokens. param: the text's path in the body.
     """
@@ -59,7 +59,7 @@ def _unknown_id(param: str, token: int, info: ModelInfo) -> BadRequestError:
 
 
 def check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
-    """Return the number of tokens of the context that are left for the output, at least one.
+    """Return the number of context tokens left for the output, at least one.
 
     Raises BadRequestError if the prompt is empty, leaves no room, or has tokens that the weights lack.
     """
@@ -77,7 +77,7 @@ def check_length(prompt: tuple[int, ...], param: str, info: ModelInfo) -> int:
 def context_error(
     num_tokens: int, param: str, info: ModelInfo, is_lower_bound: bool = False
 ) -> BadRequestError:
-    """Make the error for a prompt, prediction or array of tokens that leaves no room in the context.
+    """Make the error for a prompt, prediction or token array that exceeds the context.
 
     is_lower_bound: the tokens were not counted exactly; there are at least num_tokens.
     """
@@ -106,7 +106,7 @@ def check_size(
 ) -> None:
     """Raise BadRequestError for text that certainly has too many tokens, before it is encoded.
 
-    body: the request, if the text is its prompt, of which it may keep only the end.
+    body: the request, if the text is its prompt, which may be truncated to its end.
     """
     is_truncated = body is not None and body.truncate_prompt_tokens is not None
     most_tokens = (MAX_TRUNCATED_CONTEXTS if is_truncated else 1) * engine.info.context_tokens
@@ -134,10 +134,10 @@ class Cut:
 
 
 def cuts(messages: Messages, step: int) -> list[Cut]:
-    """Return the whole conversation, and then shorter and shorter cuts of it without its oldest turns.
+    """Yield the whole conversation, then ever shorter cuts without its oldest turns.
 
-    Every cut has the system messages at the head and the newest turn. step: each cut leaves out at least so
-    many characters more than the one before.
+    Every cut has the leading system messages and the newest turn. step: each cut drops at least this many
+    more characters than the one before.
     """
     head, starts = _turns(messages)
     sizes = [len(to_json(message)) for message in messages]
@@ -154,7 +154,7 @@ def cuts(messages: Messages, step: int) -> list[Cut]:
 
 
 def newest_turn(messages: Messages) -> Messages:
-    """Return the system messages at a conversation's head and its newest turn, which are always there."""
+    """Return a conversation's leading system messages and its newest turn, which are never dropped."""
     head, starts = _turns(messages)
     return [*messages[:head], *messages[starts[-1] :]] if starts else messages
 
@@ -178,8 +178,8 @@ def fit(
 ) -> tuple[EncodedT, int]:
     """Encode a conversation, without its oldest turns if it does not fit into the context.
 
-    reserved_tokens: room that is left for the answer if turns are left out. encode: returns the tokens.
-    Returns what encode returned, and how many messages were left out. It may still be too long, if the newest
+    reserved_tokens: room for the answer if turns are dropped. encode: returns the tokens.
+    Returns encode's result, and how many messages were dropped. The result is still too long if the newest
         turn alone is.
     """
     every = cuts(messages, max(1, context_tokens // 2))

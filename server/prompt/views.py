@@ -1,6 +1,6 @@
-"""Make views of conversations: texts that an answer may copy, as the answer would write them, for drafters.
+"""Make views of conversations for drafters: texts that an answer may copy, in the answer's form.
 
-drafters/README.md says what views are. They are encoded in slices of work, and cached for the next turn.
+drafters/README.md explains views. They are encoded in slices of work, and cached for the next turn.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 class ArgumentForm:
     """How a model writes text within an argument.
 
-    written: by a character's code, the text written for the character, if that is not the character itself.
-    is_ascii: whether JSON escapes are written for all characters that are not ASCII.
+    written: character code -> the text written for it, if that is not the character itself.
+    is_ascii: whether non-ASCII characters become JSON escapes.
     """
 
     written: dict[int, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class ArgumentForm:
 
     @property
     def has_escapes(self) -> bool:
-        """Whether line breaks are escaped, so that a text of several lines is changed."""
+        """Whether line breaks are escaped, which changes a text of several lines."""
         return ord("\n") in self.written
 
     def write(self, text: str) -> str:
@@ -58,7 +58,7 @@ PROBED = "\n\t\r\"\\/<>&'é"
 
 
 def probe_arguments(render: Callable[[list[Json]], str]) -> ArgumentForm | None:
-    """Return the form in which a chat template writes arguments; None if it does not show calls' arguments.
+    """Return how a chat template writes arguments; None if it does not show them.
 
     render: returns the text of rendered messages; it may raise ValueError.
     """
@@ -101,11 +101,11 @@ _SPOKEN = "qspokenz"
 
 
 def call_forms(tool: Json, write: Callable[[Json], Iterable[str]], arguments: ArgumentForm) -> Iterator[Form]:
-    """Yield the forms of a tool's calls, with places for the required arguments that are text.
+    """Yield the forms of a tool's calls, with slots for the required text arguments.
 
-    A tool without such arguments has no forms. If its only one is a patch, the patch's path and hunks are the
-    places instead.
-    write: returns the texts that a model may write for a call; may raise ValueError.
+    A tool without such arguments has no forms. If its only one is a patch, the slots are the patch's path and
+    hunks.
+    write: returns a model's possible texts for a call; may raise ValueError.
     """
     function = tool["function"]
     names = _text_arguments(function["parameters"])
@@ -138,7 +138,7 @@ def rendered_call(call: Json, render: Callable[[list[Json]], str]) -> str:
 def _harmony_calls(call: Json) -> Iterator[str]:
     """Yield a call as gpt-oss writes it, unlike its template: its JSON with spaces, and without.
 
-    The channel that stands before the call also ends the reasoning; see HARMONY_REASONING.
+    The channel before the call also ends the reasoning; see HARMONY_REASONING.
     """
     head = f"commentary to=functions.{call['name']} <|constrain|>json<|message|>"
     for separators in ((", ", ": "), (",", ":")):
@@ -146,7 +146,7 @@ def _harmony_calls(call: Json) -> Iterator[str]:
 
 
 def _text_arguments(schema: Json) -> list[str]:
-    """Return the names of the texts among the arguments that must be there."""
+    """Return the names of the required text arguments."""
     properties, required = schema.get("properties"), schema.get("required") or ()
     if not isinstance(properties, dict):
         return []
@@ -172,14 +172,14 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){80,}"')
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A text in which shown files are as on disk. plain: the whole text. cut: only the lines that differ."""
+    """A text with quoted files restored as on disk. plain: the whole text. cut: only the changed lines."""
 
     plain: str
     cut: str
 
 
 def read_shapes(text: str) -> Shown:
-    """Find the files that a text shows, and return the text with the files as on disk."""
+    """Find the files that a text quotes, and restore them as on disk."""
     plain: list[str] = []
     cut: list[str] = []
     lines, at = text.split("\n"), 0
@@ -201,7 +201,7 @@ def read_shapes(text: str) -> Shown:
 
 
 def _read_diff(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
-    """Return how many lines from start on are a hunk of a diff, and the new lines of the file."""
+    """Return the number of lines from start that form a diff's hunk, and the file's new lines."""
     if not lines[start].startswith("@@"):
         return 0, []
     found: list[str] = []
@@ -214,7 +214,7 @@ def _read_diff(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
 
 
 def _read_found(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
-    """Return how many lines from start on were found in one file, and the lines of the file."""
+    """Return the number of lines from start that are one file's search results, and the file's lines."""
     found: list[str] = []
     path = ""
     for line in lines[start:]:
@@ -227,7 +227,7 @@ def _read_found(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
 
 
 def _read_numbered(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
-    """Return how many lines from start on are numbered, and the lines of the file."""
+    """Return the number of numbered lines from start, and the file's lines."""
     found: list[str] = []
     first, last = "", 0
     for line in lines[start:]:
@@ -260,9 +260,9 @@ _PATCH_WORDS = ("*** Begin Patch", "apply_patch", "unified diff", "```diff")
 def _spoken_patches(
     messages: Sequence[Json], tools: Sequence[Json], arguments: ArgumentForm
 ) -> tuple[ArgumentForm, ...]:
-    """Return the ways in which answers may write a patch's lines: in arguments of calls, in text, or both.
+    """Return how answers may write a patch's lines: in call arguments, in text, or both.
 
-    Empty if neither tools nor messages speak of patches.
+    Empty if neither tools nor messages mention patches.
     """
     said = [message["content"] or "" for message in messages if message["role"] != "tool"]
     forms = [arguments] if any(map(_speaks_of_patches, map(str, tools))) else []
@@ -309,7 +309,7 @@ Make = Callable[[Views], Iterator[None]]
 class ViewMaker:
     """Makes the views of conversations, a slice of work at a time.
 
-    max_kept_bytes: limit of the cached views, of which the last used ones stay; a token takes four bytes.
+    max_kept_bytes: limit of the cached views, evicted by last use; a token takes four bytes.
     """
 
     def __init__(self, engine: "Engine | GeneratingEngine", max_kept_bytes: int) -> None:
@@ -323,7 +323,7 @@ class ViewMaker:
 
     @cached_property
     def _arguments(self) -> ArgumentForm:
-        """How the model writes text in the arguments of its calls."""
+        """How the model writes text in call arguments."""
         if not self._engine.tokenizer.markers.can_call:
             return AS_IT_IS
         try:
@@ -344,7 +344,7 @@ class ViewMaker:
     def make(
         self, messages: Sequence[Json], tools: Sequence[Json], owner: str, views: Views
     ) -> Iterator[None]:
-        """Add views to the list: cached ones at once, then new ones in slices, of the newest texts first.
+        """Add views to the list: cached ones at once, then new ones in slices, newest texts first.
 
         messages, tools: as chat templates expect them. owner: only views made for the same owner are reused.
         """
@@ -384,7 +384,7 @@ class ViewMaker:
             for call in reversed(message.get("tool_calls", ())):
                 given = call["function"]["arguments"]
                 values = given.values() if isinstance(given, dict) else ()
-                # What was written in a call stands in the prompt as it would in the next call.
+                # The prompt already has a call's text as the next call would write it.
                 yield from (group(text, escapes is not None, None, ()) for text in values if _is_long(text))
             text = message["content"]
             if message["role"] != "system" and _is_long(text):
@@ -400,9 +400,9 @@ class ViewMaker:
     ) -> Iterator[None]:
         """Add a text in each form in which an answer may quote the files in it.
 
-        has_plain: whether to add the whole text, with its files as on disk; else only lines that differ.
-        escapes: how calls write text in arguments, if that changes it. patches: how answers write a patch's
-            lines, which become SignedLines.
+        has_plain: whether to add the whole restored text; else only the changed lines.
+        escapes: how call arguments escape text, if they do. patches: how answers write a patch's lines, which
+            become SignedLines.
         """
         parts: list[list[str]] = []
         plain: list[str] = []
@@ -424,7 +424,7 @@ class ViewMaker:
             yield from self._make_lines("".join(plain), form, made)
 
     def _make_lines(self, text: str, form: ArgumentForm, made: Views) -> Iterator[None]:
-        """Add the lines of a text as patches have them, but for those that are longer than a slice."""
+        """Add a text's lines as in patches, except those that are longer than a slice."""
         encode = self._engine.tokenizer.encode_answer
         texts, ends = (array("I"), array("I"), array("I")), (array("I"), array("I"), array("I"))
         num_characters = 0
@@ -466,7 +466,7 @@ class ViewMaker:
         yield
 
     def _find_joints(self, fixed: str) -> Generator[None, None, dict[int, tuple[int, ...]]]:
-        """Return those of what is fixed behind a value, found in slices; see Frame.joints."""
+        """Return the joints of a fixed part after a value, found in slices; see Frame.joints."""
         tokenizer = self._engine.tokenizer
         joints: dict[int, tuple[int, ...]] = {}
         for number, end in enumerate((*VALUE_ENDS, *LINE_ENDS) if fixed.startswith("\n") else VALUE_ENDS):
@@ -485,14 +485,14 @@ class ViewMaker:
 
 
 def _written(forms: Sequence[Form], ways: Iterable[ArgumentForm]) -> Iterator[Form]:
-    """Yield each form in each of the ways in which an answer may write it."""
+    """Yield every form in every way that an answer may write it."""
     for way in ways:
         for fixed, copied in forms:
             yield tuple(map(way.write, fixed)), copied
 
 
 def _count(views: Sequence[View]) -> int:
-    """Count the tokens of views, and something for what holds them."""
+    """Count the tokens of views, plus an allowance for their containers."""
     count = 0
     for view in views:
         parts: Iterable[Any] = (view,)
@@ -519,7 +519,7 @@ def _cut_lines(text: str) -> Iterator[str]:
 
 
 def _cut_words(text: str) -> Iterator[str]:
-    """Cut a text before words within lines, where tokenizers cut it too."""
+    """Split a text before words within lines, where tokenizers split it too."""
     start = 0
     while start < len(text):
         most = start + MAX_SLICE_CHARACTERS

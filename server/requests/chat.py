@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions, which every other API of chats is translated into."""
+"""The body of /v1/chat/completions, into which all other chat APIs are translated."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -185,7 +185,7 @@ class ChatRequest(GenerationFields):
     @model_validator(mode="before")
     @classmethod
     def read_conversation(cls, given: Any, info: ValidationInfo) -> Any:
-        """Bring the conversation into the normal form."""
+        """Normalize the conversation."""
         if not isinstance(given, dict):
             return given
         budget = given.get("thinking_budget_tokens")
@@ -255,7 +255,7 @@ class ChatRequest(GenerationFields):
 
     @model_validator(mode="after")
     def check_combinations(self) -> "ChatRequest":
-        """Refuse fields that contradict each other, and schemas that must be enforced and cannot be."""
+        """Refuse contradictory fields, and schemas that must be enforced but cannot be."""
         if self.continue_final_message and self.add_generation_prompt:
             phrase = "cannot be combined with continue_final_message: true; leave it out"
             raise field_error("invalid_value", phrase, "add_generation_prompt")
@@ -276,9 +276,9 @@ class ChatRequest(GenerationFields):
 
 
 def read_chat(given: Json, notes: Notes) -> Json:
-    """Return a chat request's fields, with messages, tools and tool_choice in the normal form.
+    """Return a chat request's fields, with messages, tools and tool_choice normalized.
 
-    Raises BadRequestError if no prompt can be made of the conversation, or the model could not call a tool.
+    Raises BadRequestError if the conversation gives no prompt, or the model could not call a tool.
     """
     notes.silent, notes.api = frozenset(("prompt_cache_breakpoint", "annotations")), "chats"
     read = dict(given)
@@ -325,7 +325,7 @@ _OF_CHATS = object()
 
 
 def extension(name: str) -> Any:
-    """Return the type of a chat field that another API lacks. It is validated as part of the chat request."""
+    """Return the type of a chat field that another API lacks. The chat request validates it."""
     field, description = _of_chats(name)
     unchecked = read_by(lambda given: given, Annotated[field.annotation, Field(), *field.metadata])
     description = f"{description} As in chat completions; not in this API elsewhere."
@@ -344,6 +344,6 @@ ChatExtensions: Any = create_model("ChatExtensions", __base__=AcceptsPeerFields,
 
 
 def extended(body: RequestModel) -> dict[str, Any]:
-    """Return the body's fields that are passed to the chat request unchanged and validated there."""
+    """Return the body's fields that the chat request receives unchanged and validates."""
     fields = type(body).model_fields.items()
     return {name: getattr(body, name) for name, field in fields if _OF_CHATS in field.metadata}

@@ -92,7 +92,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether to return the log probabilities of the prompt's tokens, which with a suffix are others."""
+        """Whether to return the prompt's log probabilities. Not with a suffix, which changes them."""
         return self.echo and self.logprobs is not None and not self.suffix
 
     def with_stops(self, tokens: tuple[int, ...]) -> "CompletionRequest":

@@ -33,11 +33,11 @@ MAX_NOTES = 1000
 
 @dataclass(slots=True)
 class Notes:
-    """The parts of a request that have no effect, or another form than its API gives them.
+    """The parts of a request without effect, or in another form than its API's.
 
     refuses: whether each such part is an error instead (`--unknown-fields refuse`).
-    silent: keys that the API has and that need no note. api: the API whose own forms need none; "": any.
-    paths: by the path of each part, what became of it; "" if it was left out.
+    silent: known keys that need no note. api: the API whose own forms need none; "": any.
+    paths: path of a part -> what happened to it; "" if it was left out.
     """
 
     refuses: bool = False
@@ -55,7 +55,7 @@ class Notes:
         self._note(path, "as text", message, "unsupported_content_part")
 
     def understood(self, path: str, what: str = "is not in the form that this API has") -> None:
-        """Note a value whose form is not this API's, but whose meaning is certain. what: what is wrong."""
+        """Note a value in another form whose meaning is certain. what: what is wrong."""
         self._note(path, "understood", f"'{{}}' {what}.", "invalid_value")
 
     def _note(self, path: str, became: str, message: str, code: str) -> None:
@@ -71,7 +71,7 @@ class Notes:
 
 
 def notes_in(context: object) -> Notes:
-    """Return the Notes that a validation has as its context, or new ones if it has none."""
+    """Return the Notes in a validation's context, or new ones."""
     return context if isinstance(context, Notes) else Notes()
 
 
@@ -125,22 +125,22 @@ def field_error(code: str, phrase: str, at: str = "", *, leaves_out: bool = Fals
     """Make a validation error: the field's name followed by the phrase.
 
     at: path from the validated field to the part at fault, such as [1].type.
-    leaves_out: whether the part may be left out instead, as the answer is the same without it.
+    leaves_out: whether the part may be left out instead, since the answer is the same without it.
     """
     return PydanticCustomError(code, "{phrase}", {"phrase": phrase, "at": at, "leaves_out": leaves_out})
 
 
 def check_num(given: Sized, most: int, what: str = "entries", at: str = "") -> None:
-    """Refuse what has more than most of its parts, which the error calls what. at: see field_error()."""
+    """Refuse more than `most` parts. what: their name in the error. at: see field_error()."""
     if len(given) > most:
         raise field_error("invalid_value", f"has {len(given)} {what}; at most {most} are allowed", at)
 
 
 def validate(given: dict[str, Any], model: type[ModelT], notes: Notes | None = None) -> ModelT:
-    """Validate parsed JSON as the model, after mending faults that leave its meaning clear.
+    """Validate parsed JSON as the model, after repairing mistakes that leave its meaning clear.
 
-    Changes given. notes: records the mended faults; without, they are errors, but for fields of other servers
-    within objects. Raises BadRequestError.
+    Changes `given`. notes: records the repairs. Without notes, mistakes are errors, except other servers'
+    fields within objects. Raises BadRequestError.
     """
     notes = notes or Notes(refuses=True)
     for _ in range(MAX_ROUNDS):
@@ -155,7 +155,7 @@ def validate(given: dict[str, Any], model: type[ModelT], notes: Notes | None = N
 
 
 def _mend(given: dict[str, Any], error: ErrorDetails, model: type[BaseModel], notes: Notes) -> bool:
-    """Leave out a value that cannot change the answer, or write it in the form that is meant.
+    """Leave out a value that cannot change the answer, or convert it to the form that is meant.
 
     Returns whether anything changed. With notes that refuse, only other servers' fields are left out.
     """
@@ -192,7 +192,7 @@ def _mend(given: dict[str, Any], error: ErrorDetails, model: type[BaseModel], no
 
 
 def _meant(error: ErrorDetails) -> Any:
-    """Return the value that is meant by one of another type; MISSING if that is not certain."""
+    """Convert a value of the wrong type to what it means; MISSING if that is not certain."""
     given, kind = error["input"], error["type"]
     if kind == "int_type" and isinstance(given, float) and given.is_integer():
         return int(given)
@@ -215,7 +215,7 @@ def _holder(given: Any, location: Sequence[int | str]) -> Any:
 
 
 def _inner_errors(fault: ValidationError) -> Iterator[ErrorDetails]:
-    """Yield the errors, and for a model that tagged_union() built those of that model."""
+    """Yield the errors; for a model of tagged_union(), that model's errors."""
     for error in fault.errors(include_url=False):
         inner = error.get("ctx", {}).get("error")
         if isinstance(inner, ValidationError):
@@ -301,7 +301,7 @@ Rules = Sequence[dict[str, Any]]
 
 @cache
 def _descriptions(module: str) -> dict[tuple[str, str], str]:
-    """Return the texts below the fields of a module's classes, by class and field.
+    """Return the docstrings of a module's fields, by class and field.
 
     Pydantic's use_attribute_docstrings takes half a second for all bodies.
     """
@@ -352,7 +352,7 @@ class RequestModel(BaseModel):
 
     @classmethod
     def description_of(cls, name: str) -> str:
-        """Return the description of a field, which is in its Field or below it."""
+        """Return a field's description, from its Field or from the docstring below it."""
         return cls.model_fields[name].description or cls._text_below(name)
 
     @model_validator(mode="before")
@@ -374,16 +374,16 @@ class RequestModel(BaseModel):
 
 
 class AcceptsPeerFields(RequestModel):
-    """Base of bodies in which fields of other servers are understood or left out. See peer_fields.py."""
+    """Base of bodies in which other servers' fields are translated or left out. See peer_fields.py."""
 
 
 def read_by(read: Any, given: Any) -> BeforeValidator:
-    """Return the annotation of a field that a function reads. given: the type for the schema."""
+    """Return the annotation of a field with its own reading function. given: the type for the schema."""
     return BeforeValidator(read, json_schema_input_type=given)
 
 
 def no_effect(reason: str) -> Any:
-    """Make the type of a field that cannot change the answer here, for this reason; any value is valid."""
+    """Make the type of a field without effect here, for this reason. Any value is valid."""
     return Annotated[Any, WithJsonSchema({}), Field(description=f"Accepted; {reason}")]
 
 
@@ -395,7 +395,7 @@ def unsupported(
 ) -> Any:
     """Make the type of a field that the API has and this server does not support.
 
-    no_ops: values that change nothing. phrase: the error for others, which are left out unless is_needed.
+    no_ops: values that change nothing. phrase: the error for other values, left out unless is_needed.
     """
 
     def refuse(given: object) -> None:

@@ -1,4 +1,4 @@
-"""The fields that chats and completions share: structure (OpenAI's and vLLM's), limits, sampling, drafts."""
+"""Fields common to chats and completions: structured output (OpenAI's, vLLM's), limits, sampling, drafts."""
 
 import re
 from typing import Annotated, Any, ClassVar, Literal
@@ -184,7 +184,7 @@ _NEUTRAL = {"response_format": ANY_TEXT, **GUIDED, "bad_words": NO_WORDS}
 
 
 def at_most_one(neutral: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the JSON schema of a body that uses at most one field. neutral: schemas of unused ones."""
+    """Return the JSON schema of a body that uses at most one field. neutral: schemas of unused fields."""
     others = ({name: schema for name, schema in neutral.items() if name != used} for used in neutral)
     return {"anyOf": [{"properties": properties} for properties in others]}
 
@@ -389,7 +389,7 @@ class GenerationFields(AcceptsPeerFields, WindowFields):
 
     @model_validator(mode="after")
     def check_limits(self, info: ValidationInfo) -> "GenerationFields":
-        """Refuse stream_options without a stream, and no prompt; note a min_tokens that is not reached."""
+        """Refuse stream_options without a stream, and a missing prompt; note an unreachable min_tokens."""
         if self.stream_options is not None and not self.stream:
             phrase = "is allowed only with stream: true"
             raise field_error("invalid_value", phrase, "stream_options", leaves_out=True)
@@ -424,7 +424,7 @@ class GenerationFields(AcceptsPeerFields, WindowFields):
 
     @property
     def is_scoring(self) -> bool:
-        """Whether nothing is generated: at most the prompt's log probabilities are asked for."""
+        """Whether nothing is generated: at most the prompt's log probabilities are requested."""
         return self.requested_max_tokens == 0
 
     @property

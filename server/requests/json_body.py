@@ -32,7 +32,7 @@ _QUOTE, _COLON, _COMMA = b'":,'
 
 
 class Outline:
-    """The positions of a body's brackets, commas and colons outside of strings; the body is not parsed.
+    """The positions of an unparsed body's brackets, commas and colons outside of strings.
 
     at: (n,) byte positions. kinds: (n,) the characters there. depths: (n,) the brackets open around each.
     num_values: an estimate. is_closed: whether every string and bracket is closed.
@@ -125,9 +125,10 @@ class FragmentParser:
         return made
 
     def _groups(self, first: int, last: int) -> list[tuple[int, int, int, int, bool]]:
-        """Return a container's elements, as many at a time as make a fragment; a large one alone.
+        """Yield a container's elements in fragments; a large element is alone.
 
-        Returns for each: start and end in the body, first and last of its structure, and whether it is small.
+        For each fragment: start and end in the body, first and last of its structure, and whether it is
+        small.
         """
         outline = self.outline
         depth = outline.depths[first] + 1
@@ -172,7 +173,7 @@ class FragmentParser:
         return self._without_blanks(start, end)[0] >= end
 
     def _without_blanks(self, start: int, end: int) -> tuple[int, int]:
-        """Return start and end of what is left without white space around it. Copies little at a time."""
+        """Return start and end without surrounding white space. Copies little at a time."""
         while start < end:
             window = self.body[start : min(end, start + self.fragment_bytes)]
             left = window.lstrip()
@@ -222,7 +223,7 @@ def parse_liberally(body: bytes, model: type[ModelT], names: dict[str, str], not
 
 
 def _parse(body: bytes, notes: Notes) -> dict[str, Any]:
-    """Parse a body; replace halves of characters. Raises BadRequestError if it is no object within limits."""
+    """Parse a body; replace lone surrogates. Raises BadRequestError unless it is an object within limits."""
     parse_fragment = partial(_from_json, notes)
     body = body.removeprefix(codecs.BOM_UTF8)
     try:

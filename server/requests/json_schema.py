@@ -1,6 +1,6 @@
-"""Check JSON schemas, and make of one what the grammar library can enforce: closed, or relaxed.
+"""Check JSON schemas, and derive closed or relaxed ones that the grammar library can enforce.
 
-What cannot be enforced although `strict` asks for it is refused in generation/grammars.py.
+generation/grammars.py refuses what cannot be enforced although `strict` asks for it.
 """
 
 import re
@@ -109,7 +109,7 @@ def target_of(schema: Node, node: Node) -> Node | None:
 def _changed(
     key: str, value: Any, change: Callable[[str, Node], Any], places: Mapping[str, str] = _PLACES
 ) -> Any:
-    """Return a keyword's value with its subschemas changed. change: gets its path, too."""
+    """Return a keyword's value with changed subschemas. change: gets their paths too."""
     place = places.get(key, "")
     if isinstance(value, dict) and place == "map":
         return {
@@ -164,7 +164,7 @@ def with_definitions(schema: Node) -> Node:
 
 
 def with_null_types(node: Node, depth: int = 0) -> Node:
-    """Return the schema with null allowed wherever OpenAPI's `nullable: true` allows it."""
+    """Return the schema with OpenAPI's `nullable: true` expressed as null types."""
     if depth > _MAX_BRACKETS:
         return node
     changed: Node = {}
@@ -174,7 +174,7 @@ def with_null_types(node: Node, depth: int = 0) -> Node:
 
 
 def _allow_null(node: Node) -> Node:
-    """Replace `nullable` by null among a schema's types if that is enough, else as an alternative."""
+    """Replace `nullable` by a null type if that is enough, else by a null alternative."""
     if node.pop("nullable", False) is not True:
         return node
     types = node.get("type")
@@ -271,7 +271,7 @@ def _check_keywords(node: Node, path: str) -> None:
 
 
 def find_endless(schema: Node) -> str | None:
-    """Return the path of a schema whose every value would contain another one; None if there is none."""
+    """Return the path of a schema that only infinite values satisfy; None if there is none."""
     nodes: dict[int, tuple[str, Node]] = {}
     holders: defaultdict[int, list[int]] = defaultdict(list)
     unseen = [("", schema)]
@@ -331,7 +331,7 @@ def _listed(value: Any) -> list[Any]:
 def closed(schema: Node) -> Node:
     """Return the schema with additionalProperties: false wherever an object is fully described.
 
-    Objects within "not", "allOf" and the like stay open, and all if there is a reference within one of those.
+    Objects within "not", "allOf" and the like stay open. If there is a reference within one of those, all do.
     """
     fixed: list[Any] = []
 
@@ -354,7 +354,7 @@ def _is_closable(key: str, node: Node) -> bool:
     value = node[key]
     match key:
         case "anyOf" | "allOf":
-            # Only a combination that says all that the schema says.
+            # Only if the combination repeats all that the schema says.
             is_one = isinstance(value, list) and (key == "anyOf" or len(value) == 1)
             return is_one and node.keys() <= ANNOTATIONS | {key, "type", "nullable"}
         case "items" | "additionalProperties":
@@ -365,7 +365,7 @@ def _is_closable(key: str, node: Node) -> bool:
 
 
 def _is_described(node: Node) -> bool:
-    """Return whether a schema lists all members that a value needs, and says nothing of others."""
+    """Return whether a schema lists all members that a value needs, with no rules about others."""
     properties, least = dict_of(node.get("properties")), node.get("minProperties", 0)
     if not properties or not node.keys() <= _OF_CLOSED:
         return False
@@ -374,20 +374,20 @@ def _is_described(node: Node) -> bool:
 
 
 def has_reference(part: Any) -> bool:
-    """Return whether there is a reference anywhere in a part of a schema."""
+    """Return whether a part of a schema contains a reference."""
     if isinstance(part, dict):
         return "$ref" in part or any(map(has_reference, part.values()))
     return isinstance(part, list) and any(map(has_reference, part))
 
 
 def takes_nothing(schema: Node) -> bool:
-    """Return whether a tool's schema lists the properties of its arguments, and there are none."""
+    """Return whether a tool's schema says that it takes no arguments."""
     return schema.get("properties") == {} and schema.keys() <= _OF_CLOSED and not schema.get("required")
 
 
 @dataclass(slots=True)
 class RelaxedSchema:
-    """A schema without the parts that cannot be enforced. dropped: their paths. num_bytes: once checked."""
+    """A schema without unenforceable parts. dropped: their paths. num_bytes: its size, once checked."""
 
     schema: Node
     dropped: list[str] = field(default_factory=list)
@@ -410,7 +410,7 @@ def forms(schema: Node) -> Iterator[RelaxedSchema]:
 
 
 def relaxations(schema: Node, at: str = "") -> Iterator[RelaxedSchema]:
-    """Yield relaxed schemas, each less strict than the one before; the last has hardly any rules.
+    """Yield ever less strict schemas; the last has hardly any rules.
 
     Raises PydanticCustomError if the schema is too large, or if no value satisfies it. at: see field_error().
     """
@@ -449,7 +449,7 @@ def relax(schema: Node, level: int = 0) -> RelaxedSchema:
             else:
                 dropped.append(f"{path}.{key}")
         if "patternProperties" in node and "patternProperties" not in kept:
-            # What they allow is not to be refused as additional.
+            # Properties that they allow must not be refused as additional.
             kept.pop("additionalProperties", None)
         return kept
 
@@ -457,7 +457,7 @@ def relax(schema: Node, level: int = 0) -> RelaxedSchema:
 
 
 def _is_enforced(root: Node, key: str, node: Node) -> bool:
-    """Return whether the value of a keyword that is otherwise enforced is, too. root: the whole schema."""
+    """Return whether this value of an enforceable keyword can be enforced. root: the whole schema."""
     value = node[key]
     match key:
         case "format":
@@ -482,5 +482,5 @@ def _is_enforced(root: Node, key: str, node: Node) -> bool:
 
 
 def _is_plain(regex: object) -> bool:
-    """Return whether the library takes a regular expression, as far as can be told from its text."""
+    """Return whether the library accepts a regular expression, judged by its text."""
     return isinstance(regex, str) and len(regex) <= MAX_REGEX_CHARACTERS and not _FOREIGN_REGEX.search(regex)

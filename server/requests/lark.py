@@ -1,4 +1,4 @@
-"""Check grammars and write rules in llguidance's dialect of Lark."""
+"""Check grammars, and write rules in llguidance's dialect of Lark."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def escape_regex(regex: str) -> str:
 
 
 def text_patterns(schema: Mapping[str, Any]) -> list[str]:
-    """Return the regular expressions in Lark that a string must all match to satisfy a schema."""
+    """Return Lark regular expressions, all of which a string must match to satisfy a schema."""
     found = []
     if isinstance(pattern := schema.get("pattern"), str):
         # JSON schemas search for a pattern, a grammar matches all of the text.
@@ -103,7 +103,7 @@ _COMMON = {
 
 
 def escape_lark(grammar: str) -> str:
-    """Return the grammar of the escaped texts. Raises ValueError if a part of it has no such form."""
+    """Return a grammar of a grammar's texts after JSON escaping. Raises ValueError if there is none."""
     return _TOKEN.sub(_escape_token, grammar)
 
 
@@ -132,7 +132,7 @@ def _rule_name(terminal: str) -> str:
 
 
 def _escape_regex(regex: str, dot_is_all: bool) -> str:
-    """Return rules for the escaped form of what a regex matches. dot_is_all: also line breaks."""
+    """Return rules for the escaped form of a regex's matches. dot_is_all: whether dots match line breaks."""
     written: list[str] = []
     dots = [dot_is_all]
     index = 0
@@ -163,7 +163,7 @@ def _escape_regex(regex: str, dot_is_all: bool) -> str:
 
 
 def _end_of_atom(regex: str, index: int) -> int:
-    """Return the index after the escape, character class or single character that begins at an index."""
+    """Return the end index of the escape, character class or single character at an index."""
     if regex[index] == "\\":
         named = re.compile(r"\\[pPxuU]\{[^}]*\}").match(regex, index)
         return named.end() if named else index + 2
@@ -186,7 +186,7 @@ def _end_of_atom(regex: str, index: int) -> int:
 
 
 def _escape_atom(atom: str, dot_is_all: bool) -> str:
-    """Return a rule for the escaped form of the characters that an atom matches."""
+    """Return a rule for the escaped form of an atom's matches."""
     if atom in "^$":
         return '""'
     if atom == ".":

@@ -1,4 +1,4 @@
-"""Images and other media in messages, and the rule that no URL is opened for one."""
+"""Images and other media in messages. No URL is ever opened."""
 
 import re
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ _DETAILS: dict[Any, Detail] = {"low": "low", "high": "high", "original": "high"}
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A part of a message that is not text, so that a model which only reads text is not shown it.
+    """A non-text part of a message, hidden from text-only models.
 
     kind: image, audio, video or document. name: the part's title, or "". at: the part's path in the request.
-    Only images have data (base64), or the fault because of which they have none, and a detail.
+    Only images have data (base64), or the error why there is none, and a detail.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class Media:
 
 
 def image_of(given: dict[str, Any], path: str) -> Media:
-    """Return the image of a message's part, which may have the form of any of the APIs."""
+    """Return the image in a message's part, in any API's form."""
     holders = (given.get(key) for key in ("image_url", "source", "image"))
     holder = next((one for one in holders if one is not None), None)
     inner = holder if isinstance(holder, dict) else {}
@@ -47,7 +47,7 @@ def image_of(given: dict[str, Any], path: str) -> Media:
 
 
 def image(source: Any, path: str, detail: Detail = "auto") -> Media:
-    """Return an image; one that cannot be read has a fault instead of data. source: a data: URL or base64."""
+    """Return an image; if unreadable, with a fault instead of data. source: a data: URL or base64."""
     data = fault = ""
     if not isinstance(source, str) or not source:
         fault = "has no image: send one as a data: URL in base64"

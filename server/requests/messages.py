@@ -1,4 +1,4 @@
-"""Messages, calls and tools in the normal form, and how those of chats are translated into it."""
+"""The normalized form of messages and calls, and the translation of chats into it."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation, in the normal form.
+    """One normalized message of a conversation.
 
     call_id: in a tool's message, the id of the call that it answers. joint: the text between two parts.
     at: the message's path in the request, for notes and errors.
@@ -51,12 +51,12 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The text that the model is shown."""
+        """The text for the model."""
         return self.joint.join(map(str, self.parts))
 
     @property
     def can_continue(self) -> bool:
-        """Whether an answer may continue the message: the assistant's own text, and not a placeholder."""
+        """Whether an answer may continue the message: the assistant's own text, not a placeholder."""
         ends_with_text = bool(self.parts) and isinstance(self.parts[-1], str)
         return self.role == "assistant" and not self.calls and ends_with_text and bool(self.text.strip())
 
@@ -95,9 +95,9 @@ SEEING = (
 
 
 def check_size(given: Any, path: str, *, most: int = MAX_MESSAGES, what: str = "entries") -> list[Any]:
-    """Return the array of a request's messages or items, of which a lone one may come without an array.
+    """Return a request's array of messages or items; a single one may come without an array.
 
-    Raises BadRequestError if it has more than most entries, called what, or these have too many parts in all.
+    Raises BadRequestError for more than `most` entries, named `what` in the error, or too many parts in all.
     """
     if isinstance(given, dict):
         given = [given]
@@ -122,7 +122,7 @@ def _contents(given: Iterable[Any]) -> Iterator[Any]:
 
 
 def settle(messages: Iterable[Message], notes: Notes) -> tuple[Message, ...]:
-    """Return the messages with ids of calls and results. A result without a call becomes the user's."""
+    """Fill in missing ids of calls and results. A result without a call becomes a user message."""
     made: list[Message] = []
     known: set[str] = set()
     unanswered: dict[str, None] = {}
@@ -154,7 +154,7 @@ def _as_users(result: Message) -> Message:
 
 
 def check_answerable(messages: Sequence[Message], *, sees: bool = True) -> None:
-    """Refuse a newest turn of nothing but media. sees: whether the model sees images; True if unknown."""
+    """Refuse a newest turn with only media. sees: whether the model takes images; True if unknown."""
     newest = [one for one in messages[newest_start(messages) :] if one.role != "system"]
     media = [part for one in newest for part in one.parts if isinstance(part, Media)]
     has_text = any(isinstance(part, str) and part.strip() for one in newest for part in one.parts)
@@ -211,7 +211,7 @@ _NOTHING: tuple[Any, ...] = (None, {}, [], "")
 
 
 def parts_of(content: Any, path: str, notes: Notes) -> list[Part]:
-    """Convert the content of a message or a result, whatever was given, to the parts shown to the model."""
+    """Convert any content of a message or result to parts for the model."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -226,7 +226,7 @@ def parts_of(content: Any, path: str, notes: Notes) -> list[Part]:
 
 
 def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
-    """Convert one part of any API's message to the parts shown to the model: none, one, or several."""
+    """Convert one part of any API's message to none, one or several parts for the model."""
     if isinstance(given, str):
         notes.understood(path)
         return [given]
@@ -258,7 +258,7 @@ def part_of(given: Any, path: str, notes: Notes) -> list[Part]:
 
 
 def note_unknown(given: Json, known: Iterable[str], path: str, notes: Notes) -> None:
-    """Note the keys of an object that are not known, unless their values say nothing."""
+    """Note an object's unknown keys, unless their values are empty."""
     for key in sorted(given.keys() - set(known) - notes.silent)[:MAX_NOTES]:
         says_nothing = given[key] is None or (key not in INSIDE and given[key] in (False, []))
         if not says_nothing:
@@ -282,7 +282,7 @@ def _media(given: Json, kind: str, path: str, notes: Notes) -> list[Part]:
 
 
 def readable(given: Any) -> str:
-    """Return an object as JSON without the keys that no model can read; "" if nothing is left."""
+    """Return an object as JSON without unreadable keys; "" if nothing is left."""
     kept = cleaned(given)
     return "" if kept in _NOTHING else compact(kept)[:MAX_SHOWN]
 
@@ -310,7 +310,7 @@ def as_string(value: Any) -> str:
 
 
 def arguments_of(given: Any, path: str, notes: Notes) -> Json:
-    """Return the arguments of a call as an object, also of JSON text, and of one that was cut off."""
+    """Return a call's arguments as an object; they may be JSON text, even cut off."""
     if isinstance(given, str):
         if not given.strip():
             return {}
@@ -325,7 +325,7 @@ def arguments_of(given: Any, path: str, notes: Notes) -> Json:
 
 
 def _parsed(text: str, **options: Any) -> Any:
-    """Return the value of JSON; None if it is none, or has too many values, which the body's check passed."""
+    """Parse JSON within a string, which the body's check did not see; None if invalid or too large."""
     try:
         check_values(text.encode())
         return from_json(text, allow_inf_nan=False, **options)
@@ -346,7 +346,7 @@ _KNOWN = ("role", "content", "name", "tool_call_id", *ASSISTANT_ONLY)
 
 
 def from_chats(messages: Iterable[Any], path: str, notes: Notes) -> list[Message]:
-    """Translate the JSON messages of a chat, whose array is at this path, to the normal form."""
+    """Normalize the JSON messages of a chat. path: of their array."""
     made = []
     for index, given in enumerate(messages):
         check_message(given, f"{path}[{index}]")
@@ -355,7 +355,7 @@ def from_chats(messages: Iterable[Any], path: str, notes: Notes) -> list[Message
 
 
 def check_message(given: Any, at: str) -> None:
-    """Refuse what is no message, nor the text of one. Raises BadRequestError."""
+    """Refuse anything but a message or a message's text. Raises BadRequestError."""
     if isinstance(given, str):
         return
     if not isinstance(given, dict):
@@ -405,7 +405,7 @@ def _assistant_message(given: Json, name: str, at: str, notes: Notes) -> Message
 
 
 def apart(content: Any) -> tuple[str | None, Any]:
-    """Split an assistant's content into its reasoning, None if it has no thinking parts, and the rest."""
+    """Split an assistant's content into reasoning (None without thinking parts) and the rest."""
     parts = content if isinstance(content, list) else []
     thoughts = [as_string(part["thinking"]) for part in parts if _is_thinking(part)]
     if not thoughts:
@@ -450,7 +450,7 @@ def _call(given: Any, at: str, notes: Notes) -> Call | None:
 
 
 def named(given: Json, at: str, notes: Notes) -> str:
-    """Return the name of the tool that a call names, or "unnamed"."""
+    """Return the tool's name in a call, or "unnamed"."""
     name = given.get("name")
     if not isinstance(name, str) or not name:
         notes.understood(f"{at}.name", "is missing")

@@ -1,7 +1,8 @@
-"""Understand fields that other servers have: vLLM, llama-server, SGLang, Ollama, OpenRouter and a few more.
+"""Translate fields of other servers: vLLM, llama-server, SGLang, Ollama, OpenRouter and a few more.
 
 A field is translated if this server has one of the same meaning, in this or another API. Otherwise it is left
-out, and named in the header x-reprise-ignored. A field that no server has stays, so that it is refused.
+out, and named in the header x-reprise-ignored. A field that no server has stays, so that validation refuses
+it.
 """
 
 from collections.abc import Callable
@@ -86,10 +87,10 @@ _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 
 
 def translate_fields(given: Json, known: frozenset[str], names: dict[str, str]) -> tuple[Json, list[str]]:
-    """Translate other servers' fields in a body; return the body, and the fields that were left out.
+    """Translate other servers' fields in a body; return the body and the skipped fields.
 
-    known: the fields of this API's body. names: filled with the request's name of each translated field, by
-        this API's name.
+    known: the fields of this API's body. names: gets this API's name -> the request's name of each translated
+        field.
     Raises BadRequestError if a field of another server is malformed, or contradicts a field of this API.
     """
     if given.keys() <= known and not _has_schema_inside(given.get("response_format")):
@@ -114,7 +115,7 @@ def _object(name: str, value: Any) -> Json:
 class _Body:
     """A body that is being translated. fields: in this API's names. ignored: what was left out.
 
-    The methods for fields return whether the field means anything in this body.
+    The methods for fields return whether the field has a meaning in this body.
     """
 
     known: frozenset[str]
@@ -125,7 +126,7 @@ class _Body:
     system: list[Any] = field(default_factory=list)
 
     def take(self, name: str, value: Any) -> None:
-        """Add a field under the name that it has in a request."""
+        """Add a field under its name in requests."""
         # Null means the default, here as in the fields of this API.
         if value is None and (name in self.known or name in UNDERSTOOD):
             return
@@ -183,7 +184,7 @@ class _Body:
         return True
 
     def take_single_call(self, name: str, value: Any) -> bool:  # noqa: ARG002 - as all have
-        """Add parallel_tool_calls to the choice of tools, where Anthropic has it."""
+        """Move parallel_tool_calls into tool_choice, as in Anthropic's API."""
         if not isinstance(value, bool):
             return False
         choice = self.fields.get("tool_choice", "auto")
@@ -296,7 +297,7 @@ class _Body:
         return self._set(name, own, value)
 
     def take_usage(self, name: str, value: Any) -> bool:
-        """Add OpenRouter's wish for token counts, which only streams leave out."""
+        """Translate OpenRouter's request for token counts, which matters only for streams."""
         if not isinstance(value, dict):
             return False
         if value.get("include") is True and self.streams and "stream_options" not in self.fields:
@@ -384,14 +385,14 @@ UNDERSTOOD = tuple(sorted({*_MEANINGS, *_SISTERS, "options", "extra_body"} - {*_
 
 
 def as_switch(value: Any) -> Any:
-    """Return what a switch written as text or as a number means: a boolean; other values unchanged."""
+    """Convert a switch written as text or number to a boolean; return other values unchanged."""
     if isinstance(value, str):
         return _SWITCHES.get(value.strip().lower(), value)
     return bool(value) if type(value) is int and value in (0, 1) else value
 
 
 def _has_schema_inside(response_format: object) -> bool:
-    """Return whether a response_format has its schema beside its type, as llama-server's."""
+    """Return whether a response_format has its schema next to its type, like llama-server's."""
     return isinstance(response_format, dict) and isinstance(response_format.get("schema"), dict)
 
 

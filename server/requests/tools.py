@@ -23,11 +23,11 @@ from reprise.server.requests.messages import Json, note_unknown
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that the model may ask the client to call. The model is shown every tool as a function.
+    """A tool that the model may ask the client to call. The model sees every tool as a function.
 
     strict: whether its schema must be enforced. lark: the grammar of a free-form tool's input, if it has one.
     at: path of the schema or grammar in the request. is_custom: whether the client's tool is free-form.
-    own_name, namespace: the client's name for the tool, and the namespace that the tool is in, if any.
+    own_name, namespace: the client's name for the tool, and its namespace, if any.
     """
 
     name: str
@@ -83,7 +83,7 @@ _KNOWN = ("name", "description", "parameters", "input_schema", "input_examples",
 
 @dataclass(slots=True)
 class ToolReader:
-    """Reads a request's tools. left_out: names and types of those that only a vendor's server can run."""
+    """Reads a request's tools. left_out: names and types of tools that only a vendor's server can run."""
 
     notes: Notes
     tools: list[Tool] = field(default_factory=list)
@@ -121,9 +121,9 @@ class ToolReader:
             self.tools.append(tool)
 
     def read_choice(self, given: Any) -> ToolChoice:
-        """Return a request's tool_choice in the normal form; "auto" if it asks for a tool that was left out.
+        """Normalize tool_choice; "auto" if it names a tool that was left out.
 
-        Raises BadRequestError if it names an unknown tool, or demands a call without there being tools.
+        Raises BadRequestError if it names an unknown tool, or requires a call without tools.
         """
         if isinstance(given, ToolChoice):
             return given
@@ -170,7 +170,7 @@ class ToolReader:
 
 
 def _inner(given: Json) -> tuple[Json, str]:
-    """Return the object that has a tool's name, and the path to it from the tool."""
+    """Return the object with a tool's name, and its path within the tool."""
     for key in (given.get("type"), "function"):
         if isinstance(key, str) and isinstance(given.get(key), dict):
             return given[key], f".{key}"
@@ -178,7 +178,7 @@ def _inner(given: Json) -> tuple[Json, str]:
 
 
 def _is_own(given: Json, where: str, api: str) -> bool:
-    """Return whether a tool has the form of the API, and not that of another. where: as of _inner()."""
+    """Return whether a tool has this API's form. where: the path from _inner()."""
     kind, has_schema = given.get("type"), "input_schema" in given
     if api == "messages":
         return kind in (None, "custom") and not where and has_schema
@@ -190,7 +190,7 @@ def _is_own(given: Json, where: str, api: str) -> bool:
 
 
 def read_tool(given: Json, at: str, namespace: str | None, notes: Notes) -> Tool:
-    """Return a tool in the normal form. Raises BadRequestError if its name or schema is malformed."""
+    """Normalize a tool. Raises BadRequestError if its name or schema is malformed."""
     inner, where = _inner(given)
     if not _is_own(given, where, notes.api):
         notes.understood(at, "has the form of another API")
@@ -242,7 +242,7 @@ def _schema(given: Any, at: str, notes: Notes) -> Json:
 
 
 def _custom_tool(tool: Tool, given: Any, at: str) -> Tool:
-    """Return the function that the model is shown in place of a free-form tool. given: its format."""
+    """Return the function that stands for a free-form tool in the prompt. given: its format."""
     syntax, definition = _grammar(given, f"{at}.format")
     told = f"The input follows this {syntax} grammar:\n{definition}" if syntax else ""
     pattern = f"^(?:{definition})$" if syntax == "regex" else None
@@ -258,7 +258,7 @@ def _custom_tool(tool: Tool, given: Any, at: str) -> Tool:
 
 
 def _grammar(given: Any, at: str) -> tuple[str, str]:
-    """Return the syntax and the definition of a free-form tool's grammar, empty if it takes any text."""
+    """Return the syntax and the definition of a free-form tool's grammar; empty for any text."""
     if given is None or (isinstance(given, dict) and given.get("type") == "text"):
         return "", ""
     if not isinstance(given, dict) or given.get("type") != "grammar":
@@ -287,7 +287,7 @@ def _grammar(given: Any, at: str) -> tuple[str, str]:
 
 
 def function_name(namespace: str | None, name: str) -> str:
-    """Return the name by which the model is shown a tool: the client's, after its namespace if it has one."""
+    """Return a tool's name in the prompt: the client's, prefixed with its namespace, if any."""
     if namespace is None:
         return name
     full = f"{namespace}__{name}"
@@ -301,12 +301,12 @@ def function_name(namespace: str | None, name: str) -> str:
 
 
 def of_tool(tool: Tool) -> str:
-    """Return the words that name the tool which a path such as tools[0].function.parameters belongs to."""
+    """Return a phrase for the tool of a path such as tools[0].function.parameters."""
     return f"of the tool '{shortened(tool.own_name or tool.name)}'"
 
 
 def check_enforced(tools: Iterable[Tool]) -> None:
-    """Refuse tools whose schemas must be enforced but cannot be, even in part if they are not strict."""
+    """Refuse tools whose schemas cannot be enforced; unless strict, a part suffices."""
     num_bytes = 0
     for tool in tools:
         try:
@@ -344,7 +344,7 @@ def _is_own_choice(given: Any, api: str) -> bool:
 
 
 def _with_parallel(choice: ToolChoice, given: Any) -> ToolChoice:
-    """Return a choice that also says what Anthropic's says about several calls."""
+    """Add Anthropic's setting for parallel calls to a choice."""
     is_single = isinstance(given, dict) and given.get("disable_parallel_tool_use") is True
     return replace(choice, is_parallel=False) if is_single else choice
 
@@ -363,7 +363,7 @@ def _allowed(given: Json) -> ToolChoice:
 
 
 def _name(given: Any, path: str) -> str:
-    """Return the name of a tool that a choice names, as the model is shown it."""
+    """Return the prompt's name of the tool that a choice names."""
     holders = (given.get(key) for key in ("function", "custom")) if isinstance(given, dict) else ()
     inner = next((one for one in holders if isinstance(one, dict)), given)
     name = inner.get("name") if isinstance(inner, dict) else None

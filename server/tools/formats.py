@@ -1,11 +1,10 @@
 """The formats of tool calls, by the names that mlx-lm or engine/text/markers.py has for them.
 
-All that mlx-lm 0.32.2 has a parser for are here, and llama3 and DeepSeek's, for which it has none.
+All formats with a parser in mlx-lm 0.32.2 are here, and llama3's and DeepSeek's, which have none there.
 
-A format is given twice: as patterns, which read what a model may write, and as the text that its chat
-template writes, from which grammars are made. In these texts `BREAK` stands for an optional line break and
-`DIGITS` for a number, `IS_TEXT` for whether a value is text or JSON: true or false, and `TYPE` for the name
-of a value's JSON type.
+A format is defined twice: by patterns for reading what a model may write, and by the chat template's text,
+from which grammars are made. In that text `BREAK` stands for an optional line break, `DIGITS` for a number,
+`IS_TEXT` for true (a value is text) or false (JSON), and `TYPE` for the name of a value's JSON type.
 """
 
 import re
@@ -27,13 +26,13 @@ _ATTRIBUTES = r"(?:\s+(?!tool=)\w+=\"[^\"]*\")*+"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
-    """What the formats have in common.
+    """The common part of all formats.
 
-    head, tail: match what precedes the arguments, from the last call on, and what follows them.
-    before, after_name, after: what is written before the name, after it, and after the arguments.
-    opening, separator, closing: what is written before all calls of a section, between them, and after them.
-    needs_known_name: a call of a tool that is not in the request is text.
-    other_forms: how else models write the calls of a section.
+    head, tail: match the text from the last call to the arguments, and the text after them.
+    before, after_name, after: the text before the name, after it, and after the arguments.
+    opening, separator, closing: the text before all calls of a section, between them, and after them.
+    needs_known_name: whether a call of a tool that is not in the request is text.
+    other_forms: other ways in which models write a section's calls.
     """
 
     head: re.Pattern[str]
@@ -56,16 +55,16 @@ class JsonFormat(CallFormat):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedFormat(CallFormat):
-    """A format in which every argument stands between tags of its own.
+    """A format in which every argument has its own tags.
 
-    key: matches what precedes a value.
-    before_key, after_key, value_end: what is written around an argument's name and value.
-    after_value: what is written between an argument and what follows it.
-    has_breaks: a line break before a value and one before value_end do not belong to the value.
-    quotes: what may stand around a value. A value without them is stripped.
-    has_entities: quotes and ampersands in arguments' names are written as XML's entities.
+    key: matches the text before a value.
+    before_key, after_key, value_end: the text around an argument's name and value.
+    after_value: the text after an argument.
+    has_breaks: whether line breaks before a value and before value_end are not part of the value.
+    quotes: delimiters that may enclose a value. A value without them is stripped.
+    has_entities: whether quotes and ampersands in argument names are XML entities.
     object_head, object_end: match and follow all arguments as one JSON object, instead of arguments in tags.
-    guesses_json: a value without a known type is JSON if it can be.
+    guesses_json: whether a value of unknown type is JSON if possible.
     """
 
     key: re.Pattern[str]
@@ -83,14 +82,14 @@ class TaggedFormat(CallFormat):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedFormat(CallFormat):
-    """A format in which arguments are names and literals: as Python has them, or with other quotes.
+    """A format in which arguments are names and literals, as in Python or with other quotes.
 
-    key: matches what precedes a value, a comma included.
-    after_key, comma: what is written between a name and its value, and between two arguments.
-    quotes: what strings stand between; the grammar writes the first.
-    constants: what is written for true, false and null.
-    is_python: values are Python's: strings have escapes, and names within objects quotes. Otherwise there are
-        neither, and arguments are in alphabetical order.
+    key: matches the text before a value, including a comma.
+    after_key, comma: the text between a name and its value, and between two arguments.
+    quotes: string delimiters; the grammar writes the first.
+    constants: the spelling of true, false and null.
+    is_python: whether strings have escapes and names within objects are quoted, as in Python. If not,
+        arguments are also in alphabetical order.
     """
 
     key: re.Pattern[str]
@@ -106,7 +105,7 @@ def _json_head(start: str, keys: str = "arguments") -> re.Pattern[str]:
 
 
 def _arg_tags(prefix: str, call: str, *other_forms: OtherForm) -> TaggedFormat:
-    """Return the format that GLM began: a name, then pairs of tags."""
+    """Return GLM's kind of format: a name, then pairs of tags."""
     key, value = f"{prefix}arg_key", f"{prefix}arg_value"
     return TaggedFormat(
         head=re.compile(rf"\s*+{_NAME}\s*+(?=<)"),
@@ -124,7 +123,7 @@ def _arg_tags(prefix: str, call: str, *other_forms: OtherForm) -> TaggedFormat:
 
 
 def _invocations(prefix: str, after_name: str = r"\s*+", after_key: str = '">') -> TaggedFormat:
-    """Return the format in which an invocation holds parameters, whose names are attributes of tags.
+    """Return a format of invocations with parameters, whose names are tags' attributes.
 
     prefix: of the tags. after_name: matches what follows a parameter's name; after_key: what is written.
     """
@@ -312,7 +311,7 @@ FORMATS["deepseek_v31"] = replace(
 
 
 def find_format(markers: Markers) -> CallFormat | None:
-    """Return the format of a model's tool calls; None if it is not known here, so that calls are text."""
+    """Return the format of a model's tool calls; None if unknown, so that calls are text."""
     name = markers.call_format
     if name == "mistral" and not any(marker.text == "[ARGS]" for marker in markers.inner):
         name = "mistral_list"

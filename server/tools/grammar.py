@@ -1,7 +1,7 @@
 """Make the grammar rules of tool calls, for each format, in llguidance's dialect of Lark.
 
-<[7]> is the token 7, %json a schema. A JSON object of arguments is enforced by its schema. Where every
-argument has tags of its own, a value is enforced by its own schema: as text if it is a string, else as JSON.
+<[7]> is token 7, %json a schema. A JSON object of arguments is enforced by its schema. Where every argument
+has its own tags, each value is enforced by its own schema: as text if it is a string, else as JSON.
 """
 
 import json
@@ -41,7 +41,7 @@ _MAX_ITEMS = 1000
 
 @dataclass
 class Literals:
-    """The grammar rules of one tool's arguments, written as names and literals.
+    """The grammar rules of one tool's arguments as names and literals.
 
     text: returns the Lark expression for text that the format writes. root: the schema of the arguments.
     name: the beginning of all names of rules. is_strict: whether to raise ValueError for a part of the schema
@@ -108,7 +108,7 @@ class Literals:
             raise ValueError("has a property whose schema this format cannot follow")
 
     def _shared(self, key: int, make: Callable[[], str]) -> str:
-        """Return the name of a rule that several may refer to, itself too. make: makes its expression."""
+        """Return the name of a shared rule, which may be recursive. make: makes its expression."""
         if key not in self._names:
             at = len(self._rules)
             self._names[key] = name = self._add("")
@@ -222,7 +222,7 @@ Tools = Sequence[tuple[str, dict[str, Any]]]
 
 
 class UnenforceableError(ValueError):
-    """A tool's schema cannot be enforced in the format; the message says why. tool: the tool's index."""
+    """A tool's schema cannot be enforced in this format; the message says why. tool: the tool's index."""
 
     def __init__(self, tool: int, reason: str) -> None:
         super().__init__(reason)
@@ -275,7 +275,7 @@ class CallGrammar:
     def text(self, text: str, types: frozenset[str] = ALL_TYPES) -> str:
         """Return the Lark expression of fixed text in a call; special tokens in it match as tokens.
 
-        types: the JSON types of the value beside the text, for the signs IS_TEXT and TYPE.
+        types: the adjacent value's JSON types, for IS_TEXT and TYPE.
         """
         tokens = {marker.text: marker for marker in self._tokens}
         signs = {
@@ -451,7 +451,7 @@ def _by_marked_type(
 
 
 def _within(root: dict[str, Any], schema: object) -> object:
-    """Return the schema of a property as a document of its own, with what its references name."""
+    """Return a property's schema as a separate document, with everything that it references."""
     if not isinstance(schema, dict) or not has_reference(schema):
         return schema
     return {**_moved(schema), "$defs": {"root": _moved(root)}}

@@ -1,4 +1,4 @@
-"""Read tool calls while the model writes them, in every format that formats.py declares."""
+"""Read tool calls while the model writes them, in all formats of formats.py."""
 
 import json
 import re
@@ -54,14 +54,14 @@ def count_partial_marker(text: str, markers: Sequence[str]) -> int:
 
 
 class JsonStringTracker:
-    """Tracks whether JSON that arrives bit by bit currently ends inside a string (is_open)."""
+    """Tracks whether partial JSON ends inside a string (is_open)."""
 
     def __init__(self) -> None:
         self.is_open = False
         self._escape = ""
 
     def feed(self, text: str) -> None:
-        """Read the next bit of the JSON."""
+        """Read the next piece of the JSON."""
         text = self._escape + text
         num_backslashes = len(text) - len(text.rstrip("\\"))
         self._escape = "\\" if num_backslashes % 2 else ""
@@ -103,7 +103,7 @@ Schemas = Mapping[str, dict[str, Any]]
 class Reader:
     """Reads the calls of one section.
 
-    A call of a tool that is not in the request comes whole at its end: the text may be no call after all.
+    A call of an unknown tool is returned only when complete, since the text may turn out to be no call.
 
     num_closed: complete calls so far. is_open: whether a call has begun and not ended.
     is_broken: whether the section has text that the reader cannot read.
@@ -123,7 +123,7 @@ class Reader:
 
     @property
     def rest(self) -> str:
-        """The text that the reader has not consumed yet, without what closes the section."""
+        """The unread text, without what closes the section."""
         rest = "".join((self._pending, *self._trailing))
         closing = self._format.closing
         return (
@@ -132,7 +132,7 @@ class Reader:
 
     @property
     def is_quoting(self) -> bool:
-        """Whether the reader is within a value, so that a marker that comes next would be a part of it."""
+        """Whether the reader is within a value, so that a following marker would be a part of it."""
         raise NotImplementedError
 
     def feed(self, text: str) -> list[CallFragment]:
@@ -147,7 +147,7 @@ class Reader:
         return fragments
 
     def read_other_forms(self, text: str) -> list[WrittenCall]:
-        """Return the calls of a whole section that feed() cannot read; empty if any of it is no call."""
+        """Return the calls of a whole section that feed() cannot read; empty unless all of it is calls."""
         forms = self._format.other_forms
         is_plain = "plain" in forms
         try:
@@ -249,7 +249,7 @@ def _call_of(call: Any) -> WrittenCall:
 
 
 def _unwrapped(call: Any) -> Any:
-    """Return a call that GLM has written within another object, or with the name under `function`."""
+    """Unwrap a call that GLM wrote within another object, or with its name under `function`."""
     if not isinstance(call, dict) or "name" in call:
         return call
     inner = call.get("tool", call.get("function"))
@@ -263,7 +263,7 @@ _PAIR = re.compile(
 
 
 def _read_plain(text: str, schemas: Schemas) -> list[WrittenCall]:
-    """Return the call that is a name and an object, or a name and words like key=value; empty if none."""
+    """Read a call written as a name and an object, or a name and key=value words; empty if it is none."""
     match = _NAMED.fullmatch(text) if len(text) <= MAX_LITERAL_CHARACTERS else None
     if match is None:
         return []
@@ -339,7 +339,7 @@ class _ArgumentReader(Reader):
         return False
 
     def _start_value(self, match: re.Match[str]) -> None:
-        """Note the name of an argument, whose value follows."""
+        """Store an argument's name; its value follows."""
         key = self._key(match)
         if key in self._keys:
             self.is_broken = True
@@ -403,7 +403,7 @@ class ListedReader(_ArgumentReader):
         return length > 0
 
     def _read_value(self, value: list[str]) -> bool:
-        """Read a value up to its next mark, or find that it is a string."""
+        """Read a value up to its next delimiter, or find that it is a string."""
         if not value:
             self._pending = self._pending.lstrip()
         mark = self._marks.search(self._pending)
@@ -432,7 +432,7 @@ class ListedReader(_ArgumentReader):
         return True
 
     def _end_value(self, value: list[str], words: str) -> None:
-        """Add a value that is not a string. words: what it ends with, or all of it."""
+        """Add a value that is not a string. words: its end, or all of it."""
         self._value = None
         converted = convert_words(words, self._format)
         written = None if converted is None else "".join((*value, converted))
@@ -535,7 +535,7 @@ class TaggedReader(_ArgumentReader):
         return super()._advance()
 
     def _read_object(self) -> bool:
-        """Read all arguments as one JSON object, whose braces are already there."""
+        """Read all arguments as one JSON object with braces."""
         end = self._format.object_end
         before, found, after = self._pending.partition(end)
         if not found:
@@ -629,8 +629,8 @@ class TaggedReader(_ArgumentReader):
 class BareCalls:
     """The strings with which a call without its start marker begins and ends.
 
-    starts: how calls of the request's tools begin, up to the first argument or the end of the call, since a
-        mere mention of a function is text. They count only at the start of a line.
+    starts: the beginnings of calls of the request's tools, up to the first argument or the end of the call,
+        since a mere mention of a function is text. They count only at the start of a line.
     """
 
     prefix: ClassVar = "<function="
@@ -638,9 +638,9 @@ class BareCalls:
     starts: frozenset[str]
 
     def starts_in(self, text: str) -> list[str]:
-        """Return the strings, each with a line break before it, with which bare calls may begin in a text.
+        """Return the strings, preceded by a line break, that may begin a bare call in a text.
 
-        Empty if the text has no line that begins with prefix, and does not end with a part of such a line.
+        Empty if no line of the text begins with prefix, or may yet begin with it.
         """
         start = f"\n{self.prefix}"
         if start not in text and not count_partial_marker(text, [start]):
@@ -649,7 +649,7 @@ class BareCalls:
 
 
 def bare_calls(markers: Markers, names: Collection[str]) -> BareCalls | None:
-    """Return the form of calls without a start marker; None if in this format they look like text.
+    """Return the form of calls without a start marker; None if this format's look like text.
 
     names: the names of the request's tools.
     """

@@ -1,4 +1,4 @@
-"""Convert values as models write them to JSON: literals, and text whose type a parameter's schema decides."""
+"""Convert models' values to JSON: literals, and text whose type comes from the parameter's schema."""
 
 import re
 from functools import cache
@@ -59,7 +59,7 @@ def _kind_of(value: object) -> str:
 
 
 def to_json_value(text: str, types: frozenset[str]) -> str:
-    """Convert a value's text to JSON of one of the types, or to a JSON string if it has none of them."""
+    """Convert a value's text to JSON of one of the types, or else to a JSON string."""
     if types != STRING:
         try:
             value = parse_json(text.strip())
@@ -77,7 +77,7 @@ def to_json_value(text: str, types: frozenset[str]) -> str:
 
 
 def guessed_to_json(text: str) -> str:
-    """Convert a value's text to JSON: JSON and Python's literals as what they mean, else as a string."""
+    """Convert a value's text to JSON: parse JSON and Python literals, and make anything else a string."""
     text = text.strip()
     constant = _CONSTANTS.get(text)
     if constant is not None:
@@ -107,7 +107,7 @@ def is_json(text: str) -> bool:
 
 
 def _nested_literal(text: str) -> str | None:
-    """Return an object or a list in Python's notation as JSON; None if the text is none."""
+    """Convert a Python dict or list literal to JSON; None if the text is neither."""
     text = text.strip()
     if not text.startswith(("{", "[")) or len(text) > MAX_LITERAL_CHARACTERS:
         return None
@@ -121,7 +121,7 @@ def escape_entities(name: str) -> str:
 
 
 def unescape_entities(name: str) -> str:
-    """Undo escape_entities(): return the name that stands between an attribute's quotes."""
+    """Undo escape_entities()."""
     return name.replace("&quot;", '"').replace("&amp;", "&")
 
 
@@ -173,7 +173,7 @@ def _literals(layout: ListedFormat) -> re.Pattern[str]:
 
 
 def convert_words(text: str, layout: ListedFormat) -> str | None:
-    """Write the words and strings of a literal as JSON has them; None if one has no meaning.
+    """Convert a literal's words and strings to JSON; None if one has no meaning.
 
     The text may be a part of a literal that ends before or after one of the characters `,()[]{}`.
     """

@@ -1,1 +1,1 @@
-"""The prefix cache: what was computed of earlier prompts and answers, in memory (trie.py) and on disk."""
+"""The prefix cache: keys, values and states of earlier texts, in memory (trie.py) and on disk."""

@@ -48,7 +48,7 @@ def weights_fingerprint(model: Any, others: Sequence[mx.array] = ()) -> str:
 
 
 def _sums(array: mx.array) -> list[int]:
-    """Return a sum of the words of each block of an array, in which every word has its own odd weight.
+    """Return each block's sum of an array's words, every word with its own odd weight.
 
     The sums are modulo 2**32.
     """
@@ -97,7 +97,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The arrays of a prefix file. state: with None in place of each array that the caches had not set."""
+    """The arrays of a prefix file. state: None stands for an array that the caches had not set."""
 
     kv_slice: list[Stored]
     state: list[Stored | None]
@@ -113,7 +113,7 @@ def from_stored(one: Stored) -> mx.array:
 
 
 def to_contents(kv_slice: KVSlice, state: State) -> Contents:
-    """Evaluate the arrays of a KV slice and a state, for any thread to read.
+    """Evaluate a KV slice and a state, so that any thread can read them.
 
     They share MLX's memory: to copy a gigabyte takes tenths of a second, and evaluated arrays never change.
     """
@@ -208,7 +208,7 @@ def _checksum(numbers: dict[str, Array]) -> int:
 log = logging.getLogger("reprise.engine")
 
 MIN_SAVED_TOKENS = 256
-"""Fewer new tokens are not worth a file; a later save includes them."""
+"""Minimum new tokens for a file; a later save includes fewer ones."""
 
 MIN_STATE_TOKENS = 64
 """The same, where a later prompt can start only at the end of a file: after an answer, for example."""
@@ -282,8 +282,9 @@ class Loading:
 class PrefixStore:
     """The prefix files of one model, in a folder that other models and processes may share.
 
-    When the files exceed the budget, the one with the most bytes per token, times seconds since its last use,
-    is deleted first. Without state all tokens take equal bytes: then it is the least recently used.
+    When the files exceed the budget, the one with the highest product of bytes per token and seconds since
+    its last use is deleted first. Without state all tokens take equal bytes, so that is the least recently
+    used.
 
     folder: created if missing. Raises OSError if it cannot be used.
     fingerprint: identifies the model and everything else that KV slices depend on.
@@ -305,7 +306,7 @@ class PrefixStore:
         self._shrink()
 
     def sibling(self, part: str, needs_state: bool) -> "PrefixStore":
-        """Return the store of another part of the same model, which uses this folder, budget and thread.
+        """Return a store for another part of the model, with the same folder, budget and thread.
 
         part: identifies that part. needs_state: whether its caches hold state besides KV slices.
         """
@@ -323,7 +324,7 @@ class PrefixStore:
         return len(self._index.files)
 
     def match(self, prompt: Tokens) -> int:
-        """Return how many of the prompt's leading tokens can be loaded from files; never its last one."""
+        """Return how many leading tokens of a prompt files hold; never its last one."""
         return self._longest_match(TextKey.of(prompt)[:-1], self._needs_state)[1]
 
     def start_load(self, prompt: Tokens) -> Loading:
@@ -338,7 +339,7 @@ class PrefixStore:
         return Loading(files, ends, future)
 
     def advance_load(self, loading: Loading) -> bool:
-        """Turn the next of the arrays that were read into MLX's; return whether some are left.
+        """Convert the next array that was read to MLX; return whether any is left.
 
         It takes some hundredths of a second at most, while finish_load() takes tenths for a gigabyte.
         """
@@ -374,7 +375,7 @@ class PrefixStore:
         return contents
 
     def save(self, tokens: Tokens, cut: CutSlice, take_state: Callable[[], State]) -> None:
-        """Start writing a file with those of the tokens that are in no file yet.
+        """Start writing a file with the tokens that are in no file yet.
 
         Nothing is written if they are too few, too many bytes already wait for the disk, or they would take
         more than half of the budget.
@@ -443,7 +444,7 @@ class PrefixStore:
         self._index.num_bytes += file.num_bytes
 
     def _longest_match(self, tokens: TextKey, needs_state: bool) -> tuple[PrefixFile | None, int]:
-        """Return the file that matches the most leading tokens, and how many; (None, 0) if none does.
+        """Return the file that matches the most leading tokens, and their number; (None, 0) if none does.
 
         needs_state: match a file only up to its end, and only if it has state there.
         """
@@ -495,7 +496,7 @@ def make_store(
 def join_contents(
     contents: Sequence[Contents], starts: Sequence[int], ends: Sequence[int]
 ) -> tuple[CutSlice, State]:
-    """Return a function that cuts KV slices from consecutive files, and the state after the last file.
+    """Return a function that cuts KV slices from consecutive files, and the last file's state.
 
     starts, ends: where each file begins and how far it is used, in tokens from the start of the prompt.
     """

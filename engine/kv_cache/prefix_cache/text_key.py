@@ -1,4 +1,4 @@
-"""Know texts by the ids of their tokens, and the digests of the pictures among them. Loads no MLX."""
+"""Identify texts by their token ids, and the digests of their images. Loads no MLX."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from typing import Union
 import numpy as np
 
 Pictures = tuple[tuple[int, bytes], ...]
-"""The index of each picture's first token, and the picture's digest."""
+"""Each image's first token index and digest."""
 
 Tokens = Union[Sequence[int], np.ndarray, "TextKey"]
-"""Token ids. A text with pictures comes as a TextKey."""
+"""Token ids. A text with images is a TextKey."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextKey:
-    """A text as other texts are compared with it.
+    """A text's key for comparison with other texts.
 
-    ids: (n,) int32. Those of a picture have 31 bits of its digest each, and others may have the same.
-    pictures: those that begin in the text.
+    ids: (n,) int32. An image's ids are 31 bits of its digest each, so two images may share some.
+    pictures: images that begin in the text.
     """
 
     ids: np.ndarray
@@ -39,7 +39,7 @@ class TextKey:
 
     @property
     def first(self) -> tuple[int, bytes]:
-        """The first id, and the digest of the picture that begins there; b"" if none does."""
+        """The first id, and the digest of the image that begins there; b"" if none does."""
         begins_here = self.pictures and self.pictures[0][0] == 0
         return int(self.ids[0]), self.pictures[0][1] if begins_here else b""
 

@@ -1,8 +1,8 @@
 """Keep the KV slices and state of earlier prompts and answers in memory, in a trie over tokens.
 
 Each node holds the KV slice of the tokens on its edge, so a prefix that several conversations share is stored
-once. If the model has state as well, a node may hold a state snapshot taken at its end, and a row can start
-only from such a node. All stored arrays are evaluated and share no buffer with a row.
+once. If the model has recurrent or windowed state, a node may hold a snapshot of it taken at its end. A row
+can then start only from such a node. All stored arrays are evaluated and share no buffer with a row.
 """
 
 from collections import OrderedDict
@@ -38,8 +38,8 @@ class _Node:
     tokens: those on the edge from its parent. kv_slice: theirs.
     end: number of tokens from the root to the node's end.
     state: snapshot at the end; empty if none was taken there.
-    children: by the first token on their edge, and the picture that begins with it.
-    weight: how likely the state is needed, beside others. used_at: the tick at which it was last.
+    children: by the first token on their edge, and the image that begins with it.
+    weight: how likely the state is needed, relative to others. used_at: the tick of its last use.
     """
 
     parent: "_Node | None"
@@ -108,7 +108,7 @@ class PrefixCache:
         empty.
         cut: called at most once, only for the tokens that are not stored yet.
         state: after the last token; empty if there is none.
-        weight: how likely the state is needed at this length, beside others.
+        weight: how likely the state is needed at this length, relative to others.
         """
         if not len(tokens) or (self.needs_state and not state):
             return
@@ -180,7 +180,7 @@ class PrefixCache:
             self._drop(self._dearest(costs) if self.needs_state else next(iter(self._entries)))
 
     def _dearest(self, costs: list[tuple[float, int, _Node]]) -> _Node:
-        """Return the entry to drop first. costs: a heap of what entries cost, made if it is empty."""
+        """Return the entry to drop first. costs: a heap of the entries' costs, filled if empty."""
         if not costs:
             costs += [(-self._cost(node), number, node) for number, node in enumerate(self._entries)]
             heapify(costs)
@@ -192,7 +192,7 @@ class PrefixCache:
             heappush(costs, (-self._cost(node), number, node))
 
     def _cost(self, node: _Node) -> float:
-        """Return the bytes that dropping an entry frees, for each token that it saves, times its age."""
+        """Return the bytes that dropping an entry frees per token that it saves, times its age."""
         freed, above = num_bytes(node.state), node.parent
         if not node.children:
             freed += num_bytes(node.kv_slice)
@@ -206,7 +206,7 @@ class PrefixCache:
     def _last_usable(self, prompt: Tokens) -> tuple[_Node, int]:
         """Return the last node from which a row can start, and the number of tokens that lead there.
 
-        Without state, these may end inside the node's edge.
+        Without state, the tokens may end inside the node's edge.
         """
         node, length = self._walk(TextKey.of(prompt)[:-1])
         if not self.needs_state:
@@ -226,7 +226,7 @@ class PrefixCache:
         return node, matched
 
     def _touch(self, node: _Node) -> None:
-        """Mark an entry as just used: the node itself, or one below it, because of which the node is kept."""
+        """Mark an entry as just used: the node itself, or the entry below it that keeps it alive."""
         while node not in self._entries:
             node = next(reversed(node.children.values()))
         self._entries.move_to_end(node)

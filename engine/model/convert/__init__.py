@@ -1,1 +1,1 @@
-"""Make a folder that mlx-lm loads: of a GGUF file, a model on the hub, or a Hugging Face folder."""
+"""Convert a GGUF file, a model on the hub, or a Hugging Face folder into a folder that mlx-lm loads."""

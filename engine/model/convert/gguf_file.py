@@ -70,7 +70,7 @@ class GgufFile:
         return value if is_known else None
 
     def refusal(self, reason: str) -> ConvertError:
-        """Return the error that this file cannot be converted. reason: a sentence without its subject."""
+        """Return an error that this file cannot be converted. reason: a sentence without its subject."""
         return ConvertError(f"{self.path} {reason}; look for the model in MLX's format, as on the hub")
 
 
@@ -116,7 +116,7 @@ def _parts(path: Path) -> list[Path]:
 
 
 class _Reader(GGUFReader):
-    """Reads a file whose counts may be anything: the library goes through as many elements as are claimed."""
+    """Reads a file with untrusted counts: the library would loop over as many elements as are claimed."""
 
     def __init__(self, path: Path) -> None:
         self._num_elements = 0
@@ -154,7 +154,7 @@ def _check_number(count: int, what: str) -> None:
 def _open(path: Path) -> GGUFReader:
     try:
         return _Reader(path)
-    # A file that is cut off shows in whatever was being read.
+    # Reading a truncated file raises anything.
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as fault:
         raise _damaged(path, fault) from fault
     except OSError as fault:
@@ -267,7 +267,7 @@ def make_config(gguf: GgufFile, is_tied: bool, vocab_size: int) -> dict[str, Any
 
 
 def _rope_scaling(gguf: GgufFile) -> dict[str, Any] | None:
-    """Return how positions beyond the original context are reached; None if they are as they are."""
+    """Return the config of rope scaling; None if there is none."""
     factors = next((tensor for tensor in gguf.tensors if tensor.name == ROPE_FREQUENCIES), None)
     if factors is not None:
         return _llama3_scaling(gguf, dequantize(factors.data, factors.tensor_type))
@@ -352,7 +352,7 @@ def plan_weights(gguf: GgufFile, options: Options) -> list[Weight]:
 
 
 def compact_bits(kind: Kind) -> int:
-    """Return the bits for what is quantised in a way that MLX does not have: the next width above its own."""
+    """Return the bits for a quantisation that MLX lacks: the next width above its own."""
     per_block, num_bytes = GGML_QUANT_SIZES[kind]
     return next((bits for bits in _WIDTHS if bits >= 8 * num_bytes / per_block), _WIDTHS[-1])
 
@@ -360,9 +360,9 @@ def compact_bits(kind: Kind) -> int:
 def find_dtype(weights: list[Weight], options: Options) -> DType:
     """Return the type of the arrays that are not quantised, and of scales.
 
-    By default float16 beside weights that stay quantised, whose scales have that type; the file's own if it
-    is not quantised; and else bfloat16. On the CPU float32 beside any quantised weights: MLX takes 30 to 200
-    times as long for others there.
+    By default: float16 if weights stay quantised, as their scales are; the file's own type if it is not
+    quantised; else bfloat16. On the CPU, float32 with any quantised weights: MLX takes 30 to 200 times as
+    long with other types there.
     """
     if options.dtype:
         return options.dtype
@@ -428,7 +428,7 @@ def unpack(data: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _unpack_k(blocks: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Unpack what has scales that are products; see unpack().
+    """Unpack blocks whose scales are products; see unpack().
 
     blocks: (rows, blocks, bytes), each of two float16, 16 numbers of 6 bits, and 8 groups of 32 numbers.
     """
@@ -459,7 +459,7 @@ def _pack(numbers: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Put rows back into the original model's order: llama.cpp interleaves the halves that a rotation pairs.
+    """Undo llama.cpp's interleaving of the two halves that rope pairs.
 
     rows: (heads * head size, ...) of queries or keys.
     """

@@ -1,4 +1,4 @@
-"""Write the folder of a model, as mlx-lm loads it, from a GGUF file."""
+"""Write a model's folder for mlx-lm from a GGUF file."""
 
 import json
 import re
@@ -62,7 +62,7 @@ _ENDS = (
 
 
 def make_tokenizer(gguf: GgufFile) -> Tokenizer:
-    """Build a file's tokenizer. Raises ConvertError if its kind is unknown, or if it contradicts itself."""
+    """Build a file's tokenizer. Raises ConvertError if its kind is unknown or its fields disagree."""
     try:
         return _make_tokenizer(gguf)
     except ConvertError:

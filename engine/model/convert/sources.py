@@ -1,4 +1,4 @@
-"""Say what a model is converted from, and how. Imports neither MLX nor a reader of GGUF."""
+"""The sources and options of conversions. Imports neither MLX nor a GGUF reader."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -11,7 +11,7 @@ from reprise.config.errors import RepriseError
 DType = Literal["float16", "bfloat16", "float32"]
 
 Report = Callable[[int, int], None]
-"""Called with the bytes that have been read, and with those of the whole model."""
+"""Called with the bytes read so far and the model's total bytes."""
 
 
 class ConvertError(RepriseError):
@@ -27,17 +27,17 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """How weights are written. By default with about the bits that they have.
+    """How weights are written. By default with about the bits of the source.
 
-    bits: quantise to 4 or 8 bits, in groups of group_size; None to quantise only what a GGUF file has
-        quantised in a way that MLX does not know, to the next number of bits above its own. Quantised weights
-        of such a file that MLX can hold as they are stay so, unless they have more bits.
-    whole_bytes: dequantise a GGUF file's weights to bfloat16 where drafts gain only so, if they then take at
-        most so many bytes, and the disk holds them. 0: never.
+    bits: quantise to 4 or 8 bits, in groups of group_size. With None, only weights of a GGUF file in a
+        quantisation that MLX lacks are requantised, to the next number of bits above their own. Weights that
+        MLX can hold as they are stay so, unless they have more bits.
+    whole_bytes: dequantise a GGUF file's weights to bfloat16 where drafting pays only then, if they take at
+        most this many bytes and fit on the disk. 0: never.
     dequantize: write no quantised weights at all.
     dtype: the type of all weights that are not quantised, and of scales; None for the source's.
     adapter: folder of a LoRA adapter in mlx-lm's format to fuse with the model.
-    sampling: what generation_config.json of a GGUF file's model recommends, by the names there.
+    sampling: recommended values for generation_config.json of a GGUF file's model, by the names there.
     """
 
     bits: int | None = None
@@ -50,7 +50,7 @@ class Options:
 
 
 Show = Callable[[str], AbstractContextManager[Report]]
-"""Shows the progress of what is being done, by its name."""
+"""Shows the progress of a named task."""
 
 _MAGIC = b"GGUF"
 
@@ -60,7 +60,7 @@ class Packaged:
     """A model in a Python package.
 
     file: path of its GGUF file in the package. sha256: that file's digest.
-    sampling: what its makers recommend, by the names of generation_config.json.
+    sampling: its makers' recommendation, by the names of generation_config.json.
     """
 
     requirement: str
@@ -87,7 +87,7 @@ PACKAGED = {
 
 
 def find_packaged(source: str) -> Packaged | None:
-    """Return the packaged model of a name; None for any other model, or if a file or folder has the name."""
+    """Return the packaged model of this name; None if there is none, or if a file or folder has the name."""
     return None if Path(source).exists() else PACKAGED.get(source)
 
 

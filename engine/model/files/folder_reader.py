@@ -1,7 +1,7 @@
-"""Read the files of a model's folder, which may hold anything, within limits.
+"""Read a model's files, which are untrusted, within limits.
 
-Only regular files are opened: a pipe would be waited for without end. Their size and the depth of JSON are
-limited before anything is parsed. What breaks a limit raises ModelError, which is the folder's fault.
+Only regular files are opened: reading a pipe could wait forever. File sizes and the depth of JSON are limited
+before anything is parsed. Whatever exceeds a limit raises ModelError.
 """
 
 import json
@@ -85,9 +85,9 @@ def parse_json(content: bytes, path: Path) -> Any:
 
 
 def check_files(folder: Path) -> None:
-    """Raise ModelError if a folder has what other readers would wait for, or read into all memory.
+    """Raise ModelError for files on which other readers would hang or run out of memory.
 
-    Hidden folders, such as that of git, are not looked into.
+    Hidden folders, such as .git, are skipped.
     """
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -110,7 +110,7 @@ def _not_regular(path: Path) -> ModelError:
 
 
 def _depth(content: bytes) -> int:
-    """Return the nesting of JSON, at most MAX_DEPTH + 1; of an unclosed text an upper limit."""
+    """Return the nesting of JSON, at most MAX_DEPTH + 1; for unclosed text an upper bound."""
     unescaped = content.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets = b"".join(unescaped.translate(_BRACKETS, _OTHERS).split(b'"')[::2])
     depth = 0

@@ -1,4 +1,4 @@
-"""Read from a model's folder how its images are cut, and how its prompts show them."""
+"""Read a model's image preprocessing from its folder: sizes, tiles, and the tokens in prompts."""
 
 import json
 import math
@@ -32,7 +32,7 @@ CUTS: dict[str, Cut] = {
 }
 """How images are cut, by the model type of config.json."""
 EXAMPLE = (768, 1024)
-"""Height and width of the image whose tokens people are told."""
+"""Height and width of the example image."""
 BILINEAR, BICUBIC = 2, 3
 _UNLIMITED = 2**31
 MAX_TILES = 64
@@ -56,7 +56,7 @@ Json = dict[str, Any]
 
 
 class _NoTokenizer:
-    """Stands for a tokenizer where only sizes matter."""
+    """Stands in for a tokenizer where only sizes matter."""
 
     def id_to_token(self, token: int) -> str:
         return f"<{token}>"
@@ -66,10 +66,10 @@ class _NoTokenizer:
 
 
 def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> VisionInfo | None:  # noqa: B008
-    """Describe how a model sees images; None if it does not, or its processor is unknown or incomplete.
+    """Describe how a model encodes images; None if it does not, or its processor is unknown or incomplete.
 
     config: its config.json. backend: the model's tokenizers.Tokenizer; without it only sizes are right.
-    Raises ModelError if a number of the processor is beyond all that is known.
+    Raises ModelError if a number of the processor is implausible.
     """
     inner = read_object(folder / "processor_config.json").get("image_processor")
     given = read_object(folder / "preprocessor_config.json") or inner
@@ -85,7 +85,7 @@ def read_vision(config: Json, folder: Path, backend: Any = _NoTokenizer()) -> Vi
 
 
 def read_processor(folder: Path) -> Json:
-    """Read how images are prepared, from a model's folder; empty if it does not say. Raises ModelError."""
+    """Read the image processor's settings in a model's folder; empty if there are none. Raises ModelError."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():
             read = read_object(folder / name)
@@ -113,7 +113,7 @@ def _describe(family: str, processor: ImageProcessor) -> VisionInfo:
 
 
 def count_tokens(processor: ImageProcessor, size: tuple[int, int], budget: int = _UNLIMITED) -> int:
-    """Count the tokens of an image, those that end its rows included, those before its tiles not.
+    """Count an image's tokens, including those that end rows, without those before tiles.
 
     size: height and width in pixels. budget: see find_size().
     """
@@ -143,7 +143,7 @@ def _most_tokens(processor: ImageProcessor) -> int:
 
 
 def _processor(cut: Cut, config: Json, given: Json, placeholder: int, backend: Any) -> ImageProcessor:
-    """Put a processor together. Raises KeyError, TypeError or ValueError if something is missing."""
+    """Build a processor. Raises KeyError, TypeError or ValueError if something is missing."""
     vision, size, token = config["vision_config"], given.get("size") or {}, _text(backend, placeholder)
     side = given.get("patch_size", vision.get("patch_size"))
     patch, merge, least, most = int(side["height"] if isinstance(side, dict) else side), 1, 0, 0

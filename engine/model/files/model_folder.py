@@ -1,7 +1,7 @@
-"""Describe a model's folder by its small files: what it is for, whether it is whole, how it makes vectors.
+"""Describe a model's folder from its small files: its purpose, whether it is complete, how it embeds.
 
 This is for lists of many models; checkpoint.py says more. No weights are read and no model is built, so a
-folder that is called whole here may still fail to load.
+folder that is complete by this may still fail to load.
 """
 
 import logging
@@ -50,15 +50,15 @@ _WHOLE = {"top_k", *_LIMITS}
 
 
 def read_sampling_defaults(folder: Path) -> SamplingDefaults:
-    """Return the sampling settings in a model folder's generation_config.json; none without that file.
+    """Return the sampling settings in a folder's generation_config.json; none without that file.
 
-    Values that a request could not have are left out, and logged.
+    Values that are invalid in a request are skipped and logged.
     """
     return SamplingDefaults(**_read_within(folder, _RANGES))
 
 
 def read_answer_limits(folder: Path) -> AnswerLimits:
-    """Return the limits of answers in a model folder's generation_config.json; none without that file."""
+    """Return the answer limits in a folder's generation_config.json; none without that file."""
     found = _read_within(folder, _LIMITS)
     return AnswerLimits(found.get("max_new_tokens"), found.get("loop_guard_tokens"))
 
@@ -104,8 +104,8 @@ class ModelFolder:
 
     num_bytes: size of its files on disk. weight_bytes: size of its safetensors files.
     context_tokens: length of the model's context; None if its configuration does not say.
-    fault: why the model cannot be loaded; None if nothing speaks against it. purpose: what it is for.
-    embedding: which vectors it makes; None if it makes none. vision: how it sees images; None if it does not.
+    fault: why the model cannot be loaded; None if nothing is known to prevent it. purpose: what it is for.
+    embedding: how it embeds, or None. vision: how it encodes images, or None.
     """
 
     name: str
@@ -153,10 +153,10 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
 
 
 def find_vision(path: Path, config: dict[str, Any]) -> VisionInfo | None:
-    """Describe how the model of a folder sees images, by its small files; None if it does not.
+    """Describe how a folder's model encodes images, from its small files; None if it does not.
 
-    config: its config.json. Such a model may still be loaded as a text model, as the tower's arrays are not
-        looked at here.
+    config: its config.json. The tower's arrays are not checked here, so the model may still load as a text
+        model.
     """
     if not config.get("vision_config") or tower_type(config) not in TOWERS:
         return None
@@ -230,9 +230,9 @@ def _find_fault(folder: Path, config: dict[str, Any], files: list[Path]) -> str 
 
 
 def check_loadable(folder: Path) -> None:
-    """Raise ModelError if loading a folder could wait, or build parts, without end.
+    """Raise ModelError if loading a folder could hang or build parts without end.
 
-    Reads the headers of the weights, in no time beside the load.
+    Reads the headers of the weights, in negligible time.
     """
     check_files(folder)
     try:
@@ -244,15 +244,15 @@ def check_loadable(folder: Path) -> None:
 
 
 def excess_of(config: dict[str, Any], files: Iterable[SafetensorsFile]) -> str | None:
-    """Return a fault if a configuration has more layers, or experts, than files can hold, else None."""
+    """Return an error if a configuration has more layers or experts than its files can hold, else None."""
     shapes = [array.shape for file in files for array in file.arrays.values()]
     return excess(config, len(shapes), max((size for shape in shapes for size in shape), default=0))
 
 
 def excess(config: dict[str, Any], num_arrays: int, largest: int | None = None) -> str | None:
-    """Return a fault if a configuration has more layers, or experts, than the weights can hold, else None.
+    """Return an error if a configuration has more layers or experts than the weights can hold, else None.
 
-    largest: largest dimension of any array, in which experts may be stacked; None if it is not known.
+    largest: the largest dimension of any array, along which experts may be stacked; None if unknown.
     """
     for name, count in _counts(config):
         limit = MAX_LAYERS
@@ -266,7 +266,7 @@ def excess(config: dict[str, Any], num_arrays: int, largest: int | None = None) 
 
 
 def _counts(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the entries of a configuration and its parts that say how often something is built."""
+    """Yield the counts of things to build in a configuration and its parts."""
     for name, value in config.items():
         if isinstance(value, dict):
             yield from _counts(value)
@@ -275,7 +275,7 @@ def _counts(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def readable(fault: str) -> str:
-    """Return a reason as it can be sent to clients: of limited length, and every character can be encoded."""
+    """Make a reason fit for clients: of limited length, with only characters that can be encoded."""
     return fault.encode("utf-8", "replace").decode()[:MAX_FAULT_CHARACTERS]
 
 
@@ -313,7 +313,7 @@ def find_purpose(folder: Path, config: dict[str, Any]) -> Purpose:
         return "rerank" if str(architecture).endswith("ForSequenceClassification") else "embed"
     modules = folder / MODULES
     if not modules.is_file():
-        # What attends to later tokens generates nothing.
+        # A model that attends to later tokens cannot generate.
         sees_later = config.get("use_bidirectional_attention") or config.get("is_causal") is False
         return "embed" if sees_later else "generate"
     return "rerank" if LOGIT_SCORE.encode() in read_bytes(modules) else "embed"

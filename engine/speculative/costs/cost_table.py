@@ -1,4 +1,4 @@
-"""Costs of steps by their rows and widths, and guesses for the shapes that no real step had.
+"""Costs of steps by rows and width, and guesses for unmeasured shapes.
 
 Between two known widths a guess is linear. Beyond the widest it follows a curve that flattens, as real costs
 do: a forward pass reads the weights once, however many tokens it computes.
@@ -21,22 +21,21 @@ Table = Mapping[Shape, float]
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-"""The grid of shapes whose costs are told apart."""
+"""The grid of shapes with separate costs."""
 
 UNSEEN_S = 1e-6
 """Seconds of a plain step in a table that has only guesses: until a real step shows more, no belief may delay
 anything."""
 
 CAUTIOUS_TOKENS = 8
-"""While nothing wider than a plain step is known, a step is believed to take a plain step's time for every so
-many tokens."""
+"""Until a wider step was measured, a step costs a plain step for every CAUTIOUS_TOKENS tokens."""
 
 GROWTH = 0.9
 """Power of its tokens with which the cost of a step is guessed to grow beyond what is known."""
 
 
 def grid_up_to(points: Iterable[int], last: int) -> list[int]:
-    """Return the points of WIDTHS or ROWS below the last one, and that."""
+    """Return the points of WIDTHS or ROWS below the last one, then the last one."""
     return sorted({point for point in points if point < last} | {last})
 
 
@@ -44,9 +43,9 @@ class CostTable:
     """The seconds of steps by shape (rows, width): measured, and guessed where no measurement is.
 
     measured: the seconds by shape, at least those of (1, 1).
-    rows, widths: the grid of shapes; by default the measured ones. Costs lie on lines between its points, and
-    beyond the last two.
-    guesses: the believed cost by shape, relative to a plain step of as many rows; measurements replace it.
+    rows, widths: the grid of shapes; by default the measured ones. Costs are interpolated linearly between
+        its points, and extrapolated beyond the last two.
+    guesses: the estimated cost by shape, relative to a plain step of as many rows; measurements replace it.
 
     Raises ValueError if a cost is not positive and finite, or (1, 1) is missing.
     """
@@ -73,7 +72,7 @@ class CostTable:
         self._forget_found()
 
     def keep_only(self, shapes: Container[Shape]) -> None:
-        """Forget all guesses, and what was measured of other shapes than these and plain steps."""
+        """Drop all guesses, and the measurements of all shapes but these and plain steps."""
         self.measured = {s: each for s, each in self.measured.items() if s[1] == 1 or s in shapes}
         self.guesses = {}
         self._forget_found()
@@ -96,7 +95,7 @@ class CostTable:
         return self.measured.get((num_rows, width)) or self._guess_s(num_rows, width)
 
     def _guess_s(self, num_rows: int, width: float) -> float:
-        """Guess the seconds of a step by the widths measured with as many rows, or else with fewer rows."""
+        """Guess the seconds of a step from the widths measured with as many rows, or else with fewer."""
         curve = self._curve(num_rows)
         at = bisect_left(curve, (width,))
         if at < len(curve):
@@ -113,7 +112,7 @@ class CostTable:
         return plain_s * by_tokens
 
     def _curve(self, num_rows: int) -> list[tuple[float, float]]:
-        """Return (width, seconds) of what is known for a number of rows, by width, starting at width 1."""
+        """Return the known (width, seconds) for a number of rows, by width from 1 on."""
         if (found := self._curves.get(num_rows)) is None:
             known = {float(w): each for (rows, w), each in self.measured.items() if rows == num_rows}
             if 1.0 not in known:
@@ -126,7 +125,7 @@ class CostTable:
         return found
 
     def _fewer(self, num_rows: int) -> int:
-        """Return the largest smaller number of rows of which anything is known."""
+        """Return the largest smaller number of rows with any measurement."""
         return max((rows for rows, _ in (*self.measured, *self.guesses) if rows < num_rows), default=1)
 
 
@@ -166,7 +165,7 @@ def context_class(num_tokens: int) -> int:
 
 
 def sampling_class(request: GenerationRequest) -> int:
-    """Return the class of the work that sampling a request's tokens takes, from GREEDY up to MASKED."""
+    """Return the class of a request's sampling work, from GREEDY up to MASKED."""
     s = request.sampling
     if request.grammar and request.grammar.trigger is None:
         return MASKED
@@ -189,16 +188,16 @@ SURPRISE = 3.0
 """Standard deviations from which on a difference counts as a surprise."""
 
 CONFIRMED = 3
-"""Steps after which an effect is no longer what a surprise is due to."""
+"""Steps after which an effect is no longer blamed for a surprise."""
 
 
 @dataclass(slots=True)
 class Effect:
     """One effect on the logarithm of a cost: its estimate, and how uncertain that is.
 
-    variance: the estimate's variance, >= 0. drift: what each step adds to the variance, as effects change.
+    variance: the estimate's variance, >= 0. drift: added to the variance at each step, as effects change.
     num_seen: steps from which the effect was learned.
-    surprise: the last step's difference if that was a surprise which this effect may have caused; else 0.
+    surprise: the last step's difference if this effect may have caused it as a surprise; else 0.
     """
 
     variance: float
@@ -210,7 +209,7 @@ class Effect:
 
 @dataclass(slots=True)
 class Noise:
-    """How much steps vary when nothing changes: more on a busy machine.
+    """How much steps vary under equal conditions: more on a busy machine.
 
     variance: of the logarithm of a step's seconds.
     """
@@ -220,8 +219,9 @@ class Noise:
     def learn(self, effects: Sequence[Effect], shared: Effect, difference: float) -> bool:
         """Correct the effects and the noise by one step; return whether the step was a surprise.
 
-        effects: those that apply to the step. A surprise is due to the first that few steps have confirmed.
-        shared: the effect that applies to all steps. If all are confirmed, a surprise is due to this one.
+        effects: those that apply to the step. A surprise is attributed to the first that few steps have
+            confirmed.
+        shared: the effect that applies to all steps, to which a surprise is attributed if all are confirmed.
         difference: the logarithm of the step's real seconds over the expected ones.
         """
         for each in effects:
@@ -256,7 +256,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class StepPrice:
-    """The believed cost of a verification step.
+    """The estimated cost of a verification step.
 
     num_rows, width: its shape. ratio: its seconds over those of a plain step of as many rows.
     is_seen: whether real steps had this shape.

@@ -1,7 +1,7 @@
-"""What steps are believed to cost before one was seen: as an earlier run learned it, or as published.
+"""Initial step costs: learned by an earlier run, or published.
 
-What was learned is kept in a file, by model and machine, as ratios of wider steps to plain ones. It counts as
-a guess: real steps replace it, and trials test it at their first chance.
+A file stores learned costs by model and machine, as ratios of wider steps to plain ones. They count as
+guesses: real steps replace them, and trials test them at the first chance.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ MAX_MODELS = 64
 
 
 def make_costs(info: ModelInfo, settings: Settings, batched: bool) -> StepCosts:
-    """Return what steps of a model are believed to cost. batched: whether rows share a forward pass."""
+    """Return a model's initial step costs. batched: whether rows share a forward pass."""
     # Otherwise a step costs one row's forward times their number.
     rows = grid_up_to(ROWS, settings.max_rows if batched else 1)
     widths = grid_up_to(WIDTHS, settings.num_draft_tokens + 1)
@@ -52,7 +52,7 @@ def make_costs(info: ModelInfo, settings: Settings, batched: bool) -> StepCosts:
 
 
 def read_ratios(info: ModelInfo, settings: Settings) -> dict[Shape, float]:
-    """Return what an earlier run learned of a model's steps here; nothing if that is not known."""
+    """Return the step ratios that an earlier run learned here; empty if there are none."""
     if settings.costs_file is None:
         return {}
     path = Path(settings.costs_file)
@@ -67,7 +67,7 @@ def read_ratios(info: ModelInfo, settings: Settings) -> dict[Shape, float]:
 def ratios_of(entry: Any) -> dict[Shape, float]:
     """Return the ratios in a model's entry of the file, {"ratios": [[rows, width, ratio], ...]}.
 
-    Raises ValueError if it is none.
+    Raises ValueError if it is not such an entry.
     """
     try:
         found = {(int(rows), int(width)): float(ratio) for rows, width, ratio in entry.get("ratios", [])}
@@ -79,11 +79,11 @@ def ratios_of(entry: Any) -> dict[Shape, float]:
 
 
 def write_ratios(costs: StepCosts, info: ModelInfo, settings: Settings) -> None:
-    """Write what was learned of a model's steps to the file, if there is one. Logs a failure."""
+    """Write a model's learned step costs to the file, if there is one. Logs a failure."""
     if settings.costs_file is None or not (learned := costs.learned_ratios()):
         return
     path, key = Path(settings.costs_file), _key(info, settings)
-    # What no step has refuted stays.
+    # Ratios that no step has refuted stay.
     before = {s: r for s, r in read_ratios(info, settings).items() if s in costs.table.guesses}
     found = sorted((before | learned).items())
     ratios = [[*shape, round(min(max(ratio, LEAST_RATIO), MOST_RATIO), 3)] for shape, ratio in found]

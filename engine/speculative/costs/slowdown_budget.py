@@ -10,22 +10,22 @@ DRAFT_PREFILL_SHARE = 0.25
 """Share of a sequence's prefill time that draft prefill may take, of its text or those of other rows."""
 
 LOW_STEPS = 3.5
-"""Plain steps left from which on a row that loses time wants to see what plain steps cost now."""
+"""Below this many plain steps of budget, a losing row wants plain steps measured again."""
 
 UNSEEN_TOKENS = 8
-"""Tokens that a row commits before it wants to see that again."""
+"""Tokens that a row commits before it wants another such measurement."""
 
 PROBING_SHARE = 0.01
 """Share of the plain time that probes may take beyond the bound: plain steps between drafted ones."""
 
 
 class SlowdownBudget:
-    """Keeps one sequence within the bound, whether its own drafts slow it down or those of other rows.
+    """Keeps one sequence within the bound, whoever's drafts slow it down.
 
     overhead: maximum slowdown in the long run, as a fraction of the plain time, such as 0.02.
     spent_s: decoding time so far. plain_s: what the same tokens would have taken in plain steps.
     prefill_s: the time that the target took to prefill the sequence.
-    num_unseen: tokens committed since a real plain step showed what it costs.
+    num_unseen: tokens committed since the last measured plain step.
     """
 
     def __init__(self, overhead: float) -> None:
@@ -37,7 +37,7 @@ class SlowdownBudget:
         self._draft_prefill_s = 0.0
 
     def left_s(self, plain_step_s: float) -> float:
-        """Return the maximum seconds of a next step after which the bound, less a reserve, still holds.
+        """Return the maximum seconds of the next step such that the bound still holds, less a reserve.
 
         plain_step_s: seconds of a plain step of the same rows.
         """
@@ -53,7 +53,7 @@ class SlowdownBudget:
 
     @property
     def share_to_prefill_s(self) -> float:
-        """The seconds that draft prefill may still take at the expense of prefill time, not of the bound."""
+        """The seconds that draft prefill may still take from its share of prefill time, outside the bound."""
         return max(0.0, DRAFT_PREFILL_SHARE * self.prefill_s - self._draft_prefill_s)
 
     def left_to_prefill_s(self, plain_step_s: float) -> float:
@@ -61,7 +61,7 @@ class SlowdownBudget:
         return self.left_s(plain_step_s) + self.share_to_prefill_s
 
     def charge_draft_prefill(self, taken_s: float) -> None:
-        """Charge taken_s of draft prefill; what exceeds its share of the prefill time is decoding time."""
+        """Charge taken_s of draft prefill; what exceeds its share of prefill time counts as decoding time."""
         self.spent_s += max(0.0, taken_s - self.share_to_prefill_s)
         self._draft_prefill_s += taken_s
 

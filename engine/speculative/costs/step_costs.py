@@ -1,7 +1,7 @@
 """The cost of a step in seconds, learned from the steps that the server takes.
 
-What drafting costs is judged against real plain steps, so these are taken now and then even while drafts pay.
-Beliefs can be wrong, so a width that is believed not to pay is tried now and then.
+The cost of drafting is judged against real plain steps, so some are taken even while drafts pay. Estimates
+can be wrong, so a width estimated unprofitable is measured again now and then.
 """
 
 import math
@@ -39,7 +39,7 @@ after that."""
 
 
 class StepBounds:
-    """Bounds on the seconds of a step, by the latest real steps of as many rows under the same conditions."""
+    """Bounds on a step's seconds, from the latest steps of as many rows under the same conditions."""
 
     def __init__(self) -> None:
         self._plain: dict[tuple[int, Conditions], _PlainSteps] = {}
@@ -48,12 +48,12 @@ class StepBounds:
         self._least: dict[tuple[int, Conditions], float | None] = {}
 
     def most_s(self, num_rows: int, num_fed: int, plain_s: float, under: Conditions) -> float:
-        """Return the maximum seconds that a verification step may take: the least of three bounds.
+        """Return the maximum seconds that a verification step can take: the least of three bounds.
 
-        A plain step for each token of a row, and one more; the seconds per token of an observed step with
-        fewer tokens, and a plain step besides; the seconds of an observed step with more. Of observed steps
-        the slowest of the latest counts, except for a single outlier.
-        num_fed: tokens that the step feeds, over all rows. plain_s: believed seconds of a plain step.
+        The bounds are: a plain step per token of a row, and one more; the seconds per token of an observed
+        step with fewer tokens, and a plain step; the seconds of an observed step with more tokens. The
+        slowest of the latest observed steps counts, except for a single outlier.
+        num_fed: tokens that the step feeds, over all rows. plain_s: estimated seconds of a plain step.
         """
         plain_s = max(plain_s, self.least_plain_s(num_rows, under) or 0.0)
         most_s = (num_fed / num_rows + 1) * plain_s
@@ -66,8 +66,7 @@ class StepBounds:
         """Return the minimum seconds of a plain step; None if no comparable one was observed.
 
         The median of the latest steps counts, unless the last of them, or a verification step since, was
-        cheaper. Fewer rows, shorter rows or simpler sampling only take less, so steps with those are
-        comparable too.
+        cheaper. Fewer rows, shorter rows or simpler sampling only cost less, so such steps count too.
         """
         key = num_rows, under
         if key not in self._least:
@@ -102,13 +101,13 @@ class StepBounds:
         self._bound(num_rows, taken_s, under)
 
     def _bound(self, num_rows: int, taken_s: float, under: Conditions) -> None:
-        """Note that no plain step of as many rows or fewer can take longer now than a step took."""
+        """Record that plain steps of at most as many rows cannot take longer than this step did."""
         for steps in self._comparable(num_rows, under):
             steps.limit_s = min(steps.limit_s, taken_s)
         self._least.clear()
 
     def _comparable(self, num_rows: int, under: Conditions) -> "list[_PlainSteps]":
-        """Return the plain steps that take at most as long as those of num_rows rows under the conditions."""
+        """Return the plain steps that cost at most as much as num_rows rows under the conditions."""
         return [
             steps
             for (rows, there), steps in self._plain.items()
@@ -120,9 +119,9 @@ class StepBounds:
 class _PlainSteps:
     """The plain steps of one number of rows under the same conditions.
 
-    recent_s: seconds of the latest. num_wide: the verification steps since the last one. is_doubted: whether
-    one of them makes it doubtful that plain steps still take as long. limit_s: the seconds of the cheapest
-    step since, of as many rows or more.
+    recent_s: seconds of the latest. num_wide: verification steps since the last one. is_doubted: whether one
+        of them suggests that plain steps have become faster. limit_s: the seconds of the cheapest step since,
+        of as many rows or more.
     """
 
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_PLAIN_STEPS))
@@ -149,26 +148,27 @@ class _Waiting:
 
 
 class Trials:
-    """Counts, for each shape of step, the chances at which it would pay if it cost less than believed.
+    """Schedules trials of shapes that would pay if they cost less than estimated, by counting chances.
 
-    A trial that confirms the belief doubles the chances until the next; after any other, the next is at once.
+    A trial that confirms the estimate doubles the chances until the next; after any other, the next is at
+    once.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Shape, _Waiting] = {}
 
     def is_due(self, shape: Shape, is_guess: bool) -> bool:
-        """Count a chance to try a shape; return whether to try it now.
+        """Count a chance to try a shape; return whether to use it.
 
         is_guess: whether the cost of the shape was neither measured nor seen.
         """
-        # What nobody ever saw is tried at its first chance.
+        # A pure guess is tried at its first chance.
         waiting = self._waiting.setdefault(shape, _Waiting(0 if is_guess else MEASURED_PATIENCE))
         waiting.num_missed += 1
         return waiting.num_missed > waiting.patience
 
     def note(self, shape: Shape, is_news: bool) -> None:
-        """Count a real step of a shape. is_news: whether it took less than believed, or far more."""
+        """Count a real step of a shape. is_news: whether it took less than estimated, or far more."""
         if waiting := self._waiting.get(shape):
             if is_news:
                 waiting.patience = 0
@@ -177,7 +177,7 @@ class Trials:
             waiting.num_missed = 0
 
     def doubt(self) -> None:
-        """Shorten the wait of all shapes for their next trial, since beliefs were found to be wrong."""
+        """Shorten all shapes' wait for their next trial, because estimates were wrong."""
         for waiting in self._waiting.values():
             waiting.patience = min(waiting.patience, DOUBTED_PATIENCE)
 
@@ -194,7 +194,7 @@ FIRST_PLACE_VARIANCE, PLACE_VARIANCE = 0.03**2, 0.2**2
 """The same of what steps share under the first conditions, which show what all share, and under others."""
 
 SHARED_DRIFT, SHAPE_DRIFT, PLACE_DRIFT, OWN_DRIFT = 0.06**2, 0.01**2, 0.005**2, 0.005**2
-"""By how much a step raises these variances."""
+"""A step's increase of these variances."""
 
 CHEAPER = math.log(1.2)
 """A trial that is cheaper than expected by more than this, on a log scale, is repeated at once."""
@@ -209,10 +209,10 @@ MAX_WRONG_SHAPES = 2
 class StepCosts:
     """The expected seconds of a step by its rows, widths and conditions, and bounds on them.
 
-    If the table has only guesses, the first real step shows how long a plain one takes. What is learned are
-    effects on the logarithm of its costs. Those of plain steps: one of all, one for the conditions, one for
-    the rows under these conditions. A verification step follows the plain ones, and has effects of all such
-    steps, of its shape, of the conditions, and of its shape under these.
+    If the table has only guesses, the first real step shows how long a plain one takes. Learned are effects
+    on the logarithm of the table's costs. Plain steps have a common effect, one by conditions, and one by
+    rows under these conditions. A verification step has the plain step's effects, then one common to
+    verification steps, one by shape, one by conditions, and one by shape under these.
 
     table: costs known in advance; seconds by shape count as measured.
     widths: the table's, in ascending order; the first is 1.
@@ -275,9 +275,9 @@ class StepCosts:
         return even_s * self._table_s(widths) / self._table_s([widest] * num_rows)
 
     def least_steps(self, num_rows: int, under: Conditions = USUAL) -> Callable[[int], float]:
-        """Return a function from a width to the least seconds that such a step may take if its cost is wrong.
+        """Return a function from a width to the least seconds of such a step, should its estimate be wrong.
 
-        Those are the seconds of the next narrower width that real steps had, and at least a plain step's.
+        These are the seconds of the next narrower width of real steps, and at least a plain step's.
         """
         step_s = self.even_steps(num_rows, under)
         known = [w for w in self.widths if w > 1 and (num_rows, w) in self._wide_of]
@@ -289,14 +289,14 @@ class StepCosts:
         return least_s
 
     def most_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
-        """Return the maximum seconds that a verification step may take, by real ones; see StepBounds."""
+        """Return the maximum seconds of a verification step, from real ones; see StepBounds."""
         if not self.is_learned:
             return self.step_s(widths, under)
         plain_s = self.seconds(len(widths), 1, under)
         return self.bounds.most_s(len(widths), self._num_fed(widths), plain_s, under)
 
     def least_plain_s(self, num_rows: int, under: Conditions = USUAL) -> float | None:
-        """Return the minimum seconds of a plain step, by real ones; None if no comparable one was seen."""
+        """Return the minimum seconds of a plain step, from real ones; None if no comparable one was seen."""
         if not self.is_learned:
             return self.seconds(num_rows, 1, under)
         return self.bounds.least_plain_s(num_rows, under)
@@ -307,11 +307,11 @@ class StepCosts:
         return min([step_s(width) for width in self.widths if width > 1], default=0.0) / step_s(1)
 
     def is_plain_due(self, num_rows: int, under: Conditions) -> bool:
-        """Whether the next step should be a plain one, because the cost of plain steps is not known well."""
+        """Whether the next step should be plain, because the cost of plain steps is uncertain."""
         return self.is_learned and self.bounds.is_plain_due(num_rows, under)
 
     def is_trial_due(self, num_rows: int, width: int) -> bool:
-        """Return whether to try a width that is believed not to pay. Each call counts as a chance."""
+        """Return whether to measure again a width estimated unprofitable. Each call counts as a chance."""
         shape = self._shape(num_rows, width)
         return self.trials.is_due(shape, is_guess=shape not in self.table.measured)
 
@@ -326,7 +326,7 @@ class StepCosts:
         return {shape: self.price(*shape).ratio for shape in shapes}
 
     def observe_plain(self, num_rows: int, taken_s: float, under: Conditions = USUAL) -> None:
-        """Learn from a plain step that was dispatched while another was in flight."""
+        """Learn from a plain step dispatched while another was in flight."""
         if not self.is_learned:
             return
         self._note_first(self.seconds(num_rows, 1, under), taken_s)
@@ -364,13 +364,13 @@ class StepCosts:
         self._forget_estimates()
 
     def _note_first(self, believed_s: float, taken_s: float) -> None:
-        """Learn from the first of all steps how long a plain one takes."""
+        """Set the scale of guesses from the very first step."""
         if self.table.measured[1, 1] == UNSEEN_S:
             self.table.put((1, 1), max(taken_s, UNSEEN_S) * UNSEEN_S / believed_s)
             self._forget_estimates()
 
     def _take_from_step(self, shape: Shape, width: int, taken_s: float, under: Conditions) -> None:
-        """Take the first real step of a shape that was not measured as its measurement."""
+        """Use the first real step of an unmeasured shape as its measurement."""
         num_rows, on_grid = shape
         shared = self._plain_effect(num_rows, under) + self._wide.mean + _mean(self._wide_under, under)
         error = math.log(taken_s / self.seconds(num_rows, width, under))
@@ -401,7 +401,7 @@ class StepCosts:
         self._even_steps: dict[tuple[int, Conditions], Callable[[int], float]] = {}
 
     def _shape(self, num_rows: int, widest: int) -> Shape:
-        """Return the shape under which a step is learned: its widest row, rounded up to the grid."""
+        """Return the shape under which to learn a step: its widest row, rounded up to the grid."""
         at = bisect_left(self.widths, widest)
         return num_rows, self.widths[at] if at < len(self.widths) else widest
 
@@ -417,7 +417,7 @@ class StepCosts:
         return self._plain.mean + _mean(self._plain_under, under) + _mean(self._plain_of, (num_rows, under))
 
     def _num_fed(self, widths: Sequence[int]) -> int:
-        """Return the tokens that a step feeds, with the padding of rows that share a forward pass."""
+        """Return the tokens that a step feeds, including padding if rows share a forward pass."""
         return len(widths) * max(widths) if self.batched else sum(widths)
 
     def _table_s(self, widths: Sequence[int]) -> float:
@@ -428,7 +428,7 @@ class StepCosts:
 
 
 def _place(shared: Effect) -> Effect:
-    """Return the effect of conditions under which no step was seen. shared: that of all steps."""
+    """Return the initial effect of new conditions. shared: the effect of all steps."""
     is_first = shared.num_seen < CONFIRMED
     return Effect(FIRST_PLACE_VARIANCE if is_first else PLACE_VARIANCE, PLACE_DRIFT)
 

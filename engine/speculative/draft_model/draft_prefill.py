@@ -1,4 +1,4 @@
-"""The draft prefill of one sequence: its committed text in the draft model's ids, computed slice by slice."""
+"""One sequence's draft prefill: its text in the draft model's ids, computed slice by slice."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ MAX_UNSETTLED = ROLLBACK_TOKENS // 2
 
 
 class UndraftableTextError(Exception):
-    """The draft model cannot take a text, so nothing is drafted; not a fault. The message says why."""
+    """The draft model cannot take a text, so nothing is drafted. Not a bug. The message says why."""
 
 
 GiveUp = Callable[[Exception], None]
@@ -42,8 +42,8 @@ class TextPrefill(ABC):
     caches, num_computed: the drafter's caches and the number of ids in them, from begin() until the row of
         the batch owns them. has_begun: whether begin() was called. is_ready: whether the row owns the caches,
         so that it may draft.
-    num_before: number of leading ids that the drafter cannot compute, as their states are not known.
-    keep_at: numbers of ids at which the caches are to be kept in the prefix cache.
+    num_before: leading ids that the drafter cannot compute because their states are not known.
+    keep_at: numbers of ids at which to store the caches in the prefix cache.
     spent_s: seconds that this draft prefill has taken so far.
     """
 
@@ -60,7 +60,7 @@ class TextPrefill(ABC):
         self.caches, self.num_computed, self.has_begun = caches, num_computed, True
 
     def _until_kept(self, num_fed: int) -> int:
-        """Return how many ids to feed, at most num_fed, to end where the caches are to be kept."""
+        """Return how many ids to feed, at most num_fed, to stop where the caches are to be stored."""
         return min([num_fed, *(at - self.num_computed for at in self.keep_at if at > self.num_computed)])
 
     def release_caches(self) -> Caches:
@@ -74,7 +74,7 @@ class TextPrefill(ABC):
 
     @abstractmethod
     def computed_ids(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the ids under which the caches go into the prefix cache; none if they must not go there.
+        """Return the ids under which to cache the prefix; none if it must not be cached.
 
         tokens: all committed tokens of the sequence.
         """
@@ -93,8 +93,8 @@ class DraftPrefill(TextPrefill):
     """The draft prefill of one sequence by the draft model.
 
     context_tokens: the longest text that the draft model takes, in its own ids.
-    opening: target tokens before the opening of the answer; 0 if it is not known.
-    give_up: the caller calls this if the draft model cannot continue.
+    opening: target tokens before the answer's opening; 0 if it is not known.
+    give_up: for the caller to call if the draft model cannot continue.
     ids: the draft model's ids of all tokens translated. num_settled: leading ids that never change.
     """
 
@@ -114,7 +114,7 @@ class DraftPrefill(TextPrefill):
         """Translate all committed tokens into ids, including tokens that earlier calls translated.
 
         num_ahead: number of ids that will be drafted after them.
-        Returns the number of leading ids that the previous call's had too.
+        Returns the number of leading ids unchanged since the previous call.
         Raises UndraftableTextError, or whatever a tokenizer raises.
         """
         text = self.translator.translate_text(tokens)
@@ -140,7 +140,7 @@ class DraftPrefill(TextPrefill):
     def translate_more(self, tokens: Sequence[int], max_tokens: int) -> int:
         """Translate the next max_tokens tokens of a text, or fewer; return how many.
 
-        Stops where the answer opens, so that the caches are kept there: the next turn may leave out the
+        Stops where the answer begins, so that the caches are stored there: the next turn may leave out the
         reasoning. Raises as translate() does.
         """
         start = self._num_translated
@@ -180,7 +180,7 @@ class DraftPrefill(TextPrefill):
     def num_usable(self) -> int:
         """The number of leading ids that the caches may hold.
 
-        Not among them are ids that may still change, and the last one, which must be fed for its logits.
+        Ids that may still change are excluded, and so is the last one, which must be fed for its logits.
         """
         return max(0, min(self.num_settled, len(self.ids) - 1))
 
@@ -196,9 +196,9 @@ MIN_SAVED_IDS = 32
 
 
 class DraftPrefixes:
-    """Keeps the draft model's keys and values of texts for later requests. Only settled ids are kept.
+    """The draft model's prefix cache. Only settled ids are stored.
 
-    find_fault: returns why the model's caches cannot be sliced, None if they can.
+    find_fault: returns why the caches cannot be sliced; None if they can.
     budget_bytes: memory for it. find_opening: returns the length before the opening of the answer.
     cache: None if budget_bytes is 0 or the draft model's caches cannot be sliced.
     needs_state: whether those caches hold state besides KV slices.
@@ -227,7 +227,7 @@ class DraftPrefixes:
         return self.cache.status() if self.cache else None
 
     def opening(self, tokens: list[int]) -> int:
-        """Return after how many of the target's tokens state is to be kept; 0 for nowhere."""
+        """Return after how many of the target's tokens to store state; 0 for nowhere."""
         return self._find_opening(tokens) if self.cache and self.needs_state else 0
 
     def look_up(self, prefill: TextPrefill, tokens: Sequence[int], max_tokens: int) -> int:
@@ -251,7 +251,7 @@ class DraftPrefixes:
         return num_looked_up
 
     def _begin(self, prefill: TextPrefill, ids: Sequence[int]) -> None:
-        """Begin to compute after the longest known prefix of ids, which never has the last one of them."""
+        """Begin to compute after the longest cached prefix of ids, which never includes the last."""
         caches, num_found = (self.cache and self.cache.find(ids)) or (self._make(), 0)
         prefill.begin(caches, num_found)
         wanted = prefill.keep_at if self.needs_state else set()

@@ -1,4 +1,4 @@
-"""Decide how many tokens the draft model drafts for a row, and when to probe it again if it does not pay."""
+"""Decide how many tokens the draft model drafts for a row, and when to probe it again if it has not paid."""
 
 import math
 import sys
@@ -54,12 +54,11 @@ SIMILAR_CLASSES = 2
 class DraftWork:
     """The draft model's work for one verification step, counted in its own tokens unless stated otherwise.
 
-    num_fed: tokens fed to a row before its first drafted one, the maximum over the rows.
+    num_fed: tokens fed before the first drafted one, the maximum over the rows.
     num_drafted: tokens drafted for every row, one forward each; 0 if no row was ready.
     num_lacking: (rows,) committed tokens that each row still lacks.
-    translated: (rows,) for each row that wanted a draft and was ready, the number of tokens drafted for it
-        and the number of target tokens they became, before the surplus over the wanted tokens is cut off;
-        None for other rows.
+    translated: (rows,) for ready rows that wanted a draft: the number of tokens drafted, and of the target
+        tokens that they became, before any surplus is cut off. None for other rows.
     """
 
     num_fed: int
@@ -70,9 +69,9 @@ class DraftWork:
 
 @dataclass(frozen=True, slots=True)
 class ShareOfTarget:
-    """The prior cost of a draft model or a head: a share of a target's step, by the weights that each reads.
+    """The prior cost of a draft model or a head: a share of a target's step, in proportion to weights read.
 
-    The cost grows with the context as the target's does, so what is learned is relative to that.
+    It grows with the context as the target's does, so learned costs are relative to it.
     """
 
     target: StepCosts
@@ -84,10 +83,10 @@ class ShareOfTarget:
 
 
 class DraftModelCosts:
-    """Seconds that the draft model takes for one verification step: to catch up, draft and translate.
+    """The draft model's seconds per verification step: to catch up, draft and translate.
 
-    Three parts of the cost are learned: one per step, one per drafted token, and one for tokens fed beyond
-    the first. Each number of rows has an estimate of its own, which starts from an estimate common to all.
+    Three parts are learned: per step, per drafted token, and for tokens fed beyond the first. Each number of
+    rows has its own estimate, which starts from an estimate common to all.
 
     alone: costs of the draft model's plain steps, or of a token that a head drafts.
     target: costs of the target's steps, which show how the cost of a forward grows with its width.
@@ -115,11 +114,11 @@ class DraftModelCosts:
         self._level = 1.0
 
     def is_new(self, under: Conditions) -> bool:
-        """Whether so few steps under such conditions were observed that the formula still dominates."""
+        """Whether the prior formula still dominates, as few steps were observed under these conditions."""
         return self.is_learned and self._num_similar(under) < len(FIRST_TOKENS)
 
     def first_tokens(self, under: Conditions) -> int:
-        """Return the maximum tokens of a draft, which rises with the steps observed under such conditions."""
+        """Return a draft's maximum tokens, which grow with the steps observed under these conditions."""
         return FIRST_TOKENS[self._num_similar(under)] if self.is_new(under) else sys.maxsize
 
     def max_tokens(self, rate: float, under: Conditions) -> int:
@@ -146,7 +145,7 @@ class DraftModelCosts:
         return steady_s + work.share * (whole_s - steady_s)
 
     def most_s(self, num_rows: int, work: "PlannedDraft", under: Conditions) -> float:
-        """Return the most seconds that a step's work may take."""
+        """Return the maximum seconds of a step's work."""
         if not work.num_fed:
             return 0.0
         doubt = MODEL_DOUBT if self.is_new(under) else 1.0
@@ -200,7 +199,7 @@ class DraftModelCosts:
         self._by_rows.setdefault(num_rows, _Fit()).learn(weighted, self._all.parts)
 
     def decay_to_prior(self) -> None:
-        """Move the costs a little toward the formula.
+        """Move the costs a little toward the prior formula.
 
         Called when the costs rule out a probe: they may have been learned while the machine was busy.
         """
@@ -210,7 +209,7 @@ class DraftModelCosts:
         self._cached.clear()
 
     def _parts(self, num_rows: int, num_fed: int, num_drafted: int) -> tuple[float, float, float]:
-        """Return the parts of a step's cost by the formula, in plain steps of the draft model."""
+        """Return the parts of a step's cost by the prior formula, in plain steps of the draft model."""
         grown = self.target.seconds(num_rows, max(1, num_fed)) / self.target.seconds(num_rows, 1)
         return 1.0, float(num_drafted), max(0.0, grown - 1.0)
 
@@ -225,7 +224,7 @@ _Seen = tuple[int, int, int, float]
 
 
 class _Fit:
-    """Least squares with forgetting: the cost of each part, as a multiple of the formula's."""
+    """Least squares with forgetting: each part's cost, as a multiple of the formula's."""
 
     def __init__(self) -> None:
         self.parts: tuple[float, ...] = (1.0, 1.0, 1.0)
@@ -244,7 +243,7 @@ class _Fit:
         self._solve(start)
 
     def fade(self, level: float) -> None:
-        """Reduce the weight of observed steps, so that all parts move toward level."""
+        """Reduce the weight of observed steps, which moves all parts toward `level`."""
         self._squares, self._products = DECAY * self._squares, DECAY * self._products
         self._solve([level] * 3)
 
@@ -283,10 +282,10 @@ PREFILL_ONE_PROMPT_IN = 8
 
 @dataclass
 class TokenYield:
-    """Learns how many target tokens a drafted token becomes: 1 if both models have the same vocabulary.
+    """Learns how many target tokens a drafted token becomes on average: 1 with equal vocabularies.
 
-    prior: the yield over all rows, at which this one starts, and which learns all that this one learns; None
-        if this is the yield over all rows.
+    prior: the yield over all rows. This one starts from it and passes all observations on to it. None if this
+        is the yield over all rows.
     """
 
     prior: "TokenYield | None" = None
@@ -324,15 +323,14 @@ class TokenYield:
 
 @dataclass
 class DraftForecast:
-    """One row's expectations of the draft model, from which the length of its drafts follows.
+    """One row's forecast of the draft model, which determines the length of its drafts.
 
     source: which of MODELS drafts. max_drafted: the most tokens that it can draft at once; None for no limit.
     num_lacking: tokens of the draft model that the row must be fed before the first drafted one.
     is_ready: whether the draft prefill is complete, so that the draft model may draft.
 
-    A row whose drafts do not pay stops drafting, and probes again after a while: it drafts two tokens, at the
-    expense of its slowdown budget. If one is accepted, it probes again at once; if not, it waits twice as
-    long as before.
+    A row whose drafts do not pay stops drafting, and later probes: it drafts two tokens, charged to its
+    slowdown budget. If one is accepted, it probes again at once; otherwise it waits twice as long as before.
     """
 
     acceptance: Acceptance
@@ -349,12 +347,12 @@ class DraftForecast:
     _extra_fed: float = 0.0
 
     def begin(self) -> None:
-        """Set is_ready after the draft prefill, which computes all of the text but its last token."""
+        """Set is_ready after the draft prefill, which computes all but the text's last token."""
         self.num_lacking, self.is_ready, self._has_drafted = 1.0, True, False
 
     @property
     def rate(self) -> float:
-        """The expected acceptance rate of the draft model's tokens, once translated."""
+        """The expected acceptance rate of the draft model's translated tokens."""
         return self.acceptance.rate(Draft((), self.source, 0, MODEL_PRIOR))
 
     @property
@@ -384,9 +382,9 @@ class DraftForecast:
         return math.ceil(num_wanted / self.token_yield.ratio) if num_wanted else 0
 
     def catch_up_share(self, num_tokens: float) -> float:
-        """Return the share of the cost of catching up that is charged to a step with num_tokens new tokens.
+        """Return the share of the catch-up cost that is charged to a step with num_tokens new tokens.
 
-        A row that did not draft for n tokens is expected to draft for the next n, so these share the cost.
+        A row that did not draft for n tokens is expected to draft for the next n, which share the cost.
         """
         return min(1.0, num_tokens / max(1.0, self.num_lacking * self.token_yield.ratio))
 
@@ -455,7 +453,7 @@ class PlannedDraft:
 
 
 class PromptGate:
-    """Decides which prompts get draft prefill: all while drafts pay, else one in PREFILL_ONE_PROMPT_IN."""
+    """Decides which prompts get draft prefill: all while drafts pay, else one of PREFILL_ONE_PROMPT_IN."""
 
     def __init__(self) -> None:
         # The very first prompt is prefilled.

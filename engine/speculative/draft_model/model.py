@@ -2,9 +2,9 @@
 
 Its rows are in the same order as the target's. A row is empty until the draft model has prefilled its text
 (draft_prefill.py), in slices between the target's steps. It takes the text in its own ids, and its drafts are
-translated into the target's (translation/). It samples with the target's settings and with the noise that the
-target will use at the same position. So the two agree at temperature as often as their
-distributions allow; whatever it drafts, the target's answer stays the same.
+translated into the target's (translation/). It samples with the target's settings and the noise that the
+target will use at the same position. So the two agree at temperature as often as their distributions allow.
+Whatever it drafts, the answer stays the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ the positions (rows,) of the target's next tokens, and how many tokens will be d
 
 
 def make_draft_sampling(translation: Translation) -> MakeDraw:
-    """Return how drafts are sampled, by how a translation relates the vocabularies."""
+    """Return the sampling of drafts for this translation between vocabularies."""
     if translation.pair is None:
         return partial(draw_as_target, translation.num_target_ids)
     if translation.strategy == "shared":
@@ -79,10 +79,10 @@ def _make_shared_sampling(pair: VocabularyPair) -> MakeDraw:
 
 
 class FullVocabularySampling:
-    """Sampling of all of the draft model's tokens. Shared tokens get the target's bias, penalties and noise.
+    """Samples from all of the draft model's tokens. Shared tokens get the target's bias, penalties and noise.
 
-    The noise is that of the token's expected position in the target's text. To estimate the position, each
-    token drafted before it counts as the number of target tokens that its text takes by itself.
+    The noise is that of the token's expected position in the target's text. For this position, each token
+    drafted before it counts as the number of target tokens that its text takes alone.
     """
 
     def __init__(self, pair: VocabularyPair) -> None:
@@ -154,7 +154,7 @@ _OWN_SALT = 0x6A09E667F3BCC908
 
 
 def _count_target_tokens(pair: VocabularyPair) -> np.ndarray:
-    """Return (draft size,) int32: about how many target tokens each token's text takes by itself."""
+    """Return (draft size,) int32: about how many target tokens each token's text takes alone."""
     counts = np.ones(pair.draft.size, np.int32)
     foreign = np.flatnonzero(pair.token_map.to_target == UNMATCHED)
     counts[foreign] = pair.target.estimate_lengths(pair.draft.pieces[token] for token in foreign.tolist())
@@ -198,7 +198,7 @@ class CatchUpInput:
     """The ids that one row is fed before its draft.
 
     num_held: number of leading ids that the caches hold before this input. ids: the ids to feed.
-    num_lacking: number of ids that the row lacks after this input, or that must be fed again.
+    num_lacking: ids that the row still lacks after this input, or that must be fed again.
     floor: the minimum length to which the row can be rolled back after this input.
     num_unsettled: number of the text's ids that may still change.
     is_ready: whether tokens drafted after this input continue the committed text.
@@ -239,7 +239,7 @@ class DraftModel:
         return self.loaded.info.weight_bytes / max(1, target.info.weight_bytes)
 
     def make_prefill(self, num_tokens: int, give_up: GiveUp, opening: int = 0) -> DraftPrefill | None:
-        """Make the draft prefill of a new sequence; None if its num_tokens tokens are certainly too many.
+        """Make a new sequence's draft prefill; None if num_tokens tokens are certainly too many.
 
         give_up: called if the draft model cannot continue. opening: see DraftPrefill.
         """
@@ -271,7 +271,7 @@ class DraftModel:
         self._rows[row].prefill = None
 
     def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
-        """Keep the settled and computed part of a row's text, before the row is removed.
+        """Store the settled and computed part of a row's text as a prefix, before the row is removed.
 
         tokens: all committed tokens of the row.
         """
@@ -320,9 +320,9 @@ class DraftModel:
         return DraftWork(num_fed, num_to_draft, [one.num_lacking for one in catch_ups], translated)
 
     def _prepare_row(self, row: int, tokens: Sequence[int], num_ahead: int, is_wanted: bool) -> CatchUpInput:
-        """Read a row's new tokens, and roll its caches back to the part of the text that they hold correctly.
+        """Translate a row's new tokens, and roll its caches back to where they still match the text.
 
-        num_ahead: the tokens that will be drafted. is_wanted: whether this row wants them.
+        num_ahead: tokens that will be drafted. is_wanted: whether this row wants them.
         """
         state = self._rows[row]
         num_same = self._or_give_up(row, lambda prefill: prefill.translate(tokens, num_ahead), 0)
@@ -365,7 +365,7 @@ class DraftModel:
         return self._or_give_up(row, lambda prefill: prefill.translator.translate_draft(drafted), [])
 
     def _or_give_up(self, row: int, translate: Callable[[DraftPrefill], T], otherwise: T) -> T:
-        """Return what a ready row's prefill translates. If that raises, the row gets no more drafts."""
+        """Translate a ready row's text. If that raises, the row gets no more drafts."""
         state = self._rows[row]
         if state.prefill is None or not state.prefill.is_ready:
             return otherwise

@@ -1,4 +1,4 @@
-"""Find heads in folders, by the names of files and arrays and by configurations.
+"""Find heads in folders, by file names, array names and configurations.
 
     in the model's folder   its own shards: `mtp.*` (Qwen3-Next, 3.5), or a layer after the last one with
                             `eh_proj` (DeepSeek V3, GLM-4-MoE)
@@ -6,9 +6,9 @@
                             mtp/weights.safetensors
     a folder of its own     config.json with a model_type such as qwen3_5_mtp, or that of a DFlash drafter
 
-Norms of Qwen's own shards lack 1, which mlx-lm adds when it converts a model; files beside the shards were
-made by converters that added it. What a file says of itself takes precedence: `format` in its metadata is pt
-for arrays as published, and mlx for converted ones; `mtp_norm_encoding` in config.json may be delta.
+Qwen publishes norms as weight - 1; mlx-lm adds the 1 when it converts a model. Files beside the shards were
+made by converters that added it. A file's own statement takes precedence: `format` in its metadata is pt for
+published arrays and mlx for converted ones, and `mtp_norm_encoding` in config.json may be delta.
 
 Source: the checkpoints and converters named; mlx-vlm, vllm-mlx and MTPLX, for their layouts.
 """
@@ -38,14 +38,14 @@ MTP_SUFFIX = "_mtp"
 
 @dataclass(frozen=True)
 class Family:
-    """What is particular about the MTP heads of one family of targets.
+    """The particulars of one target family's MTP heads.
 
     module: the module of mlx-lm with the family's layers. layer, args: the names of two classes in it.
-    index: returns the number of a layer of the target, by its configuration, that is like the head's layer.
-    recurses_normed: whether the head's own output is normed before it takes the place of the state.
+    index: returns, from the target's configuration, the number of a layer that is like the head's.
+    recurses_normed: whether the head's output is normed before it replaces the state.
     hides_first: whether zeros replace the embedding of the token after position 0.
     masks_are_arrays: whether the layer takes masks only as arrays.
-    norms_lack_one: whether published norms are weights less 1.
+    norms_lack_one: whether published norms are weights minus 1.
     cleaned_by_model: whether mlx-lm's conversion of the target's layers also fits the head's.
     """
 
@@ -65,9 +65,9 @@ class Family:
         return getattr(self._module, self.args).from_dict(deepcopy(dict(config)))
 
     def convert(self, weights: dict[str, mx.array], config: Mapping[str, Any]) -> dict[str, mx.array]:
-        """Convert a head's arrays, published or converted by others, into those of its modules here.
+        """Convert a head's arrays, published or converted, to those of our modules.
 
-        weights: by their places in the module, but experts apart and without the splits that mlx-lm makes.
+        weights: by module path, but experts are separate and mlx-lm's splits are not made yet.
         Raises whatever mlx-lm raises if some are missing.
         """
         if not self.cleaned_by_model:
@@ -89,7 +89,7 @@ class Family:
 
 
 def _join_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return Qwen's weights with all experts in one array; published ones are one by one, or fused."""
+    """Return Qwen's weights with all experts in one array; published ones are separate or fused."""
     joined: dict[str, mx.array] = {}
     alone: dict[str, dict[int, mx.array]] = {}
     for name, array in weights.items():
@@ -149,12 +149,12 @@ _DELTA = ("delta", "delta_plus_one", "mlx_delta")
 
 @dataclass(frozen=True)
 class FoundHead:
-    """A head in a folder, of which no array has been read.
+    """A head found in a folder; its arrays are not read yet.
 
     source: the folder or file, for people. family: key in FAMILIES of an MTP head.
     config: the configuration of an MTP head's layers, or of a DFlash drafter.
     names: file -> array's name in the file -> its name in the head's module, "" if the array is not used.
-    adds_one: whether to add 1 to norms, as the file's lack it. num_bytes: bytes of the arrays that are used.
+    adds_one: whether to add 1 to the file's norms. num_bytes: bytes of the arrays that are used.
     """
 
     kind: HeadKind
@@ -260,7 +260,7 @@ def _refuse_others(folder: Path, names: list[str]) -> None:
 
 
 def _own_names(files: list[SafetensorsFile], num_layers: int) -> dict[Path, dict[str, str]]:
-    """Return the arrays of a head among those of a model: names in the module, by file and name there."""
+    """Return the names of a head's arrays among a model's: file -> name there -> name in the module."""
     found: dict[Path, dict[str, str]] = {}
     for file in files:
         for name in file.arrays:
@@ -291,7 +291,7 @@ def _own_head(
 
 
 def _is_published(holder: SafetensorsFile, shards: list[SafetensorsFile]) -> bool:
-    """Say whether arrays are as published; without metadata, by the form of convolutions, as mlx-lm does."""
+    """Return whether arrays are as published; without metadata, judge by convolutions, like mlx-lm."""
     if "format" in holder.metadata:
         return holder.metadata["format"] != "mlx"
     arrays = [one for shard in shards for one in shard.arrays.items()]

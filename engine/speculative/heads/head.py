@@ -4,7 +4,7 @@
     MTP     (state at p, token at p + 1), at position p      token by token, each from its own last state
     DFlash  the states of several layers, at position p      all in one pass, as masks behind a known token
 
-A head knows nothing of requests: it gets arrays of any number of rows, and caches that hold them all.
+A head knows nothing about requests: it gets arrays of any number of rows, and caches that hold them all.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from reprise.engine.kv_cache.buffers import KVSlice
 
 @dataclass
 class States:
-    """The target's states of consecutive positions that the head was not fed yet.
+    """The target's states at consecutive positions not yet fed to the head.
 
     parts: arrays (positions, size), in order. num: the positions of all parts.
     """
@@ -64,11 +64,11 @@ the first drafted token; returns ids (rows, places)."""
 
 @dataclass(frozen=True)
 class Bounds:
-    """Which positions of a long text a head keeps: the first and the last.
+    """The positions of a long text that a head keeps: the first and the last.
 
-    sink: number of first positions, to which attention goes that finds nothing else.
+    sink: number of first positions (attention sinks).
     window: number of last positions.
-    move: returns keys and values as if they stood a number of positions earlier.
+    move: shifts keys and values a number of positions earlier.
     """
 
     sink: int
@@ -77,7 +77,7 @@ class Bounds:
 
     @property
     def most(self) -> int:
-        """Positions in the caches above which those between sink and window are dropped."""
+        """Number of cached positions above which those between sink and window are dropped."""
         return self.sink + 2 * self.window
 
 
@@ -113,8 +113,8 @@ class Head(Protocol):
             it, which has no state yet. num: tokens to draft, 1 to max_drafted.
 
         Returns (rows, num) ids, for the places after last. Each cache is fed the newest position, once and
-        alone, and removed from it by trim(). A cache of many rows has no trim(): its owner removes the
-        position. So the caches hold what they held before.
+        alone. trim() removes it again; in a cache of many rows, which has no trim(), its owner does. So the
+        caches end as they were.
         """
 
 
@@ -133,8 +133,8 @@ class TargetEnds:
 class DraftCache:
     """One layer's cache while a draft is made: the cache itself for the newest position, then copies.
 
-    It has mlx-lm's cache protocol. The cache behind it is written once, so rows of one batch may end in
-    different columns; what is drafted is put behind the columns that this first write returned.
+    It has mlx-lm's cache protocol. The underlying cache is written once, so rows may end in different
+    columns. Drafted tokens are appended to the columns that this first write returned.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -180,13 +180,13 @@ class DraftCache:
         return self._mask
 
     def give_back(self) -> None:
-        """Remove the newest position from the cache behind, if that cache has trim()."""
+        """Remove the newest position from the underlying cache, if that has trim()."""
         if self._held is not None and hasattr(self._cache, "trim"):
             self._cache.trim(1)
 
 
 class _StandIn:
-    """Stands in for a module: does something else when called, and is the module in all else."""
+    """Stands in for a module: behaves differently when called, and like the module otherwise."""
 
     def __init__(self, module: Any, call: Callable[..., mx.array]) -> None:
         self._module, self._call = module, call
@@ -199,7 +199,7 @@ class _StandIn:
 
 
 def find_ends(model: Any) -> TargetEnds:
-    """Return a model's embedding and output head, with all that the model does to embeddings and logits.
+    """Return a model's embedding and output head, including the model's processing of embeddings and logits.
 
     Raises ValueError if the model's embedding, layers or body are not named as usual in mlx-lm.
     """
@@ -228,7 +228,7 @@ def find_ends(model: Any) -> TargetEnds:
 
 
 class _Entered(Exception):  # noqa: N818
-    """Carries what the first layer was given."""
+    """Carries the first layer's input."""
 
 
 def _enter(body: Any, ids: mx.array) -> mx.array:
@@ -251,14 +251,14 @@ def _enter(body: Any, ids: mx.array) -> mx.array:
 
 
 def is_pipeline(model: Any) -> bool:
-    """Whether other machines have layers of the model."""
+    """Whether some of the model's layers are on other machines."""
     owner = owner_of_body(model)
     return owner is not None and getattr(owner["model"], "pipeline_size", 1) > 1
 
 
 @singledispatch
 def owner_of_body(model: Any) -> Any:
-    """Return the part of a model that has a body, and applies the output head to the body's states."""
+    """Return the submodel with the body (`model`) and output head; None if there is none."""
     while "model" not in model and "language_model" in model:
         model = model["language_model"]
     return model if "model" in model else None
@@ -300,7 +300,7 @@ class TappedStates:
 
 
 class Taps:
-    """The modules of a target whose outputs a head reads.
+    """Hooks on the modules of a target whose outputs a head reads.
 
     layers: numbers of the tapped layers; empty to tap the model's body, which returns the normed state.
     Raises ModelError if the model has no such modules.
@@ -328,7 +328,7 @@ class Taps:
 
     @contextmanager
     def tapping(self) -> Iterator[TappedStates]:
-        """Collect the states of the forward passes whose graphs are built in the block."""
+        """Collect the states of forward passes built in the block."""
         tapped = TappedStates(len(self._modules))
         kinds: list[type] = [type(module) for module in self._modules]
         try:
@@ -344,7 +344,7 @@ class Taps:
 
 @cache
 def _tapped_kind(kind: type) -> type:
-    """Return a class of modules of this kind that note what they return."""
+    """Return a subclass of a module's class that records its outputs."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         returned = kind.__call__(self, *args, **kwargs)

@@ -1,13 +1,12 @@
 """Let a head draft for the target's rows, with caches of its own.
 
-    forward pass -> states of committed positions -> the head is fed them -> it drafts from the newest
+    forward pass -> states of committed positions -> fed to the head -> drafts from the newest
 
-The head takes the draft model's place. Its rows stand in the order of the target's, and a row may draft once
-the head was fed the states of its prompt, in slices between the target's steps. Only committed positions are
-fed, with the states that the target computed, so nothing is ever rolled back but padding. The states of
-positions whose keys and values came from the target's prefix cache are not known: the head's own keys and
-values of them come from a prefix cache of its own (HeadPrefixes). What that lacks is absent, and the head's
-positions begin after it.
+The head replaces the draft model. Its rows are in the order of the target's. A row may draft once the head
+was fed the states of its prompt, in slices between the target's steps. Only committed positions are fed, with
+the states that the target computed, so only padding is ever rolled back. If the target's prefix cache
+supplied a position, its state is not known. The head's keys and values for it come from the head's own prefix
+cache (HeadPrefixes). Positions missing there are absent, and the head's positions begin after them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +48,7 @@ class HeadPrefill(TextPrefill):
     states: the target's states of the positions not fed yet. num_idle: steps since the row last was fed or
         drafted for.
     num_before: positions before the first known state; their keys and values came from the prefix cache.
-    num_skipped: how many positions the head's caches lack; all later ones stand that much earlier in them.
+    num_skipped: positions that the head's caches lack; later positions are shifted down by that.
     loading: the files that are being read. is_disk_searched: whether files were looked for.
     """
 
@@ -66,8 +65,8 @@ class HeadPrefill(TextPrefill):
     def begin(self, caches: Caches, num_computed: int) -> None:
         """Begin; feed zeros for positions that are not in the caches and whose states are not known.
 
-        If these are more than MAX_FILLED, one position of zeros stands for them all, as the head takes the
-        first position in its caches for the first of a text.
+        Above MAX_FILLED, a single position of zeros stands for them all, as the head treats its first cached
+        position as the first of the text.
         """
         num_missing = self.num_before - num_computed
         num_filled = num_missing if num_missing <= MAX_FILLED else 1
@@ -97,19 +96,19 @@ class HeadPrefill(TextPrefill):
         return num_fed
 
     def count_left(self, num_tokens: int) -> int:  # noqa: ARG002
-        """Count the positions left to feed, without the newest one, from which a draft begins."""
+        """Count the positions left to feed, except the newest, from which a draft begins."""
         return max(0, self.states.num - 1)
 
     def computed_ids(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the ids under which the caches go into the prefix cache; none if positions are lacking."""
+        """Return the ids under which to cache the prefix; none if positions are missing."""
         return self.kept_ids(tokens, self.num_computed)
 
     def kept_ids(self, tokens: Sequence[int], num_held: int) -> Sequence[int]:
-        """Return the ids under which num_held positions are kept, the token after each; none if some lack."""
+        """Return the ids to cache num_held positions under: the token after each; none if any is missing."""
         return () if self.num_skipped else self.following(tokens, 0, num_held)
 
     def following(self, tokens: Sequence[int], num_held: int, num: int) -> list[int]:
-        """Return the token after each of num positions, which come after the first num_held in the caches."""
+        """Return the token after each of num positions, starting after num_held cached ones."""
         start = self.num_skipped + num_held + 1
         return list(tokens[start : start + num])
 
@@ -121,14 +120,14 @@ its states over takes time in every step, which nobody pays back."""
 
 @dataclass(frozen=True)
 class NamedHead:
-    """A head, and the source that timings name for its drafts: one of MODELS."""
+    """A head, and the name of its drafts in timings: one of MODELS."""
 
     head: Head
     source: HeadKind
 
 
 class _HeadCaller:
-    """Stands in for a model where rows expect one: runs what the head is to do with their caches."""
+    """Stands in for a model where rows expect one: runs a function of the head on their caches."""
 
     def __init__(self, head: Head) -> None:
         self.make_cache = head.make_cache
@@ -143,7 +142,7 @@ class HeadDrafter:
 
     source: the name of its drafts in timings. model: makes the caches of a row.
     num_bytes: bytes of the head's weights. state_bytes: bytes of the target's states at one position.
-    Raises ModelError if the target's states cannot be taken.
+    Raises ModelError if the target's states cannot be collected.
     """
 
     def __init__(self, named: NamedHead, loaded: LoadedModel) -> None:
@@ -179,8 +178,7 @@ class HeadDrafter:
     def measure_caches(self) -> tuple[int, dict[int, int], int]:
         """Return a row's bytes per position, in three parts.
 
-        These are the bytes in caches that keep every position, those in sliding caches by window, and those
-        in the largest cache.
+        They are the bytes in caches of every position, in sliding caches by window, and in the largest cache.
         """
         caches = self.model.make_cache()
         num = 2
@@ -218,7 +216,7 @@ class HeadDrafter:
         ]
 
     def idle_rows(self) -> list[int]:
-        """Return the rows for which the head has done nothing for MAX_IDLE_STEPS."""
+        """Return the rows idle for MAX_IDLE_STEPS."""
         return [row for row, one in enumerate(self._prefills) if one and one.num_idle > MAX_IDLE_STEPS]
 
     def start_drafting(self, row: int) -> None:
@@ -232,7 +230,7 @@ class HeadDrafter:
         self._prefills[row] = None
 
     def keep_row(self, row: int, tokens: Sequence[int], prefixes: DraftPrefixes) -> None:
-        """Keep a row's keys and values as a prefix before its removal; states that are left are fed first.
+        """Store a row's keys and values as a prefix before its removal, after feeding the remaining states.
 
         tokens: all committed tokens of the row.
         """
@@ -260,12 +258,12 @@ class HeadDrafter:
 
     @contextmanager
     def tapping(self) -> Iterator[TappedStates | None]:
-        """Tap the states of the target's next forward pass over all rows; None if no row needs them."""
+        """Collect the states of the target's next forward pass over all rows; None if no row needs them."""
         with self.taps.tapping() if any(self._prefills) else nullcontext() as tapped:
             yield tapped
 
     def receive(self, tapped: TappedStates | None, num_final: Sequence[int]) -> list[mx.array]:
-        """Take, of each row, the states of the positions that stay in the target's caches.
+        """Take each row's states of the positions that stay in the target's caches.
 
         num_final: (rows,) how many of the positions fed stay.
         Returns copies of these states, not evaluated: until then the states of all positions fed stay alive.
@@ -319,7 +317,7 @@ class HeadDrafter:
         return DraftWork(1 + max(backlogs), num if any(drafting) else 0, lacking, translated)
 
     def _shorten(self, row: int, prefill: HeadPrefill, bounds: Bounds) -> None:
-        """Drop a row's positions between the bounds; those after them move up."""
+        """Drop a row's positions between sink and window; those after them move up."""
         held, num_kept = self.rows.lengths[row], bounds.sink + bounds.window
         last = bounds.move(self.rows.kv_slice(row, held - bounds.window, held), held - num_kept)
         kept = [self.rows.kv_slice(row, 0, bounds.sink), last]
@@ -330,7 +328,7 @@ class HeadDrafter:
 
     @property
     def _held(self) -> list[mx.array]:
-        """The buffers of all rows."""
+        """All rows' buffers."""
         return [array for cache in leaves(self.rows.caches) for one in _parts(cache) for array in one.arrays]
 
     def _feed(
@@ -339,7 +337,7 @@ class HeadDrafter:
         nums: Sequence[int],
         committed: Sequence[Sequence[int]],
     ) -> None:
-        """Feed each row that many of its positions, all rows in one forward pass."""
+        """Feed each row its number of positions, all rows in one forward pass."""
         held, width = list(self.rows.lengths), max(nums)
         fed, states = [], []
         for row, (prefill, num, tokens) in enumerate(zip(prefills, nums, committed, strict=True)):
@@ -404,18 +402,17 @@ MIN_LOADED_IDS = 128
 """Prefixes that save fewer ids are not read from files: they hardly make drafts better."""
 
 MayCopy = Callable[[int], bool]
-"""Says whether there is memory for copies of what the head holds of so many tokens."""
+"""Returns whether memory allows copies of the head's caches for this many tokens."""
 
 
 class HeadPrefixes(DraftPrefixes):
-    """Keeps a head's keys and values, for prompts whose first tokens are in the target's prefix cache.
+    """A head's prefix cache, for prompts whose first tokens are in the target's prefix cache.
 
-    The target's states of these tokens are not known any more, so the head cannot be fed them again. A head's
-    keys and values of a position depend on the token after it, too, and are kept under that token's id: those
-    of position 0 under the text's second token. Texts that differ in the first token share nothing in the
-    target's cache, either.
+    The target's states of these tokens are gone, so the head cannot be fed them again. A head's keys and
+    values at a position also depend on the next token, and are stored under that token's id: position 0 under
+    the text's second token. Texts that differ in the first token share nothing in the target's cache either.
 
-    store: the target's second tier on disk, if there is one. may_copy: asked before files are loaded.
+    store: the target's prefix files, if any. may_copy: called before files are loaded.
     """
 
     def __init__(
@@ -434,7 +431,7 @@ class HeadPrefixes(DraftPrefixes):
             self._store = store.sibling(part, self.needs_state)
 
     def look_up(self, prefill: TextPrefill, tokens: Sequence[int], max_tokens: int) -> int:  # noqa: ARG002
-        """Begin the prefill of a text after its cached part, or start to load that part from a file.
+        """Begin a text's prefill after its cached part, or start to load that part from a file.
 
         Returns 0, as no token was looked up.
         """
@@ -446,7 +443,7 @@ class HeadPrefixes(DraftPrefixes):
         return 0
 
     def _is_loading(self, prefill: HeadPrefill, ids: Sequence[int]) -> bool:
-        """Look for a prefix in files, once; return whether it is being read. Then it is in the cache."""
+        """Look for a prefix in files, once; return whether it is being read, to be put into the cache."""
         if self._store is None or self.cache is None or not prefill.num_before:
             return False
         if not prefill.is_disk_searched:

@@ -20,7 +20,7 @@ from reprise.engine.speculative.heads.head import Bounds, Choose, DraftCache, Ta
 
 
 class _HeadModule(Module):
-    """What both kinds share: what is read is joined into a state, and a draft writes each cache once.
+    """The common base: inputs are joined into a state, and a draft writes each cache once.
 
     num_joined: how many arrays of the hidden size are joined.
     """
@@ -51,7 +51,7 @@ class _HeadModule(Module):
 
 
 class MTPHead(_HeadModule):
-    """One decoder layer of the target's kind, applied again to its own output for every further token."""
+    """One decoder layer like the target's, applied to its own output for every further token."""
 
     taps: tuple[int, ...] = ()
 
@@ -72,7 +72,7 @@ class MTPHead(_HeadModule):
         return [KVCache()]
 
     def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
-        """Feed committed positions; see Head. The output is dropped, so MLX computes only keys and values."""
+        """Feed committed positions; see Head. The output is unused, so MLX computes only keys and values."""
         self._apply(states, following, caches[0])
 
     def _draft(
@@ -109,7 +109,7 @@ class DFlashConfig:
 
     taps: the target's layers whose outputs the drafter reads, counted from 0.
     mask_token_id: the token that stands for an unknown one.
-    windows: (layers,) how many tokens a sliding layer sees, the block's first included; None if all.
+    windows: (layers,) how many tokens a sliding layer sees, with the block's first; None for all.
     """
 
     hidden_size: int
@@ -210,7 +210,7 @@ class DFlashHead(_HeadModule):
         return [KVCache() if layer.window is None else WindowKVCache(layer.window) for layer in self.layers]
 
     def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:  # noqa: ARG002
-        """Feed committed positions; see Head. A drafter does not look at the tokens."""
+        """Feed committed positions; see Head. The tokens are ignored."""
         contexts = self._contexts(states)
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.self_attn.keep(contexts, cache)

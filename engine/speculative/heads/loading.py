@@ -1,4 +1,4 @@
-"""Make heads from configurations and weights whose names are those of the modules."""
+"""Make heads from configurations and from weights named like the modules."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a target that a head must fit.
+    """The target's sizes, which a head must fit.
 
     name: the target's name, for people. config: its config.json.
     """
@@ -51,7 +51,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Target(Shape):
-    """A loaded target for which a head is made. ends: its embedding and output head."""
+    """A loaded target model. ends: its embedding and output head."""
 
     ends: TargetEnds
 
@@ -79,7 +79,7 @@ def load_head(found: FoundHead, target: Target, max_drafted: int) -> MTPHead | D
 
 
 def check_fit(found: FoundHead, target: Shape) -> None:
-    """Raise ModelError if a head cannot belong to a target, by the configurations of both."""
+    """Raise ModelError if a head's configuration does not fit the target's."""
     if found.kind == "mtp" and found.family not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ModelError(f"{found.source} has an MTP head of {found.family}; supported are those of {known}")
@@ -125,7 +125,7 @@ def choose(found: Sequence[FoundHead]) -> FoundHead | None:
 
 
 def read_weights(found: FoundHead) -> dict[str, mx.array]:
-    """Read a head's arrays, converted as mlx-lm would; by the names of their places in the module."""
+    """Read a head's arrays by module path, converted as mlx-lm would."""
     weights: dict[str, mx.array] = {}
     for path, names in found.names.items():
         arrays: Any = mx.load(str(path))
@@ -178,7 +178,7 @@ def spread_taps(num_target_layers: int, num: int) -> tuple[int, ...]:
 
 
 def fill(source: str, head: Module, weights: Weights) -> None:
-    """Give a head its weights, quantized as they are. Raises ModelError if they do not fit it.
+    """Load weights into a head, keeping their quantization. Raises ModelError if they do not fit.
 
     source: the head's folder or file, for errors.
     """
@@ -216,7 +216,7 @@ log = logging.getLogger("reprise.engine")
 
 
 def find_given_head(settings: Settings) -> FoundHead | None:
-    """Return the head in the folder of --draft-model; None if that holds an ordinary model, or is not set.
+    """Return the head in the --draft-model folder; None if that holds an ordinary model or is not set.
 
     Raises ModelError if the folder holds a head that is not supported, or cannot be read.
     """
@@ -225,7 +225,7 @@ def find_given_head(settings: Settings) -> FoundHead | None:
 
 
 def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) -> NamedHead | None:
-    """Return the head that drafts for a model; None if it has none, or the settings do without.
+    """Return the head that drafts for a model; None if it has none or the settings disable it.
 
     given: the head of --draft-model, which takes precedence over the model's own.
     Raises ModelError if the settings name a head that the model does not have, or that does not fit.

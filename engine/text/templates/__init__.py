@@ -1,5 +1,5 @@
-"""Chat templates, and the conversations of clients that they were not written for.
+"""Chat templates, and conversations that they were not written for.
 
-chat_template.py renders, and keeps text of users from becoming special tokens. fit.py finds out what a
-template takes, and changes a conversation by the least that it takes.
+chat_template.py renders, and keeps users' text from becoming special tokens. fit.py probes what a template
+accepts, and changes a conversation as little as needed.
 """

@@ -64,7 +64,7 @@ class ControlTokens:
 
     @cached_property
     def _marked(self) -> re.Pattern[str]:
-        """Matches a marked token, or a mark that the template has parted from its token."""
+        """Matches a marked token, or a mark that the template has separated from its token."""
         return re.compile(f"{TOKEN_OPEN}({self._pattern.pattern}){TOKEN_CLOSE}|[{TOKEN_OPEN}{TOKEN_CLOSE}]")
 
     def mark(self, value: Any, pattern: re.Pattern[str] | None = None) -> Any:
@@ -84,9 +84,9 @@ class ControlTokens:
         return value
 
     def mark_messages(self, messages: list[Json], in_answers: re.Pattern[str]) -> list[Json]:
-        """Mark control tokens in all messages; in the assistant's, only those that in_answers matches.
+        """Mark control tokens in messages; in the assistant's, only those that in_answers matches.
 
-        The model itself wrote the assistant's messages, which stay as they are in the prefix cache.
+        The model wrote the assistant's messages, which must match the prefix cache.
         """
         return [
             {**self.mark(one, in_answers if one["role"] == "assistant" else None), "role": one["role"]}
@@ -117,7 +117,7 @@ class ControlTokens:
         return self._known[token]
 
     def _encode_inner(self, texts: Sequence[str], *, splits_specials: bool = False) -> list[list[int]]:
-        """Return the ids of each text, as they are after other text."""
+        """Return the ids of each text as a continuation of other text."""
         if not texts:
             return []
         break_ids = self._encoder.encode("\n")
@@ -134,7 +134,7 @@ PROBE = "probe-q"
 
 
 def with_parts(message: Json, processor: ImageProcessor, *, takes_parts: bool) -> Json:
-    """Replace the marks in a message's text by parts, if the template takes them, else by images' tokens."""
+    """Replace a message's image marks by parts if the template takes parts, else by images' tokens."""
     content = message.get("content")
     if not isinstance(content, str) or OPEN not in content:
         return message
@@ -152,7 +152,7 @@ def with_parts(message: Json, processor: ImageProcessor, *, takes_parts: bool) -
 
 
 def probe(role: str) -> Sequence[Json]:
-    """Return a conversation whose last message, of the user or a tool, has an image among parts."""
+    """Return a test conversation whose last message, of the user or a tool, has an image part."""
     parts = [{"type": "image"}, {"type": "text", "text": PROBE}]
     if role != "tool":
         return [{"role": role, "content": parts}]
@@ -163,7 +163,7 @@ def probe(role: str) -> Sequence[Json]:
 
 
 def with_placeholders(rendered: str, processor: ImageProcessor) -> str:
-    """Replace the text that a template wrote for each image by its placeholders, unless marked as text."""
+    """Replace the template's text for each image by placeholders, unless it is marked as text."""
     if processor.written == processor.shown:
         return rendered
     written = re.compile(f"(?<!{TOKEN_OPEN}){re.escape(processor.written)}")
@@ -179,7 +179,7 @@ _PREAMBLE = re.compile(
 
 
 def with_preambles(rendered: str) -> str:
-    """Write the words before a call as gpt-oss itself does: in the commentary, after its reasoning."""
+    """Move text before a call to the commentary channel after its reasoning, as gpt-oss writes it."""
     shown = r"<|start|>assistant<|channel|>commentary<|message|>\1<|end|>"
     return _PREAMBLE.sub(rf"\2{shown}", rendered) if PREAMBLE in rendered else rendered
 
@@ -196,7 +196,7 @@ class MessageOpenings:
     """The tokens with which messages begin in prompts.
 
     answer: the first two tokens that open an answer; empty if none do.
-    num_lasting: how many of the tokens that open an answer stay in the prompts of later turns.
+    num_lasting: how many of an answer's opening tokens stay in later turns' prompts.
     tokens: control tokens with which messages begin.
     user: the first two tokens of a user's message; empty if it does not begin with a control token.
     num_user: number of tokens before the text of a user's message.
@@ -211,9 +211,10 @@ class MessageOpenings:
     def head_end(self, ids: Sequence[int], text: Sequence[int], *, is_whole: bool) -> int:
         """Return the index in a prompt where system text and tools end and the user's first message begins.
 
-        Some templates write system text into the user's first message, where the user's own text is searched.
-        text: the first ids of the user's text, encoded alone. is_whole: whether they are all of it: the
-            system text may contain them too. Returns 0 if that index is not found.
+        Some templates write system text into the user's first message; then the user's own text is searched
+        for.
+        text: the first ids of the user's text, encoded alone. is_whole: whether they are all of it, so that
+            the system text may contain them too. Returns 0 if the index is not found.
         """
         held = np.asarray(ids, np.int32)
         if not self.user or (start := _find(held, self.user, 0, len(held))) is None:
@@ -230,7 +231,7 @@ class MessageOpenings:
 
 
 def find_openings(render: Render, control: frozenset[int]) -> MessageOpenings:
-    """Render short conversations, and compare them. control: the ids of control tokens."""
+    """Find the openings by comparing short rendered conversations. control: the ids of control tokens."""
     one = user("a")
     try:
         closed, opened = tuple(render([one], "messages")), tuple(render([one], "answer"))
@@ -268,7 +269,7 @@ def _find(
     *,
     is_last: bool = False,
 ) -> int | None:
-    """Return where the sought tokens first, or last, begin in held[start:end]; None if nowhere."""
+    """Return the first or last index of the sought tokens in held[start:end]; None if there is none."""
     count = len(sought)
     if not count or end - start < count:
         return None
@@ -288,11 +289,11 @@ Form = Literal["unchanged", "fitted", "generic"]
 
 
 class TemplateError(ValueError):
-    """The chat template rejected a conversation; this error's message is the template's."""
+    """The chat template rejected a conversation; the message is the template's."""
 
 
 def template_text(tokenizer: Any) -> str:
-    """Return a tokenizer's chat template, of several the one for tools; "" if it has none that is text."""
+    """Return a tokenizer's chat template (the one for tools if several); "" if none is text."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("tool_use") or template.get("default")
@@ -300,9 +301,9 @@ def template_text(tokenizer: Any) -> str:
 
 
 class ChatTemplate:
-    """Renders conversations, changed where the template would refuse them or leave a part out.
+    """Renders conversations, changed where the template would reject them or drop a part.
 
-    The template is probed once, so that a conversation is changed in the same way at every turn.
+    The template is probed once, so that a conversation changes in the same way at every turn.
     """
 
     def __init__(self, wrapped: TokenizerWrapper, encoder: TextEncoder | None = None) -> None:
@@ -317,7 +318,7 @@ class ChatTemplate:
 
     @cached_property
     def traits(self) -> Traits | None:
-        """The template's traits; None if they cannot be found: conversations are not changed then."""
+        """The template's traits; None if unknown, so that conversations are not changed."""
         if self._wrapped._chat_template is not None or not template_text(self._wrapped):
             return None
         try:
@@ -330,7 +331,7 @@ class ChatTemplate:
         return str(self._wrapped.apply_chat_template(list(messages), **shown, **self._variables(tools)))
 
     def _variables(self, tools: list[Json] | None) -> Json:
-        """Return what Firefunction's template fails without: the tools as text, and the date."""
+        """Return variables that Firefunction's template requires: the tools as text, and the date."""
         text = template_text(self._wrapped)
         if not all(re.search(rf"\b{name}\b", text) for name in ("functions", "datetime")):
             return {}
@@ -354,7 +355,7 @@ class ChatTemplate:
         """Return the ids of a conversation.
 
         processor: the model's for images; each mark of an image becomes one placeholder.
-        Raises TemplateError if the template refuses it, changed or not.
+        Raises TemplateError if the template rejects it, changed or not.
         """
         mark = self._control_tokens
         # An answer that spells an image's token shows no image.
@@ -381,7 +382,7 @@ class ChatTemplate:
         raise fault
 
     def _log(self, changes: Sequence[str]) -> None:
-        """Say once for each kind of change that it is made."""
+        """Log each kind of change once."""
         for what in changes:
             if what not in self._logged:
                 self._logged.add(what)
@@ -396,7 +397,7 @@ class ChatTemplate:
         end: PromptEnd,
         processor: ImageProcessor | None,
     ) -> list[int]:
-        """Return the ids of a conversation as it is. See render()."""
+        """Return the ids of an unchanged conversation. See render()."""
         if processor is not None:
             if (numbers := numbers_in(messages)) != sorted(numbers):
                 raise TemplateError("the chat template cannot show these images in their order")
@@ -439,7 +440,7 @@ class ChatTemplate:
 def _fitted(
     messages: list[Json], tools: list[Json] | None, traits: Traits, *, is_generic: bool
 ) -> Iterator[Fitted]:
-    """Yield the forms of a conversation in which to try it: first that which changes it least."""
+    """Yield a conversation's forms to try, the least changed first."""
     tried: list[Fitted] = []
     for assumed in (traits, traits.strictest):
         fitted = fit(messages, tools, assumed, is_generic)
@@ -455,10 +456,10 @@ def _fitted(
 def _for_python_template(
     messages: list[Json], tools: list[Json] | None, arguments: Json
 ) -> tuple[list[Json], Json]:
-    """Return messages and arguments as mlx-lm's templates in Python take them, such as DeepSeek V3.2's.
+    """Convert messages and arguments for mlx-lm's Python templates, such as DeepSeek V3.2's.
 
-    These templates want the arguments of tool calls as text, want a system message if there are tools, and
-    fail on arguments that they do not know.
+    These templates want tool calls' arguments as text and a system message if there are tools, and fail on
+    unknown arguments.
     """
     # They write tools into the first message.
     shown = [{**with_text_arguments(message)} for message in messages]

@@ -1,7 +1,7 @@
-"""Change a conversation as little as a chat template allows, so that no part of it is lost.
+"""Change a conversation as little as possible, so that its chat template drops no part of it.
 
-A change depends on the template and on the messages before it, or after it up to the next answer. So the same
-change is made at the next turn, and the prompt's beginning stays the same for the prefix cache.
+A change depends only on the template, the messages before it, and those after it up to the next answer. So
+the next turn makes the same change, and the prompt still begins like the cached prefix.
 """
 
 import hashlib
@@ -24,18 +24,18 @@ _IDS = ("call_1", "call_2"), ("probeid01", "probeid02")
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Which roles, calls and contents a chat template shows, in full and in the given order.
+    """What a chat template shows in full and in order: roles, calls and contents. All are booleans.
 
-    has_system: a system message at the head, which stays there. later_systems: system messages after it.
+    has_system: a system message at the start, which stays there. later_systems: further system messages.
     user_runs, assistant_runs: two messages of the same role in a row.
-    after_results: the user may speak right after results.
-    tools: calls and results. The next five are about calls, and true if the template takes none.
-    calls_null: no content beside calls. calls_content: content beside calls. any_ids: ids of any length.
+    after_results: a user message right after tool results.
+    tools: calls and results. The next five concern calls, and are true if the template takes no calls.
+    calls_null: calls without content. calls_content: calls with content. any_ids: call ids of any length.
     objects: arguments as JSON objects.
     parallel_calls: two calls in a message.
-    system_alone: a system message without any of the user. starts_any: the assistant may speak first.
-    empty_answers: an assistant's message of no text. tools_null: None for no tools; otherwise it is [].
-    definitions: the names and parameters of tools.
+    system_alone: a system message without a user message. starts_any: an assistant message first.
+    empty_answers: an assistant message without text. tools_null: None for no tools; False means [].
+    definitions: tools' names and parameters.
     """
 
     has_system: bool = True
@@ -57,29 +57,29 @@ class Traits:
 
     @property
     def strictest(self) -> "Traits":
-        """The traits of a template that takes only user and assistant, alternating, and perhaps tools."""
+        """The traits of a template that takes only user and assistant in turn, and perhaps tools."""
         none = {field.name: False for field in fields(self)}
         kept = ("tools", "calls_content", "any_ids", "objects", "tools_null", "definitions")
         return Traits(**{**none, **{name: getattr(self, name) for name in kept}})
 
 
 def system(text: str) -> Json:
-    """Make a message of the system."""
+    """Make a system message."""
     return {"role": "system", "content": text}
 
 
 def user(text: str) -> Json:
-    """Make a message of the user."""
+    """Make a user message."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str | None, calls: Sequence[Json] = ()) -> Json:
-    """Make a message of the assistant. text: None beside calls only."""
+    """Make an assistant message. text: None only with calls."""
     return {"role": "assistant", "content": text} | ({"tool_calls": list(calls)} if calls else {})
 
 
 def find_traits(render: Render) -> Traits | None:
-    """Probe a template; None if it does not even show what the user said. Raises RenderLimitError."""
+    """Probe a template; None if it does not even show the user's text. Raises RenderLimitError."""
 
     def shown(messages: Sequence[Json], tools: list[Json] | None) -> str:
         try:
@@ -138,7 +138,7 @@ def find_traits(render: Render) -> Traits | None:
 
 
 def probe_call(call_id: str, *, is_object: bool = True) -> Json:
-    """Make a call to probe a template with. is_object: whether its arguments are an object, or else text."""
+    """Make a call for probing a template. is_object: whether its arguments are an object rather than text."""
     value = f"probe_value_{call_id}"
     arguments = {"probe_key": value} if is_object else f'{{"probe_key": "{value}"}}'
     return {"id": call_id, "type": "function", "function": {"name": "probe_function", "arguments": arguments}}
@@ -177,24 +177,24 @@ Then wait: its result follows. These are the tools, with the JSON schemas of the
 
 @dataclass(slots=True)
 class Fitted:
-    """A conversation that is made to fit. tools: those for the template. done: the changes, in words."""
+    """A conversation being changed. tools: those for the template. done: the changes, in words."""
 
     messages: list[Json]
     tools: list[Json] | None
     done: list[str] = field(default_factory=list)
 
     def change(self, messages: list[Json], what: str) -> None:
-        """Replace the messages if they differ, and append `what`, a change in words, to done."""
+        """Replace the messages if they differ, and append `what`, the change in words, to done."""
         if messages != self.messages:
             self.messages = messages
             self.done.append(what)
 
 
 def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_generic: bool) -> Fitted:
-    """Return the conversation as the template takes it.
+    """Return a conversation that the template accepts.
 
     messages: in OpenAI's form, arguments of calls as objects. They are not changed.
-    is_generic: whether tools and calls are shown in the generic format, which the template does not know.
+    is_generic: whether tools and calls use the generic format, which the template does not know.
     """
     made = Fitted(list(messages), tools)
     _fit_tools(made, traits, is_generic)
@@ -241,7 +241,7 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
 
 
 def _fit_tools(made: Fitted, traits: Traits, is_generic: bool) -> None:
-    """Describe tools in the system text where the template does not show them, or not in a known format."""
+    """Describe tools in the system text if the template does not show them, or not in a known format."""
     if is_generic:
         shown = [_as_text(message) for message in made.messages]
         if made.tools:
@@ -258,14 +258,14 @@ def _fit_tools(made: Fitted, traits: Traits, is_generic: bool) -> None:
 
 
 def with_system_text(messages: Sequence[Json], text: str) -> list[Json]:
-    """Add text to the end of the system message at the head, or put such a message there."""
+    """Append text to the first system message, or insert one."""
     if messages and messages[0]["role"] == "system":
         return [system(_GAP.join(filter(None, (messages[0]["content"], text)))), *messages[1:]]
     return [system(text), *messages]
 
 
 def _listed(head: str, tools: Sequence[Json]) -> str:
-    """Return a text that describes tools, each on a line after the head."""
+    """Return a text that describes tools, one per line after a heading."""
     return "\n".join([head, *(_json(tool["function"]) for tool in tools)])
 
 
@@ -313,7 +313,7 @@ def fold_systems(messages: Sequence[Json], keeps_first: bool) -> list[Json]:
 
 
 def with_a_beginning(messages: Sequence[Json]) -> list[Json]:
-    """If the assistant speaks first, let the user do so: with the system text, or with a few words."""
+    """If the assistant speaks first, insert a user message with the system text or a few words."""
     start = next((index for index, one in enumerate(messages) if one["role"] != "system"), None)
     if start is None or messages[start]["role"] == "user":
         return list(messages)
@@ -322,9 +322,9 @@ def with_a_beginning(messages: Sequence[Json]) -> list[Json]:
 
 
 def with_words_apart(messages: Sequence[Json], assistant_runs: bool) -> list[Json]:
-    """Move the words of a message with calls into a message before it.
+    """Move the text of a message with calls into a separate message before it.
 
-    assistant_runs: whether the template shows both in a row; if not, a user's message is put between.
+    assistant_runs: whether the template accepts both in a row; if not, a user message is inserted between.
     """
     made: list[Json] = []
     for message in messages:
@@ -363,7 +363,7 @@ def split_calls(messages: Sequence[Json]) -> list[Json]:
 
 
 def with_bridges(messages: Sequence[Json]) -> list[Json]:
-    """Insert messages so that user and assistant alternate also across calls and results."""
+    """Insert messages so that user and assistant alternate across calls and results too."""
     made: list[Json] = []
     spoke = ""
     for message in messages:
@@ -379,7 +379,7 @@ def with_bridges(messages: Sequence[Json]) -> list[Json]:
 def merge(messages: Sequence[Json], roles: Collection[str], joins_calls: bool) -> list[Json]:
     """Merge neighbouring messages of one role. A message with calls ends a run.
 
-    joins_calls: whether a message with calls may be merged into the run before it; else it stands alone.
+    joins_calls: whether a message with calls may be merged into the run before it.
     """
     groups: list[list[Json]] = []
     for message in messages:
@@ -403,13 +403,13 @@ def _joined(group: Sequence[Json]) -> Json:
 
 
 def _with_content(message: Json, takes_null: bool) -> Json:
-    """Write a missing content as "", which every template can join to other text."""
+    """Set missing content to "", which every template can join to other text."""
     is_left = message.get("content") is not None or (takes_null and message.get("tool_calls"))
     return message if is_left else {**message, "content": ""}
 
 
 def _with_an_answer(message: Json) -> Json:
-    """Write an answer that has neither text nor calls as words."""
+    """Give an answer without text and calls some words."""
     is_empty = message["role"] == "assistant" and not message.get("tool_calls")
     return {**message, "content": _NO_ANSWER} if is_empty and not message["content"].strip() else message
 
@@ -445,9 +445,9 @@ def with_text_arguments(message: Json) -> Json:
 
 
 def plain_tools(tools: Sequence[Json]) -> list[Json]:
-    """Describe tools as templates expect that convert schemas to types of a programming language.
+    """Simplify tools for templates that convert schemas to a programming language's types.
 
-    Every schema has a description, at most one type besides null, and what an object allows is spelled out.
+    In the result every schema has a description and at most one type besides null, and objects are explicit.
     """
     made = []
     for tool in tools:
@@ -458,7 +458,7 @@ def plain_tools(tools: Sequence[Json]) -> list[Json]:
 
 
 def _plain_schema(schema: Any) -> Json:
-    """Return a schema in plain_tools()' form, with those of an object's properties and an array's items."""
+    """Simplify a schema for plain_tools(), recursively."""
     if not isinstance(schema, dict):
         return {"description": ""}
     given = schema.get("type")

@@ -86,7 +86,7 @@ def from_items(items: Sequence[Any], path: str, notes: Notes) -> tuple[list[Mess
 
 
 def _messages(item: Any, kind: str, at: str, answered: set[str], notes: Notes) -> list[Message]:
-    """Return the message that an item is, or part of; none if it is left out."""
+    """Yield the message, or part of one, that an item stands for; nothing if it is skipped."""
     if kind == "message":
         if isinstance(item, dict):
             item = {key: value for key, value in item.items() if key not in ("type", *SILENT)}
@@ -125,7 +125,7 @@ def _messages(item: Any, kind: str, at: str, answered: set[str], notes: Notes) -
 
 
 def _note_forms(item: Json, kind: str, at: str, notes: Notes) -> None:
-    """Note the fields of a call or of its result that have another form than the API's."""
+    """Note fields of a call or its result that differ from the API's format."""
     field = CALLS.get(kind, "output")
     if not isinstance(item.get(field), str if kind in CALLS else str | list):
         notes.understood(f"{at}.{field}")
@@ -134,7 +134,7 @@ def _note_forms(item: Json, kind: str, at: str, notes: Notes) -> None:
 
 
 def _reasoning(item: Json, at: str, notes: Notes) -> str:
-    """Return the reasoning of an item, from its content or else from encrypted_content, if it is ours."""
+    """Return an item's reasoning, from its content or else from our own encrypted_content."""
     text = "".join(map(str, parts_of(item.get("content"), f"{at}.content", notes)))
     content = item.get("encrypted_content")
     if text or not isinstance(content, str):
@@ -169,7 +169,7 @@ def call_id_of(item: Json, kind: str) -> str:
 
 
 def as_listed(item: Any, item_id: str) -> Json:
-    """Return an input item as the JSON object to store and to list: only what from_items() reads of it."""
+    """Return an input item as JSON to store and to list, with only the fields that from_items() reads."""
     if not isinstance(item, dict):
         item = {"role": "user", "content": as_string(item)}
     kind, notes = kind_of(item), Notes()
@@ -218,7 +218,7 @@ def _listed_message(item: Json, notes: Notes) -> Json:
 
 
 def _listed_parts(parts: Iterable[Part]) -> list[Json]:
-    """Return parts as the API lists them. What is no image is text."""
+    """Return parts as the API lists them; all but images become text."""
     return [
         {"type": "input_image", "detail": part.detail, "image_url": f"data:;base64,{part.data}"}
         if isinstance(part, Media) and part.data
@@ -263,7 +263,7 @@ def to_chat(
         try:
             reader.read(tools, path)
         except BadRequestError:
-            # They are a part of the history.
+            # Calls and results are a part of the history.
             notes.left_out(path)
     choice = reader.read_choice(body.tool_choice)
     first = [Message("system", (body.instructions,), at="instructions")] if body.instructions else []
@@ -301,7 +301,7 @@ def to_chat(
 
 
 def _format_of(body: ResponsesRequest) -> Json | None:
-    """Return the format of the answer as chats have it; None for text."""
+    """Return the answer's format for chats; None for text."""
     given = body.text.format
     if isinstance(given, JsonSchemaFormat):
         schema = given.model_dump(include={"name", "description", "strict"}, exclude_none=True)

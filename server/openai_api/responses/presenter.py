@@ -198,7 +198,7 @@ class ResponsePresenter(OneChoicePresenter):
 
     num_input: number of items in the request's input. tools: the tools that the model is shown.
     store_response: called with a response that finished normally, before its last event is sent.
-    repeats: whether responses repeat those of the request's fields that may be long.
+    repeats: whether responses repeat the request's long fields.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class ResponsePresenter(OneChoicePresenter):
         return self._frame(created) + self.format_silence()
 
     def format_silence(self) -> bytes:
-        """See Presenter. It is an event, as Codex ends a stream that has had no event for five minutes."""
+        """See Presenter. This sends an event, because Codex ends a stream after five minutes without one."""
         return self._frame({"type": "response.in_progress", "response": self._response("in_progress", [])})
 
     def _part(self, part: Part) -> bytes:
@@ -451,6 +451,6 @@ def _parts(items: list[Json]) -> Iterator[Part]:
 
 
 def _logprob(entry: dict[str, Any]) -> TokenLogprob:
-    """Return an entry as it came from the engine. The id, which nothing shows, is not stored."""
+    """Restore the engine's form of a log probability, without the token id, which is not stored."""
     top = tuple((0, bytes(one["bytes"]), one["logprob"]) for one in entry["top_logprobs"])
     return TokenLogprob(0, bytes(entry["bytes"]), entry["logprob"], top)

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and the responses that are kept."""
+"""POST /v1/responses, and the routes of stored responses."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +45,7 @@ MAX_NAMED = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A request as a chat.
+    """A Responses request translated to a chat.
 
     items: the input items, with references resolved. previous: the last turn of the conversation that the
     request continues; earlier: all of its items. stored: id and JSON of each input item that will be stored.
@@ -63,9 +63,9 @@ def find_named(
 ) -> tuple[list[Any], Turn | None, int]:
     """Find the stored response and items that a request names.
 
-    Returns the request's items, with the JSON of the stored item, as bytes, for each item_reference; the last
-    turn of the conversation that the request continues; and the work of translating all items, those of
-    earlier turns included, in bytes of text.
+    Returns the request's items, each item_reference replaced by the stored item's JSON bytes; the last turn
+    of the conversation that the request continues; and the work of translating all items, earlier turns
+    included, in bytes of text.
     Raises NotFoundError, and BadRequestError if too many items or bytes are named.
     """
     previous = None
@@ -203,7 +203,7 @@ async def _convert(
 ) -> Converted:
     """Return a request as a chat, with the stored responses and items that it names.
 
-    head: of the response, for which the input is then stored.
+    head: of the response; if given, the input is stored for it.
     Raises NotFoundError, and BadRequestError if too much is named.
     """
     notes = Notes(leased.settings.unknown_fields == "refuse")

@@ -1,4 +1,4 @@
-"""Keep responses, and find the one that a request continues."""
+"""Store responses, and find the one that a request continues."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredResponse:
-    """A response that is kept in memory.
+    """A response stored in memory.
 
     body: the JSON that the client received.
     item_ids: the ids of the items in the response's turn.
@@ -73,7 +73,7 @@ class StoredResponse:
 def stored_response(
     response: Json, previous: Turn | None, stored_input: Sequence[tuple[str, bytes]]
 ) -> StoredResponse:
-    """Return a response in the form in which it is stored. Takes long for a long response.
+    """Make the stored form of a response. Slow for a long response.
 
     stored_input: (id, JSON) of each input item.
     """
