@@ -392,10 +392,11 @@ async def _load(request: Request, service: Service, name: str, silence: bytes | 
     Raises ApiError if the model cannot be loaded within --load-timeout-s, and ClientGoneError.
     """
     loop, limit_s = asyncio.get_running_loop(), service.settings.load_timeout_s
-    future: Future[ModelUse] | None = None
+    acquiring = asyncio.ensure_future(MODEL_FILES.run(service.models.acquire, name))
+    use: ModelUse | None = None
     try:
-        future = await MODEL_FILES.run(service.models.acquire, name)
-        loading, until = asyncio.wrap_future(future), loop.time() + limit_s
+        # Shielded: the thread goes on, and what it acquires must be let go of.
+        loading, until = asyncio.wrap_future(await asyncio.shield(acquiring)), loop.time() + limit_s
         await wait_unless_gone(
             loading, request.receive, limit_s if silence is None else min(QUIET_S, limit_s)
         )
@@ -405,14 +406,14 @@ async def _load(request: Request, service: Service, name: str, silence: bytes | 
             await wait_unless_gone(loading, request.receive, min(COMMENT_S, left_s))
         if not loading.done():
             raise TimeoutError(name)
-        use, future = loading.result(), None
+        use = loading.result()
         return use
     except Exception as fault:
         raise from_load(fault) from fault
     finally:
         # A request that has left must not keep the model.
-        if future is not None and not future.cancel():
-            future.add_done_callback(_end_use)
+        if use is None:
+            acquiring.add_done_callback(_let_go)
 
 
 def _comment(service: Service, name: str) -> bytes:
@@ -421,6 +422,15 @@ def _comment(service: Service, name: str) -> bytes:
     progress = next((entry.progress for entry in entries if entry.name == name), None)
     what = "waiting for memory" if progress is None else f"{progress:.0%}"
     return f": loading {name}, {what}\n".encode()
+
+
+def _let_go(acquired: "asyncio.Future[Future[ModelUse]]") -> None:
+    """Cancel a load for a request, or end the request's use once the model is loaded."""
+    if acquired.cancelled() or acquired.exception() is not None:
+        return
+    future = acquired.result()
+    if not future.cancel():
+        future.add_done_callback(_end_use)
 
 
 def _end_use(future: "Future[ModelUse]") -> None:

@@ -114,10 +114,10 @@ def test_a_pool_counts_the_memory_of_the_new_worker_and_unloads_it(may_try: thre
         assert not pool.info.is_tried
         may_try.set()
         wait_until(lambda: pool.info.is_tried)
-        loads: Any = pool._loop._loads
-        assert loads._memory.holders == [pool.first_engine.memory_budget]
+        residency: Any = pool._loop._residency
+        assert residency._memory.holders == [pool.first_engine.memory_budget]
         pool.unload(name).result()
-        assert loads._memory.holders == []
+        assert residency._memory.holders == []
     finally:
         pool.stop(drain_s=0)
 

@@ -1,7 +1,9 @@
 """docs/api.md agrees with the code and describes every field."""
 
+import ast
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, NotRequired, Required, Union, get_args, get_origin
 
@@ -13,9 +15,11 @@ from openai.types.responses import input_token_count_params, response_compact_pa
 from pydantic import BaseModel, Field
 from typing_extensions import get_type_hints, is_typeddict
 
+from reprise import server
 from reprise.config.settings import Settings
 from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesRequest
 from reprise.server.app import BODIES, ROUTES
+from reprise.server.errors import STATUSES, ApiError
 from reprise.server.http.request_log import ENDPOINTS
 from reprise.server.openai_api.responses.schemas import CompactRequest, ResponsesRequest
 from reprise.server.reference import API_PAGE, SINCE, UndocumentedError, read_rows, write_api_page
@@ -30,6 +34,16 @@ def test_the_page_is_what_the_code_says():
     assert API_PAGE.read_text(encoding="utf-8") == write_api_page(), (
         "run .venv/bin/python -m reprise.server.reference"
     )
+
+
+def test_the_page_has_the_status_of_every_error():
+    raised = {kind.status for kind in (ApiError, *ApiError.__subclasses__())}
+    for file in Path(server.__path__[0]).rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        named = [call.keywords for call in calls if isinstance(call.func, ast.Name)]
+        given = [one.value for keywords in named for one in keywords if one.arg == "status"]
+        raised |= {one.value for one in given if isinstance(one, ast.Constant)}
+    assert {401, 413} < raised <= {status for status, _ in STATUSES}
 
 
 def test_every_setting_that_the_page_names_exists():

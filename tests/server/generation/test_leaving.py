@@ -3,13 +3,17 @@
 The server sends nothing meanwhile, so that it cannot notice by a write that fails.
 """
 
+import asyncio
 import json
 import socket
+import threading
+from concurrent.futures import Future
 from dataclasses import replace
 
 import httpx
 import pytest
 
+from reprise.engine.interface.models import ModelUse
 from tests.server import fake_engine
 
 CHAT = "/v1/chat/completions"
@@ -75,3 +79,31 @@ def test_nothing_is_cancelled_when_all_goes_well(url, engine):
     for stream in (True, False):
         assert httpx.post(url + CHAT, json=BODY | {"stream": stream, "n": 2}).status_code == 200
     assert engine.cancelled_ids == []
+
+
+@pytest.mark.parametrize("is_loaded", [True, False], ids=["loaded", "not loaded"])
+async def test_a_request_that_is_cancelled_while_it_asks_for_a_model_keeps_none(
+    client, engine, monkeypatch, is_loaded
+):
+    has_asked, may_go_on, has_ended = asyncio.Event(), threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loading: Future[ModelUse] = Future()
+    if is_loaded:
+        loading.set_result(ModelUse(engine, lambda _: has_ended.set()))
+    else:
+        loading.add_done_callback(lambda done: has_ended.set() if done.cancelled() else None)
+
+    def acquire(_name):
+        loop.call_soon_threadsafe(has_asked.set)
+        assert may_go_on.wait(fake_engine.NEVER_S)
+        return loading
+
+    monkeypatch.setattr(engine, "find", lambda name: replace(engine.entries()[0], name=name))
+    monkeypatch.setattr(engine, "use_loaded", lambda _: None)
+    monkeypatch.setattr(engine, "acquire", acquire, raising=False)
+    asking = asyncio.ensure_future(client.post(CHAT, json=BODY | {"model": "other"}))
+    await asyncio.wait_for(has_asked.wait(), fake_engine.NEVER_S)
+    asking.cancel()
+    await asyncio.wait({asking})
+    may_go_on.set()
+    await asyncio.wait_for(has_ended.wait(), 10)
