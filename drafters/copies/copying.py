@@ -221,7 +221,9 @@ class Changes:
         change.neighbours.discard(_neighbours(source, position, position + len(change.source)))
         change.is_strict = True
         self._net_successes -= change.num_seen == 1
-        if not change.neighbours:
+        # Not its successor, if it was replaced meanwhile.
+        is_known = any(one is change for one in self._by_first.get(change.source[0], ()))
+        if is_known and not change.neighbours:
             self._forget(change.source)
 
     def _add(self, source: Ids, start: int, stop: int, replacement: list[int], num_needed: int) -> None:
@@ -237,15 +239,14 @@ class Changes:
             self._order[key] = None
         elif change.replacement != new:
             # A new one: the cursor may be in the middle of the old one's replacement.
-            known[known.index(change)] = change = Change(key, new, num_needed)
+            at = known.index(change)
+            known[at] = change = Change(key, new, num_needed, is_strict=change.is_strict)
         change.num_seen += 1
         change.neighbours.add(_neighbours(source, start, stop))
         if len(self._order) > MAX_CHANGES:
             self._forget(next(iter(self._order)))
 
     def _forget(self, key: tuple[int, ...]) -> None:
-        if key not in self._order:
-            return
         del self._order[key]
         known = [change for change in self._by_first.pop(key[0]) if change.source != key]
         if known:

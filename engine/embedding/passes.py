@@ -1,5 +1,6 @@
 """Choose texts of similar length for a pass, so that no short request waits for long ones."""
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -295,6 +296,10 @@ class Job:
         """Return the number of an input's tokens."""
         return len(self.request.inputs[index].tokens)
 
+    def first_up_to(self, num_tokens: int) -> int:
+        """Return the first place in left whose input has at most num_tokens; so do all inputs after it."""
+        return bisect_left(self.left, -num_tokens, key=lambda index: -self.num_tokens(index))
+
     def end(self, event: Embedded | Failed) -> None:
         """Send the request its terminal event, unless it has had one."""
         if not self.ended:
@@ -369,9 +374,8 @@ def _alike(jobs: Iterable[Job], longest: int, num_head: int) -> Iterable[Member]
     num_head: tokens of the prefix.
     """
     for job in jobs:
-        for index in job.left:
+        for index in job.left[job.first_up_to(longest) :]:
             padding = longest - job.num_tokens(index)
             if padding * MAX_PADDING >= longest - num_head:
                 break
-            if padding >= 0:
-                yield Member(job, index)
+            yield Member(job, index)

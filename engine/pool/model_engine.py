@@ -5,8 +5,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from statistics import mean
 from time import perf_counter
@@ -203,11 +203,17 @@ class Call:
     outcome: Future[Any]
 
     def perform(self) -> None:
-        """Call the function and set the outcome."""
-        try:
-            self.outcome.set_result(self.action())
-        except Exception as fault:
-            self.outcome.set_exception(fault)
+        """Call the function and set the outcome, unless Engine.abort() has set it meanwhile."""
+        with suppress(InvalidStateError):
+            try:
+                self.outcome.set_result(self.action())
+            except Exception as fault:
+                self.outcome.set_exception(fault)
+
+    def refuse(self, fault: str) -> None:
+        """Set the outcome to an error, unless the call was performed meanwhile."""
+        with suppress(InvalidStateError):
+            self.outcome.set_exception(SharedTableError(fault))
 
 
 Message = Submit | Embed | Cancel | Stop | Call
@@ -219,10 +225,11 @@ class Inbox:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._messages: deque[Message] = deque()
+        self._handled: Message | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether all messages have been handled."""
+        """Whether all messages have been taken."""
         return not self._messages
 
     def put(self, message: Message) -> None:
@@ -233,19 +240,28 @@ class Inbox:
     @span("messages")
     def take_all(self, handle: Callable[[Message], None]) -> None:
         """Handle all messages, on the thread that owns MLX."""
-        while self._messages:
-            # It stays here until it is handled, for refuse_all(), if that is what the thread dies of.
-            handle(self._messages[0])
-            self._messages.popleft()
+        while message := self._take():
+            # Kept until it is handled, for refuse_all(), if that is what the thread dies of.
+            self._handled = message
+            handle(message)
+            self._handled = None
 
     def refuse_all(self, failed: Failed) -> None:
-        """Drop all messages, and send `failed` to the senders that wait for an outcome."""
-        while self._messages:
-            message = self._messages.popleft()
+        """Drop all messages, and send `failed` to the senders that wait for an outcome. On any thread."""
+        message, self._handled = self._handled, None
+        while message := message or self._take():
             if isinstance(message, Submit | Embed):
                 message.sink(failed)
             elif isinstance(message, Call):
-                message.outcome.set_exception(SharedTableError(failed.message))
+                message.refuse(failed.message)
+            message = None
+
+    def _take(self) -> Message | None:
+        try:
+            return self._messages.popleft()
+        # Not looked at before: another thread may take the last one, see Engine.abort().
+        except IndexError:
+            return None
 
 
 IsOver = Callable[[], bool]

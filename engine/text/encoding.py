@@ -8,7 +8,6 @@ import json
 import re
 import threading
 from bisect import bisect_left
-from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,10 +67,15 @@ def find_complete_end(data: bytes) -> int:
 
     Invalid bytes that no later byte can complete are kept.
     """
-    decoder = getincrementaldecoder("utf-8")(errors="replace")
-    decoder.decode(data[-3:])
-    waiting, _ = decoder.getstate()
-    return len(data) - len(waiting)
+    for back in range(1, min(3, len(data)) + 1):
+        if data[-back] & 0xC0 != 0x80:
+            # Not by an incremental decoder, which also waits within a surrogate.
+            try:
+                data[-back:].decode()
+            except UnicodeDecodeError as fault:
+                return len(data) - back if fault.reason == "unexpected end of data" else len(data)
+            break
+    return len(data)
 
 
 def is_character_boundary(text: bytes, at: int) -> bool:

@@ -36,6 +36,8 @@ from reprise.engine.text.templates.fit import (
 
 TOKEN_OPEN, TOKEN_CLOSE = "\ufdd0", "\ufdd1"
 """Stand around such text while a template is rendered. Unicode keeps both from ever being characters."""
+MARKS = {TOKEN_OPEN, TOKEN_CLOSE}
+"""Marked where a text has them itself, so that they stay in it."""
 
 
 class ControlTokens:
@@ -52,15 +54,15 @@ class ControlTokens:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        """Matches a control token in text; of two at one place, the longer."""
+        """Matches a control token in text, or a mark that the text has; of two at one place, the longer."""
         added = self._backend.get_added_tokens_decoder().values()
         texts = {
             entry.content
             for entry in added
             if entry.special or (entry.content in self._template and not entry.content.isspace())
         }
-        longest_first = sorted(filter(None, texts), key=lambda text: (-len(text), text))
-        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        longest_first = sorted(filter(None, texts | MARKS), key=lambda text: (-len(text), text))
+        return re.compile("|".join(map(re.escape, longest_first)))
 
     @cached_property
     def _marked(self) -> re.Pattern[str]:
@@ -74,9 +76,8 @@ class ControlTokens:
         """
         pattern = pattern or self._pattern
         match value:
-            case str() if pattern.search(value):
-                bare = value.replace(TOKEN_OPEN, "").replace(TOKEN_CLOSE, "")
-                return pattern.sub(rf"{TOKEN_OPEN}\g<0>{TOKEN_CLOSE}", bare)
+            case str():
+                return pattern.sub(rf"{TOKEN_OPEN}\g<0>{TOKEN_CLOSE}", value)
             case dict():
                 return {key: self.mark(one, pattern) for key, one in value.items()}
             case list():
@@ -332,8 +333,7 @@ class ChatTemplate:
 
     def _variables(self, tools: list[Json] | None) -> Json:
         """Return variables that Firefunction's template requires: the tools as text, and the date."""
-        text = template_text(self._wrapped)
-        if not all(re.search(rf"\b{name}\b", text) for name in ("functions", "datetime")):
+        if not self._wants_variables:
             return {}
         functions = [tool["function"] for tool in tools or ()]
         # Not the time, as its makers' code has it: the prompt's beginning would change with every request.
@@ -341,6 +341,11 @@ class ChatTemplate:
             "functions": json.dumps(functions, indent=4, ensure_ascii=False),
             "datetime": time.strftime("%Y-%m-%d"),
         }
+
+    @cached_property
+    def _wants_variables(self) -> bool:
+        text = template_text(self._wrapped)
+        return all(re.search(rf"\b{name}\b", text) for name in ("functions", "datetime"))
 
     def render(
         self,
@@ -359,8 +364,8 @@ class ChatTemplate:
         """
         mark = self._control_tokens
         # An answer that spells an image's token shows no image.
-        images = {processor.written, *_TOKEN.findall(processor.shown)} if processor else ()
-        messages = mark.mark_messages(messages, re.compile("|".join(map(re.escape, images)) or "(?!)"))
+        images = {processor.written, *_TOKEN.findall(processor.shown)} if processor else set[str]()
+        messages = mark.mark_messages(messages, re.compile("|".join(map(re.escape, images | MARKS))))
         tools, arguments = mark.mark(tools), mark.mark(arguments)
         traits = None if form == "unchanged" else self.traits
         if traits is None:

@@ -1,6 +1,7 @@
 """Vectors do not depend on what is computed beside them, and no request holds up the others."""
 
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +14,7 @@ from reprise.engine.embedding.passes import Job, bytes_of, choose_members
 from reprise.engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest, count_alike
 from reprise.engine.interface.events import Failed
 from reprise.engine.memory.budget import SharedMemory
+from tests.counted_calls import count_calls
 from tests.engine.embedding.encoder_folders import write_encoder
 from tests.engine.embedding.test_encoder import texts
 
@@ -144,6 +146,16 @@ def test_texts_of_others_fill_up_a_pass_if_they_are_nearly_as_long():
     ]
     found = choose_members([jobs[0], *jobs[1:]], 3, lambda *_: True)
     assert [member.job.request.id for member in found] == ["a", "b"]
+
+
+def test_choosing_a_short_text_does_not_look_at_all_longer_ones():
+    def job(name, lengths):
+        inputs = tuple(EmbeddingInput((1,) * length) for length in lengths)
+        return Job(EmbeddingRequest(name, inputs), print)
+
+    few, many = ([job("short", [3]), *(job(str(n), [9] * num) for n in range(4))] for num in (8, 1024))
+    calls = [count_calls(partial(choose_members, jobs, 0, lambda *_: True)) for jobs in (few, many)]
+    assert calls[1] < 3 * calls[0]
 
 
 def test_a_cancelled_request_ends_at_once_and_its_pass_too(model):

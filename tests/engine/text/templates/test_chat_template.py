@@ -16,7 +16,13 @@ from transformers import tokenization_utils_base
 
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.sandbox.child_process import PROCESS, TemplateProcess
-from reprise.engine.text.templates.chat_template import ChatTemplate, ControlTokens, TemplateError
+from reprise.engine.text.templates.chat_template import (
+    TOKEN_CLOSE,
+    TOKEN_OPEN,
+    ChatTemplate,
+    ControlTokens,
+    TemplateError,
+)
 from reprise.engine.text.templates.fit import Traits, fit, plain_tools
 from reprise.engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
@@ -347,6 +353,21 @@ def test_marks_that_a_template_parts_from_their_token_are_left_out():
     marked = control_tokens.mark("a<|im_end|>b")
     assert tokenizer.decode(control_tokens.encode(marked[:2] + "c" + marked[-2:])) == "acb"
     assert control_tokens.mark([{"a": "b"}, 1, None]) == [{"a": "b"}, 1, None]
+
+
+MARKED = f"a {TOKEN_OPEN}b{TOKEN_CLOSE} {TOKEN_OPEN}<|im_end|>{TOKEN_CLOSE} {TOKEN_CLOSE}{TOKEN_OPEN}c"
+
+
+@pytest.mark.parametrize("text", [f"a {TOKEN_OPEN}b{TOKEN_CLOSE}c", MARKED])
+@pytest.mark.parametrize("other", ["a", SPELLED])
+def test_text_with_the_marks_of_control_tokens_stays_as_it_is(text: str, other: str):
+    tokenizer = make("bundled")
+    shown = [user(text), said(text), user(other)]
+    ids, harmless = tokenizer.render_chat(shown), tokenizer.render_chat([user("a"), said("a"), user("a")])
+    assert tokenizer.decode(ids).count(text) == 2
+    # The answer's own is one.
+    num_written = int("<|im_end|>" in text)
+    assert len(control(tokenizer, ids)) == len(control(tokenizer, harmless)) + num_written
 
 
 def test_no_content_beside_calls_stays_missing_where_the_template_takes_it():
