@@ -239,9 +239,7 @@ Each token needs logits of its own."""
 
 
 def find_fitting(num_bytes: Callable[[int], int], least: int, largest: int, max_bytes: int) -> int:
-    """Return how many prompt tokens, between least and largest, fit into max_bytes."""
-    if num_bytes(largest) <= max_bytes:
-        return largest
+    """Return how many prompt tokens fit into max_bytes: least, or more but not largest."""
     sizes = range(least, max(largest, least + 1), CHUNK_STEP)
     return sizes[max(0, bisect_right(sizes, max_bytes, key=num_bytes) - 1)]
 

@@ -237,8 +237,8 @@ class Sequence:
 
     def text_key(self, length: int | None = None) -> TextKey:
         """Return the prefix cache's key of its first `length` tokens; None for all."""
-        if len(self._ids) < len(self.keys):
-            self._ids = np.append(self._ids, np.asarray(self.keys[len(self._ids) :], np.int32))
+        if len(self._ids) < (len(self.keys) if length is None else length):
+            self._ids = np.append(self._ids, np.asarray(self.keys[len(self._ids) : length], np.int32))
         return TextKey(self._ids, self.pictures)[:length]
 
     @cached_property

@@ -6,7 +6,7 @@ never is, and any sequence fits alone: MemoryBudget.max_tokens() limits the cont
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, replace
 from functools import partial
@@ -215,7 +215,12 @@ class MemoryBudget:
         if not self._reserve([*members, *prefilling]):
             return False
         shared = rows[0] if isinstance(rows[0], BatchedRows) else None
-        feed = partial(self._feed, members, prefilling, shared)
+        # The caches of all layers with the same window are alike.
+        own = [
+            {one.window: one for one in leaves(s.prefill.caches) if isinstance(one, WindowKVCache)}
+            for s in prefilling
+        ]
+        feed = partial(self._feed, members, prefilling, own, shared)
         estimate = feed(self.chunk_tokens)
         beside = sum(self._estimator.draft_prefill_bytes(len(s.tokens)) for s in draft_prefills)
         self._shrink_prefixes(self.left_bytes - estimate.total - beside)
@@ -223,7 +228,9 @@ class MemoryBudget:
         if prefilling and spare > 0:
             # At most half of it: buffers may grow ahead of need into the rest.
             most, max_bytes = self._largest_chunk_tokens, estimate.total + spare // 2
-            larger = feed(find_fitting(lambda num: feed(num).total, self.chunk_tokens, most, max_bytes))
+            larger = feed(most)
+            if larger.total > max_bytes:
+                larger = feed(find_fitting(lambda num: feed(num).total, self.chunk_tokens, most, max_bytes))
             spare -= larger.total - estimate.total
             estimate = larger
         # MLX dispatches ahead of the device, into all memory that is left. Above this limit it waits for the
@@ -270,21 +277,20 @@ class MemoryBudget:
         self,
         members: SequenceOf[Sequence],
         prefilling: SequenceOf[Sequence],
+        own: SequenceOf[Mapping[int, WindowKVCache]],
         rows: BatchedRows | None,
         num_tokens: int,
     ) -> Estimate:
         """Let the next step feed num_tokens of prompts; return its estimate.
 
-        rows: of the target model, if they share buffers.
+        own: each prompt's cache of each window. rows: of the target model, if they share buffers.
         """
         limit_chunks(prefilling, num_tokens)
         complete, others, widest, largest = [], [], 0, 0
-        for sequence in prefilling:
+        for sequence, by_window in zip(prefilling, own, strict=True):
             prefill, chunk = sequence.prefill, sequence.prefill.max_chunk_tokens
             widest, largest = max(widest, chunk, prefill.widest_chunk), max(largest, chunk)
-            # The caches of all layers with the same window are alike.
-            own = {one.window: one for one in leaves(prefill.caches) if isinstance(one, WindowKVCache)}
-            windows = {window: one.columns_after(chunk) for window, one in own.items()}
+            windows = {window: one.columns_after(chunk) for window, one in by_window.items()}
             if chunk == sequence.num_to_prefill:
                 complete.append(self._demand(sequence, len(sequence.tokens), windows))
             else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 
@@ -44,6 +45,9 @@ log = logging.getLogger("reprise.engine")
 MIN_SHARED_TOKENS = 32
 """A shorter shared prefix is not waited for, and no state is kept for it alone."""
 
+FIRST_COMPARED_TOKENS = 64
+"""Tokens of two texts that are compared first; twice as many each time that all of them are equal."""
+
 MIN_LOADED_TOKENS = 128
 """Prefixes that save fewer tokens are not read from files: computing them is as fast."""
 
@@ -77,6 +81,7 @@ class Prefixes:
     can_share: whether a prefix can also be copied from a running sequence.
     cache: None if budget_bytes is 0 or the model's caches cannot be sliced.
     copies: those that were started and are not in the prefix cache yet.
+    searched_s: the seconds that is_loading() and awaits() have searched since the caller set it to 0.
     store: the cache's second tier on disk, if the settings name a folder.
     Raises ModelError if the settings' folder is not usable.
     """
@@ -93,6 +98,7 @@ class Prefixes:
             log.warning("no prefix cache, so every prompt is computed in full: %s", fault)
         self.can_share = fault is None and not self.needs_state
         self.copies: list[Copies] = []
+        self.searched_s = 0.0
         self.cache: PrefixCache | None = None
         if fault is None and budget_bytes:
             self.cache = PrefixCache(budget_bytes, self.make_caches, self.needs_state)
@@ -250,10 +256,11 @@ class Prefixes:
         if self.store is None or self.cache is None or sequence.request.prompt_logprobs:
             return False
         if not sequence.prefix.is_disk_searched:
-            sequence.prefix.is_disk_searched = True
+            start, sequence.prefix.is_disk_searched = perf_counter(), True
             key = _whole(sequence, self.store.match)
             if self.store.match(key) >= self.cache.match_usable(key) + MIN_LOADED_TOKENS:
                 sequence.prefix.loading = self.store.start_load(key)
+            self.searched_s += perf_counter() - start
         if (loading := sequence.prefix.loading) is None:
             return False
         if not may_wait and (not loading.future.done() or self.store.advance_load(loading)):
@@ -275,10 +282,12 @@ class Prefixes:
             sequence.prefix.awaited, sequence.prefix.compared = None, ()
         # Compared only when the set of prefilling sequences changed, as this is called at every step.
         if sequence.prefix.awaited is None and sequence.prefix.compared != prefilling:
+            start = perf_counter()
             sequence.prefix.compared = list(prefilling)
             sequence.prefix.awaited = self._choose_awaited(sequence, prefilling)
             if sequence.prefix.awaited and self.needs_state:
                 sequence.prefix.awaited = self._keep_shared(*sequence.prefix.awaited)
+            self.searched_s += perf_counter() - start
         if sequence.prefix.awaited is None:
             return False
         other, shared = sequence.prefix.awaited
@@ -385,7 +394,12 @@ class Prefixes:
 
 def num_shared(sequence: Sequence, other: Sequence) -> int:
     """Count the leading tokens that a sequence shares with another, without the sequence's last token."""
-    shared = sequence.text_key()[:-1].count_equal(other.text_key())
+    most = min(len(sequence.tokens) - 1, len(other.tokens))
+    shared = length = 0
+    # Texts that have little in common are not read to their ends.
+    while shared == length < most:
+        length = min(most, max(FIRST_COMPARED_TOKENS, 2 * length))
+        shared = sequence.text_key(length).count_equal(other.text_key(length))
     return whole_images(sequence.request.images, shared)
 
 

@@ -208,6 +208,9 @@ def _likelihoods(sequence: Sequence, logits: mx.array) -> Likelihoods:
 MAX_OVERTAKEN = 16
 """How many smaller sequences may overtake one that does not fit into memory; then all wait for it."""
 
+MAX_SEARCH_S = 0.002
+"""Seconds that a step may search prefixes of waiting prompts, in files and in other prompts."""
+
 LONG_PROMPT_TOKENS = 256
 """A longer prompt counts as long: not all rows may prefill such prompts."""
 
@@ -245,11 +248,13 @@ class RequestQueue:
 
         Three kinds of sequences let later ones overtake them: one that waits until another has prefilled the
         prefix that both share; one with a long prompt while half of the rows prefill long prompts, so that
-        short ones still find a row; and, up to MAX_OVERTAKEN times, one that does not fit into memory.
+        short ones still find a row; and, up to MAX_OVERTAKEN times, one that does not fit into memory. Once a
+        step has searched for MAX_SEARCH_S, none overtakes any more.
 
         members, rows: the sequences that decode, and their rows.
         """
         too_large: list[Sequence] = []
+        self.prefixes.searched_s = 0.0
         may_be_long = self._may_begin_long()
         for sequence in list(self.waiting):
             prefilling = self.prefiller.prefilling
@@ -258,15 +263,19 @@ class RequestQueue:
                 return
             if self.only is not None and sequence not in self.only:
                 continue
-            if self.prefixes.is_loading(sequence, may_wait=not num_running):
-                continue
-            if self.prefixes.awaits(sequence, prefilling):
-                continue
-            if not may_be_long and self._is_long(sequence):
+            must_wait = (
+                self.prefixes.is_loading(sequence, may_wait=not num_running)
+                or self.prefixes.awaits(sequence, prefilling)
+                or (not may_be_long and self._is_long(sequence))
+            )
+            has_searched_long = self.prefixes.searched_s > MAX_SEARCH_S
+            if must_wait:
+                if has_searched_long:
+                    return
                 continue
             if not self.memory_budget.may_begin(sequence, members, prefilling):
                 too_large.append(sequence)
-                if sequence.num_overtaken >= MAX_OVERTAKEN:
+                if sequence.num_overtaken >= MAX_OVERTAKEN or has_searched_long:
                     return
                 continue
             for overtaken in too_large:

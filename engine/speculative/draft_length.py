@@ -149,6 +149,16 @@ def pays(estimate: DraftEstimate, widths: Iterable[int], step_s: Callable[[int],
     return False
 
 
+def tokens_by_width(estimates: Sequence[DraftEstimate]) -> list[float]:
+    """Return the tokens that all rows commit on average in steps of width 1, 2, ... up to the widest."""
+    widest, rows = max([len(e.expected) for e in estimates]), []
+    for expected in [e.expected for e in estimates]:
+        # A row that drafts less brings no more tokens in wider steps.
+        lacking = [expected[-1]] * (widest - len(expected))
+        rows.append([*expected, *lacking] if lacking else expected)
+    return list(map(sum, zip(*rows, strict=True)))
+
+
 def choose_width(
     estimates: Sequence[DraftEstimate],
     widths: Iterable[int],
@@ -161,12 +171,10 @@ def choose_width(
     widths: the candidates. step_s: expected seconds of a step of that width.
     is_allowed: whether every row's slowdown budget allows that width.
     """
-    widest = max([len(e.expected) for e in estimates])
-    # A row that drafts less brings no more tokens in wider steps.
-    rows = [(*e.expected, *[e.expected[-1]] * (widest - len(e.expected))) for e in estimates]
-    num_tokens = list(map(sum, zip(*rows, strict=True)))
+    num_tokens = tokens_by_width(estimates)
+    widest = len(num_tokens)
     speeds = {width: num_tokens[min(width, widest) - 1] / step_s(width) for width in widths}
-    min_speed = MIN_GAIN * len(rows) / step_s(1)
+    min_speed = MIN_GAIN * len(estimates) / step_s(1)
     worth = [width for width, speed in speeds.items() if speed > min_speed]
     # The best that is allowed: is_allowed() takes long, so few widths are checked.
     return next(filter(is_allowed, sorted(worth, key=speeds.__getitem__, reverse=True)), 1)

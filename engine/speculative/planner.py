@@ -11,7 +11,7 @@ from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.interface.spans import spend
 from reprise.engine.kv_cache.exact_widths import SHORT_TOKENS, Exactness
 from reprise.engine.speculative.costs.cost_table import MASKED, USUAL, Conditions, context_class
-from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
+from reprise.engine.speculative.costs.slowdown_budget import LOW_STEPS, SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import (
     MIN_GAIN,
@@ -19,6 +19,7 @@ from reprise.engine.speculative.draft_length import (
     choose_width,
     expected_tokens,
     pays,
+    tokens_by_width,
 )
 from reprise.engine.speculative.draft_model.forecast import (
     MODEL,
@@ -214,7 +215,8 @@ class Planner:
         plain_s = self.costs.least_plain_s(num_rows, under) or math.inf
         budgets = [s.drafts.slowdown_budget for s in members if s.drafts]
         self._left_s = min([budget.left_s(plain_s) for budget in budgets])
-        if self.costs.is_plain_due(num_rows, under) or any(b.wants_plain(plain_s) for b in budgets):
+        wants_plain = self._left_s < LOW_STEPS * plain_s and any(b.wants_plain(plain_s) for b in budgets)
+        if wants_plain or self.costs.is_plain_due(num_rows, under):
             return []
         # Not even a step as short as a plain one is allowed, so no draft helps.
         if self._left_s < plain_s:
@@ -316,17 +318,17 @@ class Planner:
         widest = max([len(estimate.expected) for estimate in tried])
         if widest == 1 or self._asked(tried):
             return estimates, chosen
-
-        def promise(width: int) -> float:
-            return sum([e.expected[e.num_at(width)] for e in tried])
-
-        best = HOPE * promise(chosen) / self._even_s(chosen)
-        hoped = {
-            width: promise(width) / least_s(width)
-            for width in self.widths.measured(num_rows, widest)
-            if width != chosen and promise(width) >= STRONG * sum([1 + e.num_text_at(width) for e in tried])
-        }
-        due = [w for w, speed in hoped.items() if speed > best and self.costs.is_trial_due(num_rows, w)]
+        promised = tokens_by_width(tried)
+        best = HOPE * promised[chosen - 1] / self._even_s(chosen)
+        hoped = {w: promised[w - 1] / least_s(w) for w in self.widths.measured(num_rows, widest)}
+        due = [
+            width
+            for width, speed in hoped.items()
+            if speed > best
+            and width != chosen
+            and promised[width - 1] >= STRONG * sum([1 + e.num_text_at(width) for e in tried])
+            and self.costs.is_trial_due(num_rows, width)
+        ]
         for width in sorted(due, key=hoped.__getitem__, reverse=True):
             if self._is_allowed(members, tried, width):
                 return tried, width

@@ -44,12 +44,12 @@ class TextKey:
         return int(self.ids[0]), self.pictures[0][1] if begins_here else b""
 
     def count_equal(self, other: "TextKey") -> int:
-        """Count the leading tokens that are the same in another text: ids, and pictures that begin there."""
+        """Count the leading tokens that two texts share: equal ids, and equal images that begin there."""
         length = min(len(self.ids), len(other.ids))
-        different = np.flatnonzero(self.ids[:length] != other.ids[:length])
-        num_equal = int(different[0]) if len(different) else length
+        different = self.ids[:length] != other.ids[:length]
+        num_equal = int(different.argmax()) if different.any() else length
         return min([num_equal, *(at for at, _ in set(self.pictures) ^ set(other.pictures))])
 
     def tobytes(self) -> bytes:
-        """Return bytes that no other text has; those of the ids alone if it has no pictures."""
+        """Return bytes that identify the text; without images, those of the ids."""
         return self.ids.tobytes() + (repr(self.pictures).encode() if self.pictures else b"")

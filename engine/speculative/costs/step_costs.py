@@ -78,7 +78,8 @@ class StepBounds:
         """Whether the next step should be plain: none was seen for long, or a wider one was far cheaper."""
         if self.least_plain_s(num_rows, under) is None:
             return True
-        steps = self._plain.get((num_rows, under), _PlainSteps())
+        if (steps := self._plain.get((num_rows, under))) is None:
+            return False
         return steps.is_doubted or steps.num_wide >= PLAIN_AFTER_STEPS[bool(steps.recent_s)]
 
     def observe_plain(self, num_rows: int, taken_s: float, under: Conditions) -> None:
@@ -254,14 +255,14 @@ class StepCosts:
             @cache
             def step_s(width: int) -> float:
                 if width == 1:
-                    return self._table_s([1] * num_rows) * math.exp(plain)
+                    return self._table_s(num_rows, 1) * math.exp(plain)
                 at = bisect_left(self.widths, width)
                 if 0 < at < len(self.widths) and self.widths[at] != width:
                     low, high = self.widths[at - 1 : at + 1]
                     return step_s(low) + (width - low) / (high - low) * (step_s(high) - step_s(low))
                 shape = num_rows, width
                 own = _mean(self._wide_of, shape) + _mean(self._wide_of_under, (shape, under))
-                return self._table_s([width] * num_rows) * math.exp(wide + own)
+                return self._table_s(num_rows, width) * math.exp(wide + own)
 
             found = self._even_steps[num_rows, under] = step_s
         return found
@@ -272,7 +273,8 @@ class StepCosts:
         even_s = self.seconds(num_rows, widest, under)
         if self.batched or num_rows == 1:
             return even_s
-        return even_s * self._table_s(widths) / self._table_s([widest] * num_rows)
+        sum_s = sum([self.table.seconds(1, width) for width in widths])
+        return even_s * sum_s / self._table_s(num_rows, widest)
 
     def least_steps(self, num_rows: int, under: Conditions = USUAL) -> Callable[[int], float]:
         """Return a function from a width to the least seconds of such a step, should its estimate be wrong.
@@ -420,11 +422,11 @@ class StepCosts:
         """Return the tokens that a step feeds, including padding if rows share a forward pass."""
         return len(widths) * max(widths) if self.batched else sum(widths)
 
-    def _table_s(self, widths: Sequence[int]) -> float:
-        """Return the seconds of a step whose rows have these widths, by the table alone."""
-        if self.batched:
-            return self.table.seconds(len(widths), max(widths))
-        return sum([self.table.seconds(1, width) for width in widths])
+    def _table_s(self, num_rows: int, width: int) -> float:
+        """Return the seconds of a step whose rows all have this width, by the table alone."""
+        return (
+            self.table.seconds(num_rows, width) if self.batched else num_rows * self.table.seconds(1, width)
+        )
 
 
 def _place(shared: Effect) -> Effect:

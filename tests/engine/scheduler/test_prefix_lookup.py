@@ -82,8 +82,10 @@ class BruteForce:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 @settings(deadline=None)
-@given(data=st.data())
-def test_a_prompt_waits_for_the_one_that_comparing_all_tokens_finds(name: str, data: st.DataObject) -> None:
+@given(data=st.data(), first_compared=st.integers(1, 5))
+def test_a_prompt_waits_for_the_one_that_comparing_all_tokens_finds(
+    name: str, data: st.DataObject, first_compared: int
+) -> None:
     """Let any prompts prefill, leave, come back with more tokens, be cached and be evicted."""
     lookup, needs_state = lookup_of(name), name == "qwen3_next"
     state: State = [mx.zeros(1)] if needs_state else []
@@ -93,6 +95,7 @@ def test_a_prompt_waits_for_the_one_that_comparing_all_tokens_finds(name: str, d
     keep_at: dict[Sequence, set[int]] = {other: set() for other in running}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefixes, "MIN_SHARED_TOKENS", MIN_SHARED)
+        patch.setattr(prefixes, "FIRST_COMPARED_TOKENS", first_compared)
         patch.setattr(lookup, "cache", cache)
         for _ in range(data.draw(st.integers(1, 8))):
             if data.draw(st.booleans()):
@@ -136,11 +139,13 @@ class FakeRows:
     prompt=PROMPTS,
     members=st.lists(st.tuples(PROMPTS, PROMPTS, st.integers(0, 25)), max_size=3),
     prompts=st.lists(st.tuples(PROMPTS, st.integers(0, 20)), max_size=3),
+    first_compared=st.integers(1, 5),
 )
 def test_the_longest_prefix_of_a_running_sequence_is_borrowed(
     prompt: list[int],
     members: list[tuple[list[int], list[int], int]],
     prompts: list[tuple[list[int], int]],
+    first_compared: int,
 ) -> None:
     """Commit answers after the first lookup: their tokens count at the next one."""
     lookup, model = lookup_of("llama"), loaded_once("llama").model
@@ -153,6 +158,7 @@ def test_the_longest_prefix_of_a_running_sequence_is_borrowed(
         other.prefill.caches = rebuild(make_caches(model), [kv_slice], [], held)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefixes, "MIN_SHARED_TOKENS", MIN_SHARED)
+        patch.setattr(prefixes, "FIRST_COMPARED_TOKENS", first_compared)
         patch.setattr(lookup, "cache", None)
         for is_answered in (False, True):
             for row, (_, answer, num) in enumerate(members):

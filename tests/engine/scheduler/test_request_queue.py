@@ -1,5 +1,6 @@
 """Admission reads each waiting prompt once, and costs next to nothing while nothing changes."""
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -8,6 +9,7 @@ import pytest
 
 from reprise.engine.memory import estimate
 from reprise.engine.memory.estimate import Estimate
+from reprise.engine.scheduler import request_queue
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of, request
 
@@ -37,7 +39,7 @@ def ask_many(driven: Driven, prompts: list[list[int]]) -> int:
     for i, prompt in enumerate(prompts):
         driven.ask(request(prompt, 8, name=str(i)))
         waiting = driven.worker.queue.waiting[-1]
-        waiting.tokens = Counted(waiting.tokens)
+        waiting.tokens = waiting.keys = Counted(waiting.tokens)
     return sum(map(len, prompts))
 
 
@@ -83,7 +85,8 @@ def test_a_prompt_is_read_a_few_times_however_many_prefill_beside_it(
     assert Counted.num_read <= 3 * num_tokens
 
 
-def test_a_prompt_that_waits_for_another_is_not_read_again() -> None:
+def test_a_prompt_that_waits_for_another_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_queue, "MAX_SEARCH_S", 60.0)
     driven = drive(prefix_cache_bytes=10**9)
     ask_many(driven, prompts_that_share(15_000))
     driven.worker.step()
@@ -93,6 +96,41 @@ def test_a_prompt_that_waits_for_another_is_not_read_again() -> None:
         driven.worker.step()
     # The one that prefills is read, a chunk at a time.
     assert Counted.num_read == 10 * 16
+
+
+def test_prompts_that_share_little_are_not_read_to_their_ends() -> None:
+    driven = drive(prefix_cache_bytes=10**9)
+    ask_many(driven, prompts_that_share(20))
+    driven.worker.step()
+    num_admitted = len(driven.worker.prefilling)
+    assert num_admitted < MAX_ROWS
+    assert Counted.num_read < 2 * num_admitted * NUM_TOKENS + NUM_WAITING * 1000
+
+
+def test_a_step_that_has_compared_for_long_leaves_the_rest_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_queue, "MAX_SEARCH_S", 0.0)
+    driven = drive(prefix_cache_bytes=10**9)
+    ask_many(driven, [[*prompt_of(200), 5 + i] for i in range(6)])
+    for num_compared in (1, 2, 3):
+        driven.worker.step()
+        waiting = driven.worker.queue.waiting
+        assert [bool(s.prefix.compared) for s in waiting] == [i < num_compared for i in range(5)]
+    driven.finish()
+
+
+def test_a_step_that_has_searched_files_for_long_leaves_the_rest_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(request_queue, "MAX_SEARCH_S", 0.0)
+    driven = Driven(loaded_once("llama"), max_rows=2, prefill_chunk_tokens=16, prefix_cache_dir=str(tmp_path))
+    ask_many(driven, [prompt_of(200, i) for i in range(4)])
+    for num_searched in (1, 2, 3):
+        driven.worker.step()
+        waiting = driven.worker.queue.waiting
+        assert [s.prefix.is_disk_searched for s in waiting] == [i < num_searched for i in range(3)]
+    driven.finish()
 
 
 def test_memory_is_estimated_once_for_all_prompts_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
