@@ -30,8 +30,8 @@ from reprise.engine.interface.models import StartProgress
 from reprise.engine.interface.spans import span
 from reprise.engine.interface.status import EngineCounts
 from reprise.engine.kv_cache.per_row import Caches
+from reprise.engine.memory.prefill_plan import PrefillCosts, PrefillLimits, count_fitting
 from reprise.engine.pool.model_engine import Cancel, Embed, Inbox, Message, ModelEngine
-from reprise.engine.prefill_plan import PrefillCosts, PrefillLimits, count_fitting
 
 log = logging.getLogger("reprise.engine")
 

@@ -37,9 +37,14 @@ from reprise.engine.memory.estimate import (
     guess,
     measure,
 )
+from reprise.engine.memory.prefill_plan import (
+    RESERVED_CHUNK_TOKENS,
+    count_fitting,
+    find_fitting,
+    limit_chunks,
+)
 from reprise.engine.model.device import usable_bytes, wire_weights
 from reprise.engine.model.loading import LoadedModel
-from reprise.engine.prefill_plan import RESERVED_CHUNK_TOKENS, count_fitting, find_fitting, limit_chunks
 from reprise.engine.speculative.draft_model.draft_prefill import MAX_IDS_PER_TOKEN, MAX_UNSETTLED, SPARE_IDS
 from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
 from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter

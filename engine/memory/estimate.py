@@ -21,7 +21,7 @@ from reprise.engine.kv_cache.groups import count_cells
 from reprise.engine.kv_cache.per_row import Caches, count_bytes, is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.rows import Sharing, evaluate, make_batched_rows
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS, window_columns
-from reprise.engine.prefill_plan import PROMPT_LOGPROBS_CHUNK
+from reprise.engine.memory.prefill_plan import PROMPT_LOGPROBS_CHUNK
 from reprise.engine.sampling.logits import ALL_NEEDS, LIKELIHOOD_ARRAYS, sampling_bytes
 
 PROBE_TOKENS = 16

@@ -17,7 +17,7 @@ from reprise.engine.interface.spans import span
 from reprise.engine.kv_cache.per_row import cache_arrays
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.memory.budget import MemoryBudget
-from reprise.engine.prefill_plan import PROMPT_LOGPROBS_CHUNK, PrefillCosts, PrefillPlanner
+from reprise.engine.memory.prefill_plan import PROMPT_LOGPROBS_CHUNK, PrefillCosts, PrefillPlanner
 from reprise.engine.sampling.logits import Likelihoods
 from reprise.engine.scheduler.prefixes import Checkpoints, Prefixes
 from reprise.engine.speculative.heads.head import Taps

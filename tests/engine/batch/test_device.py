@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from reprise.engine.batch.batch import Device
-from reprise.engine.prefill_plan import MIN_CHUNK_TOKENS, PrefillCosts
+from reprise.engine.memory.prefill_plan import MIN_CHUNK_TOKENS, PrefillCosts
 from reprise.engine.speculative.proposers import DraftSources
 from tests.clock import Clock
 from tests.drafters.fakes import Coin, scored

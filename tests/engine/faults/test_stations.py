@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from reprise.drafters.base import Draft, DraftQuery
-from reprise.engine import prefill_plan
 from reprise.engine.batch.batch import Device
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.engine import Engine
@@ -20,6 +19,7 @@ from reprise.engine.interface.request import DraftChoice, GenerationRequest
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.prefix_cache.trie import PrefixCache
 from reprise.engine.kv_cache.rows import SeparateRows
+from reprise.engine.memory import prefill_plan
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.sampling.sampler import Sampler
 from reprise.engine.scheduler.prefixes import Prefixes

@@ -9,7 +9,6 @@ import mlx.core as mx
 import pytest
 
 from reprise.config.settings import Settings
-from reprise.engine import prefill_plan
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.per_row import arrays_of, leaves
@@ -17,7 +16,7 @@ from reprise.engine.kv_cache.probes import find_sharing
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.kv_cache.sliding_window import SLACK_TOKENS
 from reprise.engine.memory import budget as memory_budget
-from reprise.engine.memory import estimate
+from reprise.engine.memory import estimate, prefill_plan
 from reprise.engine.memory.estimate import Footprint
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.speculative.proposers import DraftSources

@@ -10,7 +10,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from reprise.engine.interface.events import Delta, TokenLogprob
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.prefill_plan import PROMPT_LOGPROBS_CHUNK
+from reprise.engine.memory.prefill_plan import PROMPT_LOGPROBS_CHUNK
 from tests.combinations import spread
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven, expected_tokens, loaded_once

@@ -210,7 +210,7 @@ def test_a_restart_finds_the_head_and_the_whole_prompt_in_files(name: str, tmp_p
 def test_state_is_kept_in_the_same_pass_with_few_cuts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count what a prompt computes that nothing is shared with, with a cache and without."""
     # No chunk is smaller because the machine is slow.
-    monkeypatch.setattr("reprise.engine.prefill_plan.ALONE_S", 1e9)
+    monkeypatch.setattr("reprise.engine.memory.prefill_plan.ALONE_S", 1e9)
     loaded = loaded_once(name)
     asked = session(*(message(70, at, at % 2 == 0) for at in range(20)), max_tokens=1)
     counts = []

@@ -12,9 +12,9 @@ from mlx_lm.utils import load_model
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.images import PromptImage
+from reprise.engine.memory.prefill_plan import MIN_CHUNK_TOKENS
 from reprise.engine.model.files.image_processor import read_processor
 from reprise.engine.model.loading import make_loader
-from reprise.engine.prefill_plan import MIN_CHUNK_TOKENS
 from reprise.engine.vision import layers
 from reprise.engine.vision.image_features import Sight, find_tower
 from reprise.engine.vision.layers import WORK, attend_to

@@ -12,7 +12,7 @@ import pytest
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
-from reprise.engine.prefill_plan import MIN_CHUNK_TOKENS
+from reprise.engine.memory.prefill_plan import MIN_CHUNK_TOKENS
 from reprise.engine.vision import image_features
 from reprise.engine.vision.keys import prompt_keys
 from reprise.engine.vision.layers import WORK

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from reprise.config.settings import SETTINGS
-from reprise.engine.prefill_plan import STALL_STEPS, PrefillCosts, PrefillLimits, plan_prefill
+from reprise.engine.memory.prefill_plan import STALL_STEPS, PrefillCosts, PrefillLimits, plan_prefill
 
 MAX_STALL_MS = 50.0
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reprise.engine.prefill_plan import (
+from reprise.engine.memory.prefill_plan import (
     ALONE_S,
     MIN_CHUNK_TOKENS,
     PrefillLimits,
