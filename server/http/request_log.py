@@ -1,4 +1,4 @@
-"""Per request: id, normalized path, log line, metrics. Also the list of endpoints, and 500 for bugs."""
+"""Per request: id, normalized path, log record, metrics. Also the list of endpoints, and 500 for bugs."""
 
 import asyncio
 import re
