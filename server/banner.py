@@ -108,9 +108,9 @@ class Pace:
         self._last = share, now_s
 
     def left_s(self, now_s: float) -> float | None:
-        """Estimate how many seconds the rest of the part takes.
+        """Estimate the seconds left in the current part of the start.
 
-        Return None before LEAST_SHARE of the part is done, and once the rest has taken longer than estimated.
+        Return None before LEAST_SHARE of it is done, and once it has taken longer than estimated.
         """
         done = self._last[0] - self._began[0]
         if done < LEAST_SHARE:

@@ -63,7 +63,7 @@ def requested_name(path: str, names: Mapping[str, str]) -> str:
 class ApiError(RepriseError):
     """An error response: a status and OpenAI's error object.
 
-    status: one of STATUSES; by default its class has it.
+    status: one of STATUSES; by default the class's.
     param: path of the field at fault, such as messages[0].content.
     code: a machine-readable error code.
     """

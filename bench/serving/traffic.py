@@ -90,7 +90,7 @@ Ask = Callable[[Sequence[Turn], int], list[Answer]]
 def ask_all(
     peers: Mapping[str, Ask], batches: Sequence[Batch], streams: int, prefix: str = "", **resume: Any
 ) -> list[Row]:
-    """Send each batch to all peers before the next, rotating the first peer; return rows of answers.
+    """Send each batch to all peers before the next, rotating who is first; return rows of answers.
 
     prefix: text before the names of cases. resume: arguments of Experiment.
     """

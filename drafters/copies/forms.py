@@ -406,10 +406,10 @@ class Hunks:
     def draft(
         self, cursor: CopyCursor, place: tuple[Ids, int, int | None], limit: int
     ) -> tuple[list[int], list[int]]:
-        """Return up to limit tokens of a patch's lines from a position on, and each token's kind.
+        """Return up to limit tokens of a patch's lines from place on, and each token's kind; see Part.
 
-        Returns no tokens if the position is in no line. cursor: its learned changes are applied.
-        place: a CopyCursor's source, position and stop.
+        Returns none if place is in no line. cursor: has the learned changes to apply.
+        place: source, position and stop; see CopyCursor.
         """
         tokens: list[int] = []
         kinds: list[int] = []

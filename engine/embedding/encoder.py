@@ -121,7 +121,7 @@ class Decoder:
     """The body of a decoder model, used to embed or rank.
 
     layers: functions of the states and the masks, one per layer. end: the norm of the states after them.
-    make_caches: makes empty caches for shared prefixes; None if tokens see later tokens, or only a window.
+    make_caches: makes empty caches for shared prefixes; None if attention is bidirectional or windowed.
     max_tokens: the longest text; None if nothing limits it.
     answers: the ids of the tokens yes and no, for a model that ranks; else None.
     """

@@ -308,7 +308,7 @@ class BatchedRows:
         return length
 
     def start_copies(self) -> None:
-        """Start copying the rows that a joining or leaving row moved, rather than in the next forward.
+        """Start now, not in the next forward, to copy the rows that a joining or leaving row moved.
 
         Until the copies are made, the old buffers stay in memory too.
         """

@@ -148,8 +148,8 @@ class RowLengths:
     ) -> None:
         """Compute the lengths, widths and padding of the next forward, for the caches of all layers.
 
-        widths: (rows,) tokens to add, each >= 1. width: the forward's, if other rows may have more tokens.
-        ranks: (rows,) see the attribute.
+        widths: (rows,) tokens to add, each >= 1. width: of the whole forward, if it has more rows than these.
+        ranks: (rows,) see the class.
         """
         self.ranks = ranks if any(one is not None for one in ranks) else ()
         self.widths, self.width = widths, max(width, *widths)

@@ -174,7 +174,7 @@ class MemoryBudget:
         return count_fitting(self.bytes_alone, limit, self.room_bytes)
 
     def bytes_alone(self, num_tokens: int) -> int:
-        """Return the bytes that a sequence of that length needs alone."""
+        """Return the bytes that a lone sequence of num_tokens needs."""
         alone = [Demand(num_tokens, vision_bytes=self._image_bytes)]
         return max(self._estimator.step(alone, []).total, self._estimator.step([], alone).total)
 

@@ -51,7 +51,7 @@ class Window:
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens fed for the window: a mask token for each hole."""
+        """The tokens to feed: the mask token at unfilled places."""
         return [place.token if place else self.settings.mask_token for place in self.places]
 
     @property

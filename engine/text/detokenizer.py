@@ -50,8 +50,8 @@ class StopMatcher:
 class Detokenizer:
     """Converts the tokens of one answer into text, one token at a time.
 
-    The text equals that of all tokens decoded together, but each token is decoded only alone and after the
-    latest token that gave text. Bytes that cannot become a character any more are U+FFFD at once.
+    The text equals that of all tokens decoded together. add() decodes only its token: alone, and after the
+    latest token that gave text. Bytes that can no longer be a character are U+FFFD at once.
 
     Special tokens are dropped, except the markers of reasoning and tool calls and all special tokens inside
     a tool call: some models write special tokens for quotes and commas there.

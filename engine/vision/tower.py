@@ -202,7 +202,7 @@ class Tower(ABC):
             raise ValueError(f"{len(pixels)} patches are no image of {grid[1]}x{grid[0]}")
 
     def blank(self, grid: Grid) -> PromptImage:
-        """Return a black image of a grid."""
+        """Make a black image, grid-sized."""
         shape = self.shape_of(grid)
         return PromptImage(0, self.num_tokens(grid), grid, bytes(prod(shape)), shape, b"")
 

@@ -119,7 +119,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     timeout_s: headers must be complete this long after connecting or after a later request's first byte, and
         the client must read some of the waiting output in that time, or the connection is closed.
-    buffer, rounds: shared by all connections of an event loop: receives input, decides when to parse it.
+    buffer: receives input. rounds: decides when to parse it. An event loop's connections share both.
     """
 
     connections: "set[Connection]"  # type: ignore[assignment]

@@ -18,7 +18,7 @@ Cut = Literal["none", "start", "end"]
 
 
 def read_inputs(given: object) -> tuple[Text, ...]:
-    """Return the texts of a string, token ids, or an array of either, as OpenAI has them."""
+    """Return the texts of an OpenAI input: a string, token ids, or an array of either."""
     if not isinstance(given, list):
         return (_text(given, ""),)
     if not given:

@@ -112,9 +112,8 @@ class Head(Protocol):
         states: (rows, taps * hidden) of the newest computed position. last: (rows,) the committed token after
             it, which has no state yet. num: tokens to draft, 1 to max_drafted.
 
-        Returns (rows, num) ids, for the places after last. Each cache is fed the newest position, once and
-        alone. trim() removes it again; in a cache of many rows, which has no trim(), its owner does. So the
-        caches end as they were.
+        Returns (rows, num) ids, for the places after last. Feeds each cache the newest position, once and
+        alone, then removes it with trim(). A cache of many rows has no trim(): its owner must remove it.
         """
 
 

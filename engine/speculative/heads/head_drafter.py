@@ -48,8 +48,8 @@ class HeadPrefill(TextPrefill):
     states: the target's states of the positions not fed yet. num_idle: steps since the row last was fed or
         drafted for.
     num_before: positions before the first known state; their keys and values came from the prefix cache.
-    num_skipped: positions that the head's caches lack; later positions are shifted down by that.
-    loading: the files that are being read. is_disk_searched: whether files were looked for.
+    num_skipped: positions that the head's caches lack; later positions move down by that many.
+    loading: the prefix files being read. is_disk_searched: whether they were looked for.
     """
 
     def __init__(self, head: Head, states: States, num_before: int = 0) -> None:
