@@ -159,7 +159,7 @@ class Ranks:
             self._leader.asks_first = False
 
     def explain(self) -> str | None:
-        """Return why a rank was lost; None if none is lost within 0.2 s. Called after a request has failed."""
+        """Return why a rank was lost; None if none is lost within 0.2 s. Called after a failed request."""
         return self._peers.explain(0.2) if self._peers else None
 
     def release(self, status: int) -> int:
