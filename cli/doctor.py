@@ -11,22 +11,15 @@ import re
 import shutil
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing import get_context
-from multiprocessing.queues import Queue
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, ParamSpec, TypeVar
-
-import psutil
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
 from reprise.cli.convert import progress_bar
@@ -34,6 +27,11 @@ from reprise.cli.find_model import with_converted, with_found
 from reprise.cli.output import format_bytes
 from reprise.config.agents.known import WANTED_TOKENS
 from reprise.config.settings import Settings
+
+if TYPE_CHECKING:
+    # Every command would load them.
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing.queues import Queue
 
 HELP = "Check the machine, the model and one answer, and say what to paste into a bug report."
 
@@ -267,6 +265,8 @@ def check_memory(usable_bytes: int, weight_bytes: int | None) -> Check:
 
     weight_bytes: size of the weights of all models that will be loaded; None if unknown.
     """
+    import psutil
+
     memory = psutil.virtual_memory()
     found = (
         f"{format_bytes(memory.total)}, {format_bytes(memory.available)} of it free; "
@@ -494,7 +494,7 @@ class Trial:
     said: the (stage, share) pairs that they report with say().
     """
 
-    def __init__(self, pool: ProcessPoolExecutor, said: "Queue[tuple[str, float]]") -> None:
+    def __init__(self, pool: "ProcessPoolExecutor", said: "Queue[tuple[str, float]]") -> None:
         self._pool = pool
         self._said = said
         self.show: Show = lambda _stage, _share: None
@@ -503,6 +503,9 @@ class Trial:
         self, function: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
     ) -> _Result:
         """Run a function in the trial's process, and return its result. Raises TrialError."""
+        from concurrent.futures import wait
+        from concurrent.futures.process import BrokenProcessPool
+
         try:
             future = self._pool.submit(_outcome, partial(function, *given, **named))
             heard_at = monotonic()
@@ -532,6 +535,9 @@ class Trial:
 @contextmanager
 def trial() -> Iterator[Trial]:
     """Start a process for a trial, and end it when the context ends."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     context = get_context("spawn")
     said: Queue[tuple[str, float]] = context.Queue()
     pool = ProcessPoolExecutor(1, context, _say_to, (said,))
@@ -617,7 +623,7 @@ def answer(settings: Settings, measures_costs: bool) -> Answer:
             local.answer([request], lambda: say("Answering", next(num_said) / (2 * MAX_TOKENS)))[0]
             for request in requests
         )
-        known = new_document(Namespace(), local.engine.info, local.step_costs)
+        known = new_document(argparse.Namespace(), local.engine.info, local.step_costs)
         return Answer(
             local.engine.tokenizer.decode(plain.tokens), len(plain.tokens), local.engine.info.loaded_s,
             plain.usage.decode_tokens_per_s, plain.tokens == drafted.tokens,

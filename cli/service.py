@@ -3,7 +3,6 @@
 import argparse
 import math
 import os
-import plistlib
 import re
 import shutil
 import subprocess
@@ -208,6 +207,9 @@ class Launchd:
 
     def render(self, command: Sequence[str], folder: Path, stop_s: int) -> str:
         """Return the property list as XML."""
+        # Imported here so that other commands do not load it.
+        import plistlib
+
         entries = {
             "Label": LABEL,
             "ProgramArguments": list(command),

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from reprise.cli import doctor
@@ -124,8 +125,8 @@ def level(check: Check) -> str:
 
 
 def test_memory_is_compared_with_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = doctor.psutil.virtual_memory()._replace(total=32 * GIB, available=8 * GIB)
-    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: known)
+    known = psutil.virtual_memory()._replace(total=32 * GIB, available=8 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: known)
     assert [level(doctor.check_memory(24 * GIB, weights * GIB)) for weights in (4, 16, 28)] == [
         "ok", "warning", "problem",
     ]  # fmt: skip
@@ -285,7 +286,7 @@ def test_metal_is_found() -> None:
     with trial() as process:
         device = process.call(find_device)
     assert device.name.endswith("(Metal)")
-    assert 0 < (device.working_set_bytes or 0) <= doctor.psutil.virtual_memory().total
+    assert 0 < (device.working_set_bytes or 0) <= psutil.virtual_memory().total
 
 
 def test_what_is_shared_holds_no_texts_names_or_paths(tmp_path: Path) -> None:
