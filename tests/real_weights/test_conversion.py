@@ -42,10 +42,12 @@ GEMMA3_IDS = [
 
 
 def long_text() -> str:
-    """Return code, prose, Polish, emoji, other scripts, and odd spaces, letters and digits."""
-    code = (ROOT / "engine" / "model" / "loading.py").read_text()
+    """Return 9,000 characters of prose and of code each, Polish, emoji, other scripts, and odd characters."""
+    prose = "".join((ROOT / name).read_text() for name in ("README.md", "docs/drafting.md"))[:9000]
+    code = (ROOT / "engine" / "model" / "loading.py").read_text()[:9000]
+    assert len(prose) == len(code) == 9000
     odd = " I'LL don't 'Tis 1234567 ½ ²³ Ⅷ DŽ aBcDeF /path//x\n\n  \n x"
-    return (ROOT / "README.md").read_text()[:9000] + code[:9000] + 3 * (POLISH + EMOJI + SCRIPTS + odd) + TEXT
+    return prose + code + 3 * (POLISH + EMOJI + SCRIPTS + odd) + TEXT
 
 
 @pytest.fixture(params=["smollm2_folder", "gemma3_folder"])
