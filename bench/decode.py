@@ -29,16 +29,15 @@ from reprise.bench.answering import (
     add_counts,
     add_nested,
     check,
-    make_cases,
     samples_of,
 )
 from reprise.bench.cost_curves import Curve, built_in, find_curve
 from reprise.bench.document import Column
 from reprise.bench.energy import EnergyMeter
 from reprise.bench.experiment import ArgumentsError, Progress, Row, grouped, total_parity
-from reprise.bench.local_engine import LocalEngine, equal_costs, forced_costs
+from reprise.bench.local_engine import LocalEngine, forced_costs
 from reprise.bench.options import Flag
-from reprise.bench.statistics import geometric_mean_of, loops, ratio
+from reprise.bench.statistics import loops, ratio
 from reprise.bench.workloads import ENGLISH, VERSION, WORKLOADS, Chat, own_chats
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
@@ -53,7 +52,7 @@ STRATEGIES = ("auto", "context", "shared", "none")
 TRANSLATED = ("translated", "absorbed", "resynchronised", "skipped")
 """Outcomes of translated drafts; see reprise.engine.speculative.translation.TranslationCounts."""
 
-_ABOUT = ("workload", "draft_type", "num_draft_tokens", "prompt_tokens", "streams", "arm", "memory")
+_ABOUT = ("workload", "draft_type", "num_draft_tokens", "prompt_tokens", "arm", "memory", "occupancy")
 _NUMBERS = (
     "num_tokens", "num_prefilled", "num_forwards", "decode_s", "prefill_s", "first_token_s", "drafter_s",
 )  # fmt: skip
@@ -61,7 +60,7 @@ _NUMBERS = (
 COLUMNS = [
     Column("workload", "workload", is_key=True), Column("prompt_tokens", "prompt"),
     Column("turn", "turn", lambda value: "all" if value is None else str(value)),
-    Column("streams", "streams", trivial=1), Column("draft_type", "drafts", is_key=True),
+    Column("draft_type", "drafts", is_key=True),
     Column("num_draft_tokens", "max\nlen", trivial=31), Column("window", "window"),
     Column("costs", "costs", trivial="own"), Column("draft_model", "draft model"),
     Column("strategy", "stra-\ntegy", trivial="auto"), Column("memory", "table", trivial=""),
@@ -89,25 +88,20 @@ EPILOG = "workloads:\n" + "\n".join(f"  {one.name:17} {one.summary}" for one in 
 
 FLAGS = (
     *options.shared(
-        model=None, workloads=None, prompts=None, draft_types=("auto",), num_draft_tokens=(31,),
-        prompt_tokens=None, max_tokens=256, cases=None, repeats=3, seed=1, resume=None, **options.OUTPUTS,
+        model=None, workloads=ENGLISH, prompts=None, draft_types=("auto",), num_draft_tokens=(31,),
+        prompt_tokens=None, max_tokens=256, cases=None, repeats=3, seed=1, **options.OUTPUTS,
     ),
     Flag("--draft-model", options.model, "MODEL", [], "Draft model, which draft-model and auto then use; may "
          "be repeated.", is_repeated=True),
     Flag("--strategies", options.names, "A,B", ("auto",), "Of a draft model with another vocabulary: any of "
          f"{', '.join(STRATEGIES)} (see --draft-translation of `reprise serve`)."),
-    *options.of_settings("translation_prefix_tokens"),
     Flag("--costs", options.names, "A,B", ("own",), "Step costs to decide by: own (as this machine shows "
-         "them), equal (a step costs the same at every width), forced (every draft is verified whole), "
+         "them), forced (every draft is verified whole), flat (a step costs the same at every width), "
          f"or a curve: {', '.join(built_in())}, or a result document."),
     Flag("--warm", options.listed(options.model), "MODEL,..", (), "Also with the answers of these models to "
          "the same chats in the drafters' tables; they need the same vocabulary."),
-    Flag("--streams", options.count, "N", 1, "Chats decoded at the same time."),
     Flag("--windows", options.levels, "N,M", (), "Window sizes of a WeDLM model's windowed decoding."),
     Flag("--thresholds", options.numbers, "X,Y", (0.1, 0.3, 0.6), "Entropy thresholds of these."),
-    Flag("--penalties", options.numbers, "X,Y", (0.01, 0.02), "Position penalties of these."),
-    Flag("--together", None, None, None, "Join the workloads whose chats have one right answer, and the "
-         "others."),
 )  # fmt: skip
 
 
@@ -115,35 +109,39 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print the figures, write the files, and return the exit status."""
     options.check_drafts(arguments, DRAFT_TYPES)
     options.check_names("--strategies", arguments.strategies, STRATEGIES)
-    arguments.workloads = arguments.workloads or ENGLISH
     own = own_chats(arguments.prompts, arguments.workloads)
-    curves = {name: find_curve(name) for name in arguments.costs if name not in ("own", "equal", "forced")}
+    curves = {name: find_curve(name) for name in arguments.costs if name not in ("own", "forced")}
     result: document.Document = {}
     rows: list[Row] = []
     with Progress() as progress, EnergyMeter() as meter:
-        for folder, strategy in _pairs(arguments):
-            for prices in arguments.costs:
-                settings, costs = settings_of(arguments, folder, strategy), None
-                if prices in curves:
-                    costs = _step_costs(curves[prices])
-                elif prices != "own":
-                    make = forced_costs if prices == "forced" else equal_costs
-                    costs = make(settings.num_draft_tokens + (prices == "equal"))
-                with Answering(arguments, progress, settings, costs, meter) as local:
-                    made = measure(local, own, prices, curves.get(prices))
-                about = {
-                    "costs": prices, "draft_model": folder and folder.resolve().name, "strategy": strategy
-                }  # fmt: skip
-                rows += [about | row for row in made["decode"]["rows"]]
-                # The first engine's document, unless only a later one learned what steps cost.
-                result = made if not result or not result["cost_curve"] else result
+        for (draft_model, strategy), prices in product(_pairs(arguments), arguments.costs):
+            chosen: dict[str, Any] = {"draft_translation": strategy}
+            settings = Settings(
+                model=arguments.model and str(arguments.model), prefix_cache_bytes=0,
+                draft_model=str(draft_model) if draft_model else None,
+                num_draft_tokens=max(arguments.num_draft_tokens), **chosen,
+            )  # fmt: skip
+            curve, costs = curves.get(prices), None
+            if prices == "forced":
+                costs = forced_costs(settings.num_draft_tokens)
+            elif curve:
+                costs = StepCosts({(1, width): cost for width, cost in curve.points}, is_learned=False)
+            with Answering(arguments, progress, settings, costs, meter) as local:
+                made = measure(local, own, curve)
+            about = {
+                "costs": prices, "draft_model": draft_model and draft_model.resolve().name,
+                "strategy": strategy,
+            }  # fmt: skip
+            rows += [about | row for row in made["decode"]["rows"]]
+            # The first engine's document, unless only a later one learned what steps cost.
+            result = made if not result or not result["cost_curve"] else result
     result["decode"] |= {"rows": rows, "energy": meter.source or meter.reason}
     notes = [*NOTES, *result["decode"]["skipped"], *divergences(rows)]
     has_more = arguments.draft_model or arguments.windows or arguments.warm or arguments.costs != ("own",)
     console = document.make_console(160 if has_more else 120)
     title = f"Decoding {result['model']['name']} with drafts, compared with plain decoding"
     document.print_rows(console, rows, COLUMNS, title)
-    document.report(arguments, result, rows, notes, console)
+    document.report(arguments, result, notes, console)
     return int(any(row["parity"] == "FAIL" and not row.get("window") for row in rows))
 
 
@@ -163,71 +161,46 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[Path | None, str]]:
     ]
 
 
-def settings_of(arguments: argparse.Namespace, draft_model: Path | None, strategy: str) -> Settings:
-    """Return the settings of an engine without a prefix cache."""
-    chosen: dict[str, Any] = {"draft_translation": strategy}
-    return Settings(
-        model=arguments.model and str(arguments.model), prefix_cache_bytes=0,
-        draft_model=None if draft_model is None else str(draft_model), max_rows=max(8, arguments.streams),
-        num_draft_tokens=max(arguments.num_draft_tokens),
-        translation_prefix_tokens=arguments.translation_prefix_tokens, **chosen,
-    )  # fmt: skip
-
-
-def _step_costs(curve: Curve) -> StepCosts:
-    return StepCosts({(1, width): cost for width, cost in curve.points}, is_learned=False)
-
-
-def measure(
-    local: Answering, own: Sequence[Chat] | None, prices: str, curve: Curve | None
-) -> document.Document:
-    """Answer chats in all arms; return a result document. curve: the prices, if they are a curve."""
+def measure(local: Answering, own: Sequence[Chat] | None, curve: Curve | None) -> document.Document:
+    """Answer chats in all arms; return a result document. curve: the costs of steps, if they are a curve."""
     arguments = local.arguments
-    streams, count = arguments.streams, arguments.cases
-    chats = [own] if own else local.chats((count or 1) * streams)
-    cases = make_cases([alike[: count and count * streams] for alike in chats], streams)
+    chats = own[: arguments.cases] if own else local.chats(arguments.cases or 1)
+    kinds = [(chat.workload, chat.prompt_tokens) for chat in chats]
+    cases = {str(at): Case(chat, kinds.index(kinds[at]) == at) for at, chat in enumerate(chats)}
     # Before the runs, so that the machine's load is that of other processes.
     result = document.new_document(arguments, local.engine.info, local.step_costs)
-    resume = {"resume": arguments.resume, "key": f"{result['command']}, {local.engine.settings.draft_model}, "
-              f"{local.engine.settings.draft_translation}, {prices}"}  # fmt: skip
-    runs = local.compare(_arms(local, cases, prices), cases, arguments.repeats, **resume)
+    runs = local.compare(_arms(local, cases), cases, arguments.repeats)
     if not runs:
-        raise ArgumentsError("no chats: all are too long for this model's context, or fewer than --streams")
+        raise ArgumentsError("no chats: all are too long for this model's context")
     is_wedlm = local.engine.info.mask_token_id is not None
     for one in runs:
-        turn = cases[one["case"]].chats[0].turns[one["turn"] - 1]
+        turn = cases[one["case"]].chat.turns[one["turn"] - 1]
         one["right"] = _is_right(local.engine.tokenizer, one, turn.reference) if is_wedlm else None
-        if arguments.together:
-            one["workload"] = "one right answer" if turn.reference is not None else "free"
-    rows = rows_of(runs, check(local, cases, runs), with_plain=is_wedlm, curve=curve)
     result["decode"] = {
-        **{name: getattr(arguments, name) for name in ("repeats", "seed", "max_tokens")},
-        "workloads_version": VERSION, "rows": rows,
+        "workloads_version": VERSION,
+        "rows": rows_of(runs, check(local, cases, runs), with_plain=is_wedlm, curve=curve),
         "samples": samples_of(runs, cases, local.engine.tokenizer),
         "skipped": [f"{one}: chats skipped, too long for the model's context" for one in local.skipped],
-    }  # fmt: skip
+    }
     return result
 
 
-def _arms(local: Answering, cases: Cases, prices: str) -> dict[str, Arm]:
+def _arms(local: Answering, cases: Cases) -> dict[str, Arm]:
     """Return the arms of an engine: plain, each draft type and length with each memory, and the windows."""
     given, token = local.arguments, local.engine.info.mask_token_id
     if token is None and (given.windows or "wedlm" in given.draft_types):
         raise ArgumentsError(f"{given.model or 'the bundled model'} is not a WeDLM model")
     arms = {"plain": PLAIN}
-    memories: dict[str, Callable[[LocalEngine, Case], object]] = {"cold" if given.warm else "": PLAIN.prepare}
+    memories: dict[str, Callable[[LocalEngine], object]] = {"cold" if given.warm else "": PLAIN.prepare}
     for folder in given.warm:
         memories[folder.resolve().name] = partial(_fill, known=_answers(local, folder, cases))
-    for length, kind, (memory, prepare) in product(
-        given.num_draft_tokens, given.draft_types, memories.items()
-    ):
+    lengths, kinds = given.num_draft_tokens, given.draft_types
+    for length, kind, (memory, prepare) in product(lengths, kinds, memories.items()):
         arms[f"{kind} {length} {memory}".strip()] = Arm(kind, length, prepare=prepare, memory=memory)
-    # Windowed decoding does not use draft costs.
-    asked = product(given.windows, given.thresholds, given.penalties, (False, True))
-    for size, limit, penalty, anchor in asked if prices != "equal" else ():
+    for size, limit in product(given.windows, given.thresholds):
         assert token is not None
-        name = f"window {size}, threshold {limit:g}, penalty {penalty:g}{', anchor' * anchor}"
-        arms[name] = Arm(window_settings=WindowSettings(token, size, limit, penalty, anchor))
+        name = f"window {size}, threshold {limit:g}"
+        arms[name] = Arm(window_settings=WindowSettings(token, size, limit))
     return arms
 
 
@@ -241,15 +214,14 @@ def _answers(local: Answering, folder: Path, cases: Cases) -> Known:
     with Answering(local.arguments, local.progress, settings) as other:
         if other.engine.tokenizer.fingerprint != local.engine.tokenizer.fingerprint:
             raise ArgumentsError(f"--warm: {folder} has another vocabulary than the model")
-        chats = [chat for case in cases.values() for chat in case.chats]
         return [
-            (other.prompt_of(chat.turns[row["turn"] - 1]), tuple(row["tokens"][0]))
-            for chat in chats
-            for row in other.run(Case((chat,)), PLAIN)
+            (other.prompt_of(case.chat.turns[row["turn"] - 1]), tuple(row["tokens"]))
+            for case in cases.values()
+            for row in other.run(case, PLAIN)
         ]
 
 
-def _fill(local: LocalEngine, _: Case, known: Known) -> None:
+def _fill(local: LocalEngine, known: Known) -> None:
     """Feed answers to the drafters, as if requests had ended with them."""
 
     def learn() -> None:
@@ -263,7 +235,7 @@ def _fill(local: LocalEngine, _: Case, known: Known) -> None:
 
 
 def _is_right(tokenizer: Tokenizer, run: Row, reference: str | None) -> bool | None:
-    text = tokenizer.decode([token for token in run["tokens"][0] if token not in tokenizer.eos_ids])
+    text = tokenizer.decode([token for token in run["tokens"] if token not in tokenizer.eos_ids])
     return None if reference is None else text.strip() == reference.strip()
 
 
@@ -274,8 +246,7 @@ def rows_of(
 
     checks: rows of reprise.bench.answering.check(). with_plain: add rows of plain decoding, and for all rows
         the tokens fed per forward pass and the right answers. curve: step costs with which to price the rows.
-    straight: the same figures without the cases in which a plain answer loops. mean_speedup: the geometric
-    mean of the cases' speedups, with its 95 % interval over them.
+    straight: the same figures without the cases in which a plain answer loops.
     """
     rows = []
     for (*_, arm), of_arm in grouped(runs, "workload", "prompt_tokens", "arm").items():
@@ -285,49 +256,33 @@ def rows_of(
         plain = [run for run in runs if run["arm"] == "plain" and run["case"] in cases]
         checked = [one for one in checks if one["arm"] == arm and one["case"] in cases]
         whole = row_of(of_arm, plain, checked)
-        looping = {run["case"] for run in plain if any(map(loops, run["tokens"]))}
+        looping = {run["case"] for run in plain if loops(run["tokens"])}
         kept = [[one for one in some if one["case"] not in looping] for some in (of_arm, plain, checked)]
         whole["cases"], whole["straight_cases"] = len(cases), len(cases - looping)
         whole["straight"] = row_of(*kept) if cases - looping else None
-        each = [_speedup(*(_of(some, case=case) for some in (of_arm, plain))) for case in cases]
-        whole |= geometric_mean_of(filter(None, each)).fields("mean_speedup") if any(each) else {}
         whole |= _of_windows(of_arm, whole) if with_plain else {}
-        whole["priced_speedup"] = _priced(of_arm, whole, curve)
+        whole["priced_speedup"] = curve and _priced(of_arm, whole, curve)
         rows.append({"turn": None} | whole)
         turns = sorted({run["turn"] for run in of_arm})
-        rows += [
-            {"turn": turn} | row_of(*(_of(some, turn=turn) for some in (of_arm, plain, checked)))
-            for turn in (turns if len(turns) > 1 else ())
-        ]
+        for turn in turns if len(turns) > 1 else ():
+            of_turn = [[one for one in some if one["turn"] == turn] for some in (of_arm, plain, checked)]
+            rows.append({"turn": turn} | row_of(*of_turn))
     return rows
-
-
-def _of(rows: Iterable[Row], **fields: Any) -> list[Row]:
-    return [row for row in rows if all(row[name] == value for name, value in fields.items())]
-
-
-def _speedup(drafted: Sequence[Row], plain: Sequence[Row]) -> float | None:
-    best, plain_best = _sums_of_best(drafted), _sums_of_best(plain)
-    tps, plain_tps = (ratio(one["num_tokens"], one["decode_s"]) for one in (best, plain_best))
-    return ratio(tps, plain_tps)
 
 
 def _of_windows(runs: Sequence[Row], row: Row) -> Row:
     """Return the fields of a WeDLM model's row."""
     judged = [run["right"] for run in runs if run["right"] is not None]
     fed = ratio(_sum(runs, "num_fed"), _sum(runs, "num_forwards"))
-    is_streaming = row["arm"].startswith("window")
     return {
-        "window": row["arm"] if is_streaming else None, "is_streaming": is_streaming, "fed_per_forward": fed,
+        "window": row["arm"] if row["arm"].startswith("window") else None, "fed_per_forward": fed,
         "generated_per_fed": ratio(row["tokens_per_forward"], fed), "right": mean(judged) if judged else None,
         "same": 1 - (ratio(row["parity_differing"], row["parity_pairs"]) or 0.0),
     }  # fmt: skip
 
 
-def _priced(runs: Sequence[Row], row: Row, curve: Curve | None) -> float | None:
-    """Return the speedup at a curve's costs; None without a curve."""
-    if curve is None:
-        return None
+def _priced(runs: Sequence[Row], row: Row, curve: Curve) -> float | None:
+    """Return the speedup at a curve's costs."""
     if row.get("window"):
         return ratio(row["tokens_per_forward"], curve.cost(round(row["fed_per_forward"])))
     return ratio(_sum(runs, "charged_plain_s"), _sum(runs, "charged_s"))
@@ -351,7 +306,7 @@ def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) 
     best_width = mean(widths) if 0 < len(widths) == len(checks) else None
     translation = add_counts(run["translation"] for run in drafted)
     return {
-        **{name: drafted[0].get(name) for name in _ABOUT}, "occupancy": drafted[0].get("occupancy"),
+        **{name: drafted[0].get(name) for name in _ABOUT},
         "tokens": best["num_tokens"], "decode_tps": tps, "plain_tps": plain_tps, "speedup": speedup,
         "speedup_low": min(speedups, default=None), "speedup_high": max(speedups, default=None),
         "prefill_tps": ratio(best["num_prefilled"], best["prefill_s"]),

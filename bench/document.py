@@ -1,11 +1,10 @@
-"""Result documents, and the tables of their rows: in a terminal, in Markdown, and as CSV.
+"""Result documents, and the tables of their rows: in a terminal and in Markdown.
 
 {"reprise": version, "date": ISO, "machine": ..., "model": ..., "command": "reprise bench ...",
 "cost_curve": [{"width": 1, "seconds": ...}, ...], and one or more of SECTIONS, each with "rows"}
 """
 
 import argparse
-import csv
 import json
 import os
 import platform
@@ -119,14 +118,10 @@ def print_rows(
 def report(
     arguments: argparse.Namespace,
     result: Document,
-    rows: Sequence[Row],
     notes: Iterable[str] = (),
     console: Console | None = None,
 ) -> None:
-    """Print notes and the machine, and write the files that the user asked for. Raises OSError.
-
-    rows: those of the CSV.
-    """
+    """Print notes and the machine, and write the files that the user asked for. Raises OSError."""
     console = console or make_console(120)
     for note in notes:
         style = "red" if note.startswith("FAIL") else "dim"
@@ -135,8 +130,6 @@ def report(
     console.print(machine, highlight=False, markup=False)
     if arguments.json:
         write(arguments.json, result)
-    if getattr(arguments, "csv", None):
-        write_csv(arguments.csv, rows)
     if getattr(arguments, "html", None):
         # Imported here, so that it is loaded only when a page is written.
         from reprise.bench.page import write_page
@@ -179,16 +172,6 @@ def write(path: Path, document: Document) -> None:
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     new.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     new.replace(path)
-
-
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as CSV, with all fields of any row; nested values are written as JSON. Raises OSError."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
-        writer.writeheader()
-        for row in rows:
-            is_flat = {name: isinstance(one, str | float | int | None) for name, one in row.items()}
-            writer.writerow({name: one if is_flat[name] else json.dumps(one) for name, one in row.items()})
 
 
 def read(path: Path) -> Document:

@@ -80,18 +80,16 @@ SHARED: dict[str, tuple[Any, str, str]] = {
     "cases": (count, "N", "Chats of each workload and length."),
     "max-tokens": (count, "N", "Maximum tokens of each answer."),
     "repeats": (count, "N", "Measured runs of each chat."),
-    "resume": (output_file, "FILE", "Keep each run in FILE, and leave out the runs that it already has."),
     "rounds": (count, "N", "Measured rounds, after one warm-up round."),
     "num-draft-tokens": (draft_lengths, "K,L", "Maximum draft lengths."),
     "draft-types": (names, "X,Y", "Draft types."),
     "seed": (int, "N", "Seed of everything that is generated."),
     "json": (output_file, "FILE", "Write a result document to FILE."),
-    "csv": (output_file, "FILE", "Write the rows to FILE."),
     "html": (output_file, "FILE", "Write a report page to FILE."),
 }  # fmt: skip
 """Parser, placeholder and help of each flag."""
 
-OUTPUTS: dict[str, Any] = {"json": None, "csv": None, "html": None}
+OUTPUTS: dict[str, Any] = {"json": None, "html": None}
 """The flags of files to write, without a default."""
 
 

@@ -1,20 +1,12 @@
-"""All statistics of the benchmarks: percentiles, ratios, lines, and intervals.
+"""All statistics of the benchmarks: percentiles, ratios, lines, and answers that loop."""
 
-Intervals: runs of one chat share its length, its text and the state of the machine, so the chat is the unit
-of sampling. Everything is recomputed without each chat in turn, and the spread of the results gives the
-interval (delete-one jackknife, Student's t with the number of chats minus one as degrees of freedom).
-"""
-
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 
 def percentile(weighted: Sequence[tuple[float, float]], share: float) -> float:
@@ -53,57 +45,6 @@ def fit_line(x: Floats, y: Floats) -> tuple[float, float]:
 def break_even(a: float, b: float) -> float:
     """Return the x at which a + b x is 1; nan if the line does not rise."""
     return (1.0 - a) / b if b > 1e-9 else np.nan
-
-
-class Estimate(NamedTuple):
-    """A value and its interval; low and high are None with fewer than three chats, or if it is unbounded."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    def fields(self, name: str) -> dict[str, float | None]:
-        """Return the value, None if it is not finite, and the ends of the interval as fields of a row."""
-        return {name: self.value if np.isfinite(self.value) else None, "low": self.low, "high": self.high}
-
-
-def jackknife(groups: Iterable[object], estimate: Callable[[Mask], Sequence[float]]) -> list[Estimate]:
-    """Estimate values and their intervals by leaving out one group at a time.
-
-    groups: (n,) the chat of each run. estimate: computes the values from the runs where its mask is true.
-    """
-    of = np.array([*groups])
-    names, whole = np.unique(of), [float(value) for value in estimate(np.full(len(of), True))]
-    if (freedom := len(names) - 1) < 2:
-        return [Estimate(value) for value in whole]
-    without = np.array([estimate(of != name) for name in names], dtype=float)
-    reach = student(freedom) * np.sqrt(freedom) * without.std(axis=0)
-    ends = zip(whole, reach.tolist(), strict=True)
-    return [Estimate(at, at - far, at + far) if np.isfinite(far) else Estimate(at) for at, far in ends]
-
-
-def mean_of(values: Iterable[float]) -> Estimate:
-    """Return the mean of one value per chat, with Student's interval, as the jackknife gives for a mean."""
-    found = np.array([*values], dtype=float)
-    return jackknife(range(len(found)), lambda mask: [float(found[mask].mean())])[0]
-
-
-def geometric_mean_of(values: Iterable[float]) -> Estimate:
-    """Return the geometric mean and its interval, from the mean of logarithms; for ratios like speedups."""
-    value, *ends = mean_of(np.log(list(values)))
-    return Estimate(float(np.exp(value)), *(None if end is None else float(np.exp(end)) for end in ends))
-
-
-@cache
-def student(freedom: int) -> float:
-    """Return Student's t for the two-sided 95 % interval, in standard errors. freedom: degrees of freedom.
-
-    With t = sqrt(freedom) tan(angle) the density becomes a power of a cosine, which is integrated
-    numerically.
-    """
-    angles = np.linspace(0.0, np.pi / 2, 200_001)
-    inside = np.cumsum(np.cos(angles) ** (freedom - 1))
-    return float(np.sqrt(freedom) * np.tan(np.interp(0.95, inside / inside[-1], angles)))
 
 
 def loops(tokens: Sequence[int]) -> bool:

@@ -1,6 +1,7 @@
 """`reprise bench sweep`: try sizes of the n-gram table, n, and draft lengths, and measure when drafts pay.
 
-tables: replays long traffic of source files, without a model, by ngram-mod with each table size and each n.
+tables: replays long traffic of source files, without a model, by ngram-mod with each table size and each n,
+at an M4 Pro's step costs.
 break-even: a drafter that knows the answer makes errors at chosen rates, so that every acceptance rate occurs
 at every draft length. From these runs on the engine, fits tokens/s = a + b * acceptance and the break-even
 acceptance; that of --draft-model is from its own runs.
@@ -9,17 +10,18 @@ acceptance; that of --draft-model is from its own runs.
 import argparse
 import random
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
+from statistics import harmonic_mean
 from typing import Any
 
 import numpy as np
 
 from reprise.bench import document, options
 from reprise.bench.answering import PLAIN, Answering, Arm, Case
-from reprise.bench.cost_curves import built_in, find_curve
+from reprise.bench.cost_curves import M4_PRO
 from reprise.bench.decode import row_of
 from reprise.bench.document import Column
 from reprise.bench.energy import EnergyMeter
@@ -29,7 +31,7 @@ from reprise.bench.options import Flag
 from reprise.bench.replay.pairs import TokenPair
 from reprise.bench.replay.rules import ServerPlayer, Setup, figures
 from reprise.bench.replay.traffic import AGAIN, make_traffic
-from reprise.bench.statistics import Mask, break_even, fit_line, jackknife, mean_of, ratio
+from reprise.bench.statistics import break_even, fit_line, ratio
 from reprise.bench.workloads import VERSION, Chat, own_chats
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
@@ -48,7 +50,6 @@ MIN_TOKENS = 8
 TABLES = {
     "table_sizes": "ngram-mod alone, replayed, under traffic", "ngram_sizes": "The same by n",
     "fits": "Tokens/s = a + b * acceptance, for drafts that are free to make",
-    "slope": "Break-even acceptance = r + beta * draft length",
     "draft_model": "Break-even of the draft model, its own time included",
 }  # fmt: skip
 """Title of each table, by the part of the section that has its rows."""
@@ -56,31 +57,28 @@ _PARTS = ("tables", "break-even")
 
 FLAGS = (
     *options.shared(
-        model=None, draft_model=None, workloads=("edits", "passage", "free"), prompts=None,
-        prompt_tokens=None, max_tokens=96, num_draft_tokens=(1, 2, 4, 8, 16), seed=1, **options.OUTPUTS,
+        model=None, draft_model=None, workloads=("edits", "passage", "free"), prompts=None, max_tokens=96,
+        num_draft_tokens=(1, 2, 4, 8, 16), seed=1, **options.OUTPUTS,
     ),
     Flag("--parts", options.names, "NAMES", _PARTS, "Parts of the sweep."),
-    Flag("--chats", options.count, "N", 3, "Chats of each workload; intervals need at least 3."),
+    Flag("--chats", options.count, "N", 3, "Chats of each workload."),
     Flag("--ngram-sizes", options.levels, "N,M", (2, 4, 8, 12, 16, 24), "N-gram sizes."),
     Flag("--table-entries", options.levels, "N,M", tuple(1 << power for power in range(12, 23)),
          "Table sizes."),
     Flag("--requests", options.levels, "N,M", (100, 1000), "Requests of traffic, of 5,500 tokens or so."),
-    Flag("--cost-curve", str, "CURVE", "apple-m4-pro-4bit", "Step costs of the replay: those of a result "
-         f"document, or a built-in curve: {', '.join(built_in())}."),
 )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print the figures, write the files, and return the exit status."""
     options.check_names("--parts", arguments.parts, _PARTS)
-    curve, own = find_curve(arguments.cost_curve), own_chats(arguments.prompts, arguments.workloads)
-    found: dict[str, Any] = {"workloads_version": VERSION, "curve": curve.name}
+    own, arguments.prompt_tokens = own_chats(arguments.prompts, arguments.workloads), (600,)
+    found: dict[str, Any] = {"workloads_version": VERSION}
     result = document.new_document(arguments, sweep=found)
+    notes = []
     with Progress() as progress, EnergyMeter() as meter:
         if "tables" in arguments.parts:
-            tokenizer = load_tokenizer(arguments.model or BUNDLED_MODEL)
-            setup = Setup(Settings(), curve, tokenizer.line_ends)
-            found |= _tables(arguments, setup, tokenizer.encode_answer, progress)
+            found |= _tables(arguments, progress)
         if "break-even" in arguments.parts:
             longest = max(arguments.num_draft_tokens)
             settings = Settings(
@@ -88,9 +86,14 @@ def run(arguments: argparse.Namespace) -> int:
                 prefix_cache_bytes=0, max_rows=1, costs_file=None, num_draft_tokens=longest,
             )  # fmt: skip
             with Answering(arguments, progress, settings, forced_costs(longest), meter) as local:
-                found |= measure_break_even(local, own or [*chain(*local.chats(arguments.chats, True))])
+                found |= measure_break_even(local, own or local.chats(arguments.chats))
                 result |= document.new_document(arguments, local.engine.info, sweep=found)
             found["energy"] = meter.source or meter.reason
+            differing = sum(one["parity"] == "FAIL" for one in found["points"])
+            notes = [
+                f"{differing} of {len(found['points'])} drafted answers differ from the plain ones.",
+                f"Energy: {found['energy']}. low, high: break-even of single chats.",
+            ]
     console = document.make_console(130)
     for part, title in TABLES.items():
         rows = found.get(part, ())
@@ -98,40 +101,25 @@ def run(arguments: argparse.Namespace) -> int:
         if rows:
             columns = [Column(name, name.replace("_", "\n")) for name in names]
             document.print_rows(console, rows, columns, title, group="none")
-    flat = [{"part": part, **row} for part in (*TABLES, "points") for row in found.get(part, ())]
-    document.report(arguments, result, flat, _conclusions(found), console)
+    document.report(arguments, result, notes, console)
     return 0
 
 
-def _conclusions(found: Mapping[str, Any]) -> Iterator[str]:
-    """Describe how the break-even grows with the draft length, and what the points are."""
-    for line in found.get("slope", ()):
-        yield (
-            "Each additional draft token changes the acceptance needed to break even by "
-            f"{100 * line['beta']:+.1f} percentage points: alpha = {line['r']:.3f} {line['beta']:+.4f} k."
-        )
-    if points := found.get("points"):
-        differing = sum(one["parity"] == "FAIL" for one in points)
-        yield f"{differing} of {len(points)} drafted answers differ from the plain ones."
-        yield f"Energy: {found['energy']}. 95 % intervals hold for such chats on this machine only."
-
-
-def _tables(
-    arguments: argparse.Namespace, setup: Setup, encode: Any, progress: Progress
-) -> dict[str, list[Row]]:
+def _tables(arguments: argparse.Namespace, progress: Progress) -> dict[str, list[Row]]:
     """Send generated traffic through tables of each size, and of the default size with each n."""
+    tokenizer = load_tokenizer(arguments.model or BUNDLED_MODEL)
     default, longest = Settings(), max(arguments.requests)
+    setup = Setup(default, M4_PRO, tokenizer.line_ends)
     progress.show(f"making traffic of {longest:,} requests")
-    traffic = [*make_traffic(Path(sysconfig.get_path("purelib")), longest, arguments.seed, encode)]
+    files = Path(sysconfig.get_path("purelib"))
+    traffic = [*make_traffic(files, longest, arguments.seed, tokenizer.encode_answer)]
     found: dict[str, list[Row]] = {"table_sizes": [], "ngram_sizes": []}
     every = product(arguments.requests, arguments.table_entries)
     sizes = [("table_sizes", *one, default.ngram_mod_size) for one in every]
     sizes += [("ngram_sizes", longest, default.ngram_table_entries, n) for n in arguments.ngram_sizes]
-    progress.plan(len(sizes))
-    for part, requests, entries, n in sizes:
-        progress.show("sizes of tables and n-grams")
+    for done, (part, requests, entries, n) in enumerate(sizes):
+        progress.show("sizes of tables and n-grams", done / len(sizes))
         found[part].append(fill(setup, traffic[:requests], entries, n))
-        progress.advance()
     return found
 
 
@@ -219,10 +207,10 @@ def measure_break_even(local: Answering, chats: Sequence[Chat]) -> dict[str, lis
     """
     # Only this drafter receives a request's prediction.
     local.drafters["prediction"] = oracle = ControlledDrafter()
-    lengths, has_model = sorted(local.arguments.num_draft_tokens), bool(local.arguments.draft_model)
+    lengths = sorted(local.arguments.num_draft_tokens)
 
     def arm(share: float, length: int) -> Arm:
-        def prepare(engine: LocalEngine, _: Case) -> None:
+        def prepare(engine: LocalEngine) -> None:
             engine.engine.table.reset()
             oracle.aim(share, length)
 
@@ -231,26 +219,22 @@ def measure_break_even(local: Answering, chats: Sequence[Chat]) -> dict[str, lis
 
     cases: dict[str, Case] = {}
     for at, chat in enumerate(chats):
-        alone = Case((replace(chat, turns=tuple(turn for turn in chat.turns if turn.is_measured)[:1]),))
+        alone = Case(replace(chat, turns=chat.turns[:1]))
         for row in local.run(alone, PLAIN):
-            cases[str(at)] = replace(alone, prediction=tuple(row["tokens"][0]), is_first=not cases)
-    controlled = {"plain": PLAIN} | {
-        f"{share:g} of {length}": arm(share, length) for length, share in product(lengths, LEVELS)
-    }
-    runs = local.compare(controlled, cases, 1, "controlled acceptance: ")
-    points = [{"drafts": "controlled"} | one for one in points_of(runs)]
-    if has_model:
+            cases[str(at)] = replace(alone, prediction=tuple(row["tokens"]), is_first=not cases)
+    controlled = {f"{share:g} of {length}": arm(share, length) for length, share in product(lengths, LEVELS)}
+    runs = local.compare({"plain": PLAIN} | controlled, cases, 1, "controlled acceptance: ")
+    points: list[Row] = [{"drafts": "controlled"} | one for one in points_of(runs)]
+    fits = fit([one for one in points if one["acceptance"] is not None])
+    of_model: list[Row] = []
+    if local.arguments.draft_model:
         real = {"plain": PLAIN} | {str(length): Arm("draft-model", length) for length in lengths}
         bare = {name: replace(case, prediction=()) for name, case in cases.items()}
-        runs = local.compare(real, bare, 1, "draft model: ")
-        points += [{"drafts": "draft-model"} | one for one in points_of(runs)]
+        of_model = points_of(local.compare(real, bare, 1, "draft model: "))
+    points += [{"drafts": "draft-model"} | one for one in of_model]
     if not points:
         raise BenchError("every answer was too short to measure")
-    fits, slope = fit(
-        [one for one in points if one["drafts"] == "controlled" and one["acceptance"] is not None]
-    )
-    of_model = [one for one in points if one["drafts"] == "draft-model"]
-    return {"points": points, "fits": fits, "slope": slope, "draft_model": model_needs(of_model)}
+    return {"points": points, "fits": fits, "draft_model": model_needs(of_model)}
 
 
 def points_of(runs: Sequence[Row]) -> list[Row]:
@@ -264,36 +248,40 @@ def points_of(runs: Sequence[Row]) -> list[Row]:
     ]
 
 
-def fit(points: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Fit speedup = a + b * acceptance for each draft length, and break-even = r + beta * length over them.
+def _by_length(
+    points: Sequence[Row], needed: Callable[[Sequence[Row]], float]
+) -> Iterator[tuple[Row, list[Row]]]:
+    """Yield a row of each draft length, with its points.
 
-    Returns rows of the first, with a and b in tokens/s, and a row of the second; none with fewer than two
-    break-even acceptances. step_cost: of a step with a draft of this length, in plain steps. A step commits
-    1 + length * acceptance tokens; the cost is read at an acceptance of 1/2, where the fit is best.
+    needed: returns the break-even acceptance of points. low, high: of the points of single chats.
     """
-    of, x, y = (
-        np.array([one[name] for one in points]) for name in ("num_draft_tokens", "acceptance", "speedup")
-    )
-    lengths = np.unique(of)
-    # A harmonic mean, because speeds are rates.
-    plain_tps = len(points) / sum(1 / one["plain_tps"] for one in points)
+    for (length,), alike in grouped(points, "num_draft_tokens").items():
+        of_chats = [*filter(np.isfinite, map(needed, grouped(alike, "chat").values()))]
+        even = needed(alike)
+        yield {
+            "num_draft_tokens": length, "break_even": even if np.isfinite(even) else None,
+            "low": min(of_chats, default=None), "high": max(of_chats, default=None), "n": len(alike),
+        }, alike  # fmt: skip
 
-    def lines(mask: Mask) -> list[tuple[float, float]]:
-        return [fit_line(x[mask & (of == length)], y[mask & (of == length)]) for length in lengths]
 
-    def estimate(mask: Mask) -> list[float]:
-        evens = np.array([break_even(*line) for line in lines(mask)])
-        known = np.isfinite(evens)
-        slope = fit_line(lengths[known], evens[known]) if known.sum() > 1 else (np.nan, np.nan)
-        return [*slope, *evens]
+def _line(points: Sequence[Row]) -> tuple[float, float]:
+    x, y = (np.array([one[name] for one in points]) for name in ("acceptance", "speedup"))
+    return fit_line(x, y)
 
-    r, beta, *evens = jackknife([one["chat"] for one in points], estimate)
-    fits = [
-        {"num_draft_tokens": length, "a": a * plain_tps, "b": b * plain_tps, **even.fields("break_even"),
-         "n": int((of == length).sum()), "step_cost": (1 + length / 2) / (a + b / 2)}
-        for length, (a, b), even in zip(lengths.tolist(), lines(np.full(len(of), True)), evens, strict=True)
-    ]  # fmt: skip
-    return fits, [{"r": r.value, **beta.fields("beta")}] if np.isfinite(r.value) else []
+
+def fit(points: Sequence[Row]) -> list[Row]:
+    """Fit speedup = a + b * acceptance for each draft length; return rows with a and b in tokens/s.
+
+    step_cost: of a step with a draft of this length, in plain steps. A step commits 1 + length * acceptance
+    tokens; the cost is read at an acceptance of 1/2, where the fit is best.
+    """
+    plain_tps = harmonic_mean([one["plain_tps"] for one in points]) if points else 0.0
+    rows = []
+    for row, alike in _by_length(points, lambda some: break_even(*_line(some))):
+        a, b = _line(alike)
+        step_cost = (1 + row["num_draft_tokens"] / 2) / (a + b / 2)
+        rows.append(row | {"a": a * plain_tps, "b": b * plain_tps, "step_cost": step_cost})
+    return rows
 
 
 def model_needs(points: Sequence[Row]) -> list[Row]:
@@ -302,10 +290,9 @@ def model_needs(points: Sequence[Row]) -> list[Row]:
     The draft model's time is part of the steps. If a step costs c plain steps, the draft model pays from an
     acceptance of (c - 1) / length.
     """
-    return [
-        {"num_draft_tokens": length}
-        | mean_of(
-            (one["tokens_per_forward"] / one["speedup"] - 1) / length for one in alike
-        ).fields("break_even")
-        for (length,), alike in grouped(points, "num_draft_tokens").items()
-    ]  # fmt: skip
+
+    def needed(some: Sequence[Row]) -> float:
+        each = [(one["tokens_per_forward"] / one["speedup"] - 1) / one["num_draft_tokens"] for one in some]
+        return float(np.mean(each))
+
+    return [row for row, _ in _by_length(points, needed)]

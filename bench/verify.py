@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, product
+from itertools import product
 from math import comb, sqrt
 from statistics import mean, median, quantiles
 
@@ -110,10 +110,10 @@ def _compare(local: Answering, chats: Sequence[Chat]) -> list[Row]:
     polish = ("edits_polish", "passages_polish") if arguments.draft_model else ()
     arguments.workloads = ("code", "passage", *polish)
     cases: dict[str, Case] = {}
-    for chat in chats or chain(*local.chats(1)):
+    for chat in chats or local.chats(1):
         for turn, temperature in product(chat.turns if chats else chat.turns[:1], TEMPERATURES):
             asked = replace(turn, temperature=temperature, schema=None, max_tokens=None)
-            cases[str(len(cases))] = Case((replace(chat, turns=(asked,)),))
+            cases[str(len(cases))] = Case(replace(chat, turns=(asked,)))
     runs = local.compare({"plain": PLAIN} | {name: Arm(name) for name in types}, cases, RUNS)
     checks = grouped(check(local, cases, runs), "arm")
     return [
@@ -143,7 +143,7 @@ def _report_parity(local: Answering, rows: Sequence[Row]) -> int:
     result = document.new_document(arguments, info, verify=section)
     title = f"Drafted against plain answers of {info.name}{', exact mode' * arguments.exact}"
     document.print_rows(console, rows, COMPARED, title)
-    document.report(arguments, result, rows, notes, console)
+    document.report(arguments, result, notes, console)
     return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
 
 
@@ -155,14 +155,14 @@ def _time(local: Answering, chats: Sequence[Chat]) -> list[Row]:
     """
     runs: list[Row] = []
     local.arguments.workloads = TIMED_WORKLOADS
-    chats = chats or [*chain(*local.chats(1))]
+    chats = chats or local.chats(1)
     num_rounds = local.arguments.rounds or ROUNDS
     for number in range(num_rounds):
         # All chats before the next round, so that no disturbance lasts for all rounds of a chat.
         # The first run compiles kernels and fills the prefix cache.
         for at, chat in enumerate(chats):
             label = f"round {number + 1} of {num_rounds}: "
-            runs += local.compare(TIMED_ARMS, {str(at): Case((chat,), is_first=not number)}, 2, label)
+            runs += local.compare(TIMED_ARMS, {str(at): Case(chat, is_first=not number)}, 2, label)
     rows = []
     for (case, turn), of_turn in grouped(runs, "case", "turn").items():
         plain, drafted = ([run for run in of_turn if run["arm"] == arm] for arm in ("plain", "drafted"))
@@ -201,7 +201,7 @@ def _report_times(local: Answering, rows: Sequence[Row]) -> int:
     title = f"Milliseconds of each request to {engine.info.name}, without drafting and with it"
     console = document.make_console(120)
     document.print_rows(console, rows, TIMED, title, group="chat")
-    document.report(local.arguments, result, rows, notes, console)
+    document.report(local.arguments, result, notes, console)
     return int(over > 0 or not is_chance(plain, drafted))
 
 

@@ -16,8 +16,8 @@ from reprise.config.version import DISTRIBUTION
 HELP = "Run a benchmark, such as a server under load, or decoding with and without drafts."
 
 COMMANDS = {
-    "all": "reprise.bench.figures.run_all",
-    "serve": "reprise.bench.serving.run_serve",
+    "all": "reprise.bench.run_all",
+    "serve": "reprise.bench.serve",
     "decode": "reprise.bench.decode",
     "sweep": "reprise.bench.sweep",
     "replay": "reprise.bench.replay.run_replay",

@@ -19,13 +19,16 @@ import mlx.core as mx
 from jinja2 import Template
 from mlx_lm.utils import MODEL_REMAPPING
 
-from reprise.bench.tiny_models import architectures, make_model, tiny_config
 from reprise.engine.kv_cache import probes
 from reprise.engine.kv_cache.exact_widths import Tried, find_exact_shapes
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.rows import Sharing
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.tiny_models import architectures, make_model, tiny_config  # noqa: E402
+
 PAGE = ROOT / "docs" / "architectures.md"
 TEMPLATE = Path(__file__).with_suffix(".md.jinja")
 WIDTHS = [2, 3, 4, 5, 8, 16, 32]

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     machines = [f"{one.name}: {one.kind}; {one.machine}; {one.source}" for one in curves]
     console = document.make_console(120)
     document.print_rows(console, rows, COLUMNS)
-    document.report(arguments, record, rows, [*titles, *machines, NOTE], console)
+    document.report(arguments, record, [*titles, *machines, NOTE], console)
     return 0
 
 

@@ -15,7 +15,7 @@ __all__ = [
     "read_prompts",
 ]  # fmt: skip
 
-VERSION = 2
+VERSION = 3
 
 
 def lengths_of(workload: str, requested: Sequence[int] | None = None) -> tuple[int | None, ...]:
@@ -33,8 +33,7 @@ def make_chats(
     prompt_tokens: approximate length of the first prompt, where it can be chosen; None: the shortest.
     """
     length = prompt_tokens or lengths_of(workload)[0] or 0
-    # A cold workload has the chats of its warm twin.
-    rng = random.Random(f"{workload.removesuffix('_cold')} {seed}")
+    rng = random.Random(f"{workload} {seed}")
 
     def grow(made: Iterator[Any], text_of: Callable[[list[Any]], str]) -> list[Any]:
         items: list[Any] = []

@@ -35,14 +35,12 @@ class Turn:
     reference: the right answer; None if there is no single one. answer: the right answer as a message, if
         text does not suffice. schema: JSON schema that constrains the answer. is_endless: end tokens are
         forbidden.
-    is_measured: False for a turn that only fills the drafters' tables.
     num_allowed: if not 0, tokens are drawn uniformly from this many token ids.
     max_tokens: limit in the request itself; None: the benchmark chooses.
     """
 
     messages: tuple[Message, ...]
     reference: str | None
-    is_measured: bool = True
     tools: tuple[dict[str, Any], ...] = ()
     temperature: float = 0.0
     num_allowed: int = 0

@@ -14,15 +14,14 @@ from itertools import islice
 from typing import Any
 
 from reprise.bench import lexicon
-from reprise.bench.workloads.agents import ANSWERS, Answer, Change, agent_turns, call_text, tool_of
-from reprise.bench.workloads.chats import Grow, Message, Turn, Workload, conversation, user
+from reprise.bench.workloads.agents import ANSWERS, Answer, Change, agent_turns
+from reprise.bench.workloads.chats import Grow, Turn, Workload, conversation, user
 
 NOUNS, ADJECTIVES, VERBS = lexicon.NOUNS[:180], lexicon.ADJECTIVES[:60], lexicon.VERBS[:80]
 FIELDS, NAMES = lexicon.FIELDS, lexicon.NAMES[:240]
 IDENTIFIER_WORDS = sorted({*NOUNS, *ADJECTIVES, *VERBS} - set(keyword.kwlist))
 WHOLE = "Answer with the whole file."
-NUM_QUESTIONS, NUM_TOOLS = 3, 3
-NUM_SUMS, NUM_ENTRIES, NUM_WORDS = 8, 24, 48
+NUM_QUESTIONS, NUM_ENTRIES, NUM_WORDS = 3, 24, 48
 SENTENCES = [
     "{who} found the {thing} in the {place}.",
     "{who} bought the {thing} for {number} coins from {other}.",
@@ -101,15 +100,13 @@ def _distinct(make: Callable[[], str]) -> Iterator[str]:
             yield made
 
 
-def _statements(
-    rng: random.Random, constants: tuple[int, int] = (1, 4), statements: tuple[int, int] = (1, 4)
-) -> Iterator[Statement]:
+def _statements(rng: random.Random) -> Iterator[Statement]:
     """Yield the statements of a random file: constants and functions in turn."""
     rng = random.Random(rng.random())
     unused = identifiers(rng)
     gap = ""
     while True:
-        for _ in range(rng.randint(*constants)):
+        for _ in range(rng.randint(1, 4)):
             target = next(unused)
             literal = str(number(rng)) if rng.random() < 0.7 else f'"{value(rng)}"'
             yield f"{gap}{target} = {literal}", ""
@@ -117,7 +114,7 @@ def _statements(
         name = next(unused)
         known = [next(unused) for _ in range(rng.choice((1, 2)))]
         opening = f"\ndef {name}({', '.join(known)}):\n"
-        count = rng.randint(*statements)
+        count = rng.randint(1, 4)
         for at in range(count):
             target = next(unused)
             text = f"{'' if at else opening}    {target} = {_expression(rng, known)}"
@@ -205,15 +202,6 @@ def _edits(file: str, rng: random.Random, num_turns: int, kinds: Sequence[Kind] 
     return conversation(exchanges, file)
 
 
-def _edit_again(rng: random.Random, _: Grow) -> list[Turn]:
-    file = _file(islice(_statements(rng), 11))
-    name = _constants(file)[0][0]
-    return [
-        Turn((user(f"{verb} {name} to {new}.\n\n{file}"),), _set_value(file, name, new), verb == "Change")
-        for verb, new in zip(("Set", "Change"), rng.sample(range(100, 999), 2), strict=True)
-    ]
-
-
 def _agent_edits(rng: random.Random, _: Grow) -> Iterator[Turn]:
     """Yield an agent's turns about a file that it has read: two edits, then it writes the whole file."""
     file, steps = _file(islice(_statements(rng), 11)), list[tuple[str, Answer]]()
@@ -267,18 +255,6 @@ def _question(rng: random.Random, record: Record) -> tuple[str, str]:
     return request, f"{quoted}\nThe {field} of {name} is {record[field]}."
 
 
-def _extraction(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    values = {field: value(rng) for field in rng.sample(FIELDS, 5)}
-    text, whole = {"type": "string"}, {"type": "integer"}
-    types = {key: whole if isinstance(content, int) else text for key, content in values.items()}
-    shown = {"type": "object", "properties": types}
-    limited = {key: kind | ({"maxLength": 40} if kind is text else {}) for key, kind in types.items()}
-    enforced = shown | {"properties": limited, "required": list(values), "additionalProperties": False}
-    facts = ", ".join(f"{key}: {content}" for key, content in values.items())
-    request = f"Make a JSON object for this schema: {json.dumps(shown)}\nThe values: {facts}."
-    return [Turn((user(request),), json.dumps(values), schema=json.dumps(enforced))]
-
-
 def _sentences(rng: random.Random) -> Iterator[Sentence]:
     people = names(rng)
     while True:
@@ -312,70 +288,8 @@ def _repeat(rng: random.Random, _: Grow) -> Sequence[Turn]:
     return conversation([("Repeat the text.", text)], text)
 
 
-def _summary(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    sentences = list(islice(_sentences(rng), 21))
-    quoted = [sentences[at] for at in sorted(rng.sample(range(21), 4))]
-    *people, last = [person for _, person in quoted]
-    request = (
-        f"Summarize the text for {', '.join(people)} and {last}: one line for each of them, that "
-        "begins with the name and quotes the sentence."
-    )
-    answer = "\n".join(f'- {person}: "{text}"' for text, person in quoted)
-    return conversation([(request, answer)], _joined(sentences))
-
-
-def _tool(rng: random.Random, verb: str, noun: str, fields: Sequence[str]) -> dict[str, Any]:
-    about = rng.choice((f"Use this to {verb} a {noun}.", f"{verb.capitalize()} the {noun}."))
-    return tool_of(f"{verb}_{noun}", about, fields)
-
-
-def _agent(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    verbs, nouns = rng.sample(VERBS, NUM_TOOLS), rng.sample(NOUNS, NUM_TOOLS)
-    taken = [rng.sample(FIELDS, 2) for _ in verbs]
-    tools = tuple(map(partial(_tool, rng), verbs, nouns, taken))
-    messages, turns, plans = list[Message](), list[Turn](), list[str]()
-    known: dict[str, str] = {}
-
-    def ask(reference: str) -> None:
-        turns.append(Turn(tuple(messages), reference, tools=tools))
-
-    for at, (tool, fields) in enumerate(zip(tools, taken, strict=True)):
-        name, number = tool["function"]["name"], f"call_{at + 1}"
-        # Arguments come from the previous tool's result if it has the field.
-        arguments = {field: known.get(field) or _word(rng) for field in fields}
-        call = {"name": name, "arguments": json.dumps(arguments)}
-        facts = " and ".join(f"{field} {text}" for field, text in arguments.items())
-        messages.append(user(f"Use {name} with {facts}."))
-        ask(call_text(name, arguments))
-        known = {field: _word(rng) for field in taken[(at + 1) % NUM_TOOLS]}
-        result = known | {field: value(rng) for field in rng.sample(FIELDS, 4) if field not in known}
-        made = {"id": number, "type": "function", "function": call}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [made]})
-        messages.append({"role": "tool", "content": json.dumps(result), "tool_call_id": number})
-        plans.append(f"{name} returned: {', '.join(f'{key} is {said}' for key, said in result.items())}.")
-        ask(plans[-1])
-        messages.append({"role": "assistant", "content": plans[-1]})
-    messages.append(user("Now list all results as the steps of a plan."))
-    ask("\n".join(f"{at}. {plan}" for at, plan in enumerate(plans, 1)))
-    return turns
-
-
-def _word(rng: random.Random) -> str:
-    while not isinstance(word := value(rng), str):
-        pass
-    return word
-
-
 def _story(rng: random.Random, _: Grow, **more: Any) -> Sequence[Turn]:
     return [Turn((user(f"Write about the {rng.choice(NOUNS)}."),), None, is_endless=True, **more)]
-
-
-def _arithmetic(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    sums = [(rng.randrange(100, 1000), rng.choice("+-"), rng.randrange(10, 100)) for _ in range(NUM_SUMS)]
-    answers = (left + right if sign == "+" else left - right for left, sign, right in sums)
-    listed = "\n".join(f"{left} {sign} {right}" for left, sign, right in sums)
-    request = "Compute each line. Answer with the results alone, one in each line."
-    return conversation([(request, "\n".join(map(str, answers)))], listed)
 
 
 def _remap(rng: random.Random, _: Grow) -> Sequence[Turn]:
@@ -387,42 +301,37 @@ def _remap(rng: random.Random, _: Grow) -> Sequence[Turn]:
     return conversation([asked], f"The text: {' '.join(text)}")
 
 
-_LOOKUPS = (
+def _words(rng: random.Random, grow: Grow) -> Sequence[Turn]:
+    """Make a prompt of random words; it begins with a number, so that no prefix cache has more than that."""
+
+    def made() -> Iterator[str]:
+        yield str(rng.randrange(10**6, 10**7))
+        while True:
+            yield rng.choice(IDENTIFIER_WORDS)
+
+    return [Turn((user(" ".join(grow(made(), " ".join))),), None, is_endless=True)]
+
+
+WORKLOADS = {one.name: one for one in (
     Workload("records", "one of six records, returned as JSON", _one_record),
     Workload("json_rag", "three questions about JSON records of the given length; answers quote the record",
              _json_rag, (600, 800)),
-    Workload("extraction", "five values as JSON, constrained by a schema", _extraction),
     Workload("quotes", "one short sentence quoted out of six",
              lambda rng, _: _quotes(list(islice(_sentences(rng), 6)), rng, 1)),
     Workload("passages", "six sentences repeated in full", _repeat),
     Workload("passage", "three sentences quoted, one by one, from a text of the given length", _passage,
              (600, 800)),
-    Workload("summary", "four people of a text of 21 sentences, each with a quote", _summary),
-)  # fmt: skip
-_OTHERS = (
-    Workload("agent",
-             "three chained tool calls with arguments from earlier results, which are then listed as a plan",
-             _agent),
-    Workload("free", "random text at temperature 1.5, nothing to copy", partial(_story, temperature=1.5)),
-    Workload("arithmetic", f"{NUM_SUMS} sums, whose results do not occur in the prompt", _arithmetic),
-    Workload("remap", f"{NUM_WORDS} words translated one by one with a list of {NUM_ENTRIES}", _remap),
-    Workload("trap", "random draws from 12 tokens: every short n-gram repeats, but predicts nothing",
-             partial(_story, num_allowed=12)),
-)  # fmt: skip
-_EDITS = (
     Workload("edits", "a file of about 20 lines with one value changed, answered in full",
              lambda rng, _: _edits(_file(islice(_statements(rng), 11)), rng, 1, (_value,))),
-    Workload("edits_again", "the same, after an earlier edit of the same file", _edit_again),
-    Workload("edits_again_cold", "the chats of edits_again without the earlier edit",
-             lambda rng, grow: _edit_again(rng, grow)[1:]),
     Workload("code", "one change in a file of the given length, answered in full",
              lambda rng, grow: _edits(_grown(_statements(rng), grow), rng, 1), (600, 800)),
     Workload("edits_short", "a snippet of about ten lines, edited in six turns, each answered in full",
              lambda rng, _: _edits(_file(islice(_statements(rng), 6)), rng, 6)),
-    Workload("edits_long", "a file of hundreds of lines, edited in four turns, each answered in full",
-             lambda rng, grow: _edits(_grown(_statements(rng, (12, 24), (2, 4)), grow), rng, 4), (1500,)),
-)  # fmt: skip
-WORKLOADS = {one.name: one for one in (*_LOOKUPS, *_EDITS, *_OTHERS)}
+    Workload("free", "random text at temperature 1.5, nothing to copy", partial(_story, temperature=1.5)),
+    Workload("remap", f"{NUM_WORDS} words translated one by one with a list of {NUM_ENTRIES}", _remap),
+    Workload("trap", "random draws from 12 tokens: every short n-gram repeats, but predicts nothing",
+             partial(_story, num_allowed=12)),
+)}  # fmt: skip
 """All workloads, by name."""
 ENGLISH = tuple(WORKLOADS)
 """Workloads that the bundled model was trained for, as far as a model can be."""
@@ -435,9 +344,10 @@ def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Iterator[Tur
         yield replace(turn, messages=messages, reference=polish(turn.reference or ""))
 
 
-for _one in [WORKLOADS[name] for name in ("edits", "records", "quotes", "passages")]:
-    _name = f"{_one.name}_polish"
-    WORKLOADS[_name] = Workload(_name, f"{_one.summary}; with Polish words", partial(_in_polish, _one))
-WORKLOADS["agent_edits"] = Workload(
-    "agent_edits", "a file read with line numbers, edited twice and then written, by tool calls", _agent_edits
-)
+WORKLOADS |= {f"{name}_polish": Workload(
+    f"{name}_polish", f"{WORKLOADS[name].summary}; with Polish words", partial(_in_polish, WORKLOADS[name])
+) for name in ("edits", "records", "quotes", "passages")} | {one.name: one for one in (
+    Workload("agent_edits", "a file read with line numbers, edited twice and then written, by tool calls",
+             _agent_edits),
+    Workload("words", "random words of the given length, answered in full length", _words, (256,)),
+)}  # fmt: skip

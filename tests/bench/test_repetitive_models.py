@@ -6,11 +6,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm import load
 from mlx_lm.generate import generate_step
-
 from reprise.bench.serving.run_serve import random_turns
-from reprise.bench.tiny_models import make_repetitive, write_random_model
+
 from reprise.bench.workloads.chats import render_turn
 from reprise.engine.model.loading import load_tokenizer
+from tests.tiny_models import make_repetitive, write_random_model
 
 FAMILIES = [
     "lfm2",

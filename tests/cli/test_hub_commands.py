@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from reprise.bench.tiny_models import write_random_model
 from reprise.cli.main import main
 from tests.engine.embedding.encoder_folders import write_encoder, write_modules
 from tests.engine.model.fake_hub import MODEL, FakeHub, serve, use
+from tests.tiny_models import write_random_model
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from reprise.bench.tiny_models import make_model, tiny_config, write_random_model
 from reprise.cli.main import main
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.kv_cache.per_row import arrays_of, leaves, make_caches
@@ -16,6 +15,7 @@ from reprise.engine.model.loading import DEQUANTISED_FROM, describe_weights, loa
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import dflash_config
 from tests.engine.speculative.heads.test_loading import config_of
+from tests.tiny_models import make_model, tiny_config, write_random_model
 
 
 @pytest.fixture(autouse=True)

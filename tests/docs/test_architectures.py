@@ -3,7 +3,7 @@
 import pytest
 from architectures_page import COLUMNS, PAGE, explain, try_in_child, write_page
 
-from reprise.bench.tiny_models import architectures
+from tests.tiny_models import architectures
 
 
 def test_every_architecture_of_the_installed_mlx_lm_is_on_the_page():

@@ -15,8 +15,6 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_tokenizer
 
-from reprise.bench import tiny_models
-from reprise.bench.tiny_models import tiny_config
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.engine import Engine
 from reprise.engine.interface.events import Delta, Event, Failed, Finished
@@ -25,6 +23,8 @@ from reprise.engine.model.capabilities import Findings
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.sampling.sampler import noise_key
 from reprise.engine.text.tokenizer import Tokenizer
+from tests import tiny_models
+from tests.tiny_models import tiny_config
 
 VOCAB_SIZE = 4096
 NAMES = (

@@ -11,14 +11,14 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from reprise.bench import tiny_models
-from reprise.bench.tiny_models import tiny_config
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.request import GenerationRequest, WindowSettings
 from reprise.engine.model import wedlm
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.sampling.sampler import noise_key
+from tests import tiny_models
 from tests.engine.support import SIZES, VOCAB_SIZE, make_tokenizer, request
+from tests.tiny_models import tiny_config
 
 MASK = 4000
 LAYERS = {family: layers for layers, family in wedlm.FAMILIES.items()}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from reprise.bench.tiny_models import write_random_model
 from tests.end_to_end.machines.programs import run_program
 from tests.end_to_end.machines.ranks import ranks
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import dflash_config
+from tests.tiny_models import write_random_model
 
 PROGRAM = "head_run"
 LIMIT_S = 120

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from reprise.bench.tiny_models import write_random_model
 from tests.end_to_end.machines.ranks import COMMAND, REPRISE, clean_environment, places
+from tests.tiny_models import write_random_model
 
 LIMIT_S = 300
 CHAT = {"messages": [{"role": "user", "content": "one two three, one two three, one two three, one"}]}

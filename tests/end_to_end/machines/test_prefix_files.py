@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from reprise.bench.tiny_models import write_random_model
 from tests.end_to_end.machines.ranks import Started, ranks
 from tests.end_to_end.machines.test_several_machines import post
+from tests.tiny_models import write_random_model
 
 PROMPT = [300 + 7 * at % 500 for at in range(400)]
 ANSWER = [77] * 80

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from reprise.bench.tiny_models import write_random_model
 from tests.end_to_end.machines.programs import run_program
+from tests.tiny_models import write_random_model
 
 # Several processes share two cores.
 pytestmark = pytest.mark.timeout(900)

@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
-from reprise.bench.tiny_models import write_random_model
 from tests.end_to_end.machines.ranks import REPRISE, Started, ranks
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model_folders import write_adapter
+from tests.tiny_models import write_random_model
 
 # Several processes share two cores.
 pytestmark = pytest.mark.timeout(900)

@@ -8,7 +8,6 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from reprise.bench.tiny_models import write_random_model
 from reprise.config.settings import Settings
 from reprise.engine.distributed.model_parts import PartFacts, find_room, split_model
 from reprise.engine.distributed.ranks import (
@@ -25,6 +24,7 @@ from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.embedding.encoder_folders import write_encoder
 from tests.engine.model_folders import write_adapter
 from tests.engine.support import make_model
+from tests.tiny_models import write_random_model
 
 PLACE = Place(0, ("10.0.0.1", "10.0.0.2"), 32325)
 

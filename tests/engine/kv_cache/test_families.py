@@ -2,11 +2,11 @@
 
 import pytest
 
-from reprise.bench.tiny_models import TINY, make_model, tiny_config
 from reprise.engine.kv_cache.exact_widths import Tried, find_exact_shapes
 from reprise.engine.kv_cache.probes import find_sharing, prefix_fault, rollback_fault
 from reprise.engine.kv_cache.rows import Sharing
 from tests.combinations import FAMILIES
+from tests.tiny_models import TINY, make_model, tiny_config
 
 BY_LAYER = ("gemma2", "deepseek_v3")
 """Layers that compute attention from their keys themselves, and so run once per group of rows."""

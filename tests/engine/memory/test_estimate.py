@@ -14,7 +14,6 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from reprise.bench.tiny_models import tiny_config
 from reprise.config.settings import Settings
 from reprise.drafters.base import Draft, DraftQuery, SequenceStart
 from reprise.engine.batch.batch import Device
@@ -35,6 +34,7 @@ from tests.drafters.fakes import scored
 from tests.engine.driven import Driven
 from tests.engine.memory.conftest import ROOMY
 from tests.engine.support import CONFIGS, SIZES, VOCAB_SIZE, make_model, make_tokenizer, prompt_of, request
+from tests.tiny_models import tiny_config
 
 MAX_RATIO = 1.5
 NEVER_END = ((2, -100.0),)

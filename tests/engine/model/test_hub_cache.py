@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from reprise.bench.tiny_models import write_random_model
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model import hub as hub_module
 from reprise.engine.model.files.model_folder import describe_folder
 from reprise.engine.model.hub import HubCache, HubError, find_downloaded, pull
 from tests.engine.model.fake_hub import COMMIT, MODEL, FakeHub, serve
+from tests.tiny_models import write_random_model
 
 WEIGHTS = "model.safetensors"
 PIECE_BYTES = 4096

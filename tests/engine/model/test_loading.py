@@ -8,7 +8,6 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from reprise.bench.tiny_models import write_random_model
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import SETTINGS, Settings
 from reprise.engine.interface.errors import ModelError
@@ -23,6 +22,7 @@ from reprise.engine.model.loading import (
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model import fake_hub
 from tests.engine.support import CONFIGS, make_model
+from tests.tiny_models import write_random_model
 
 
 def test_the_same_weights_have_one_fingerprint_and_others_another():

@@ -9,13 +9,13 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from reprise.bench.tiny_models import write_random_model
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
 from reprise.engine.checkpoint import inspect_checkpoint
 from reprise.engine.model.files.model_folder import INDEX, describe_folder
 from reprise.engine.model.loading import make_loader
 from tests.end_to_end.seeing_folder import TOKENS, write_seeing
+from tests.tiny_models import write_random_model
 
 
 def drop(name: str) -> Callable[[Path], None]:

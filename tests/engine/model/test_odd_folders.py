@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from reprise.bench.tiny_models import write_random_model
 from reprise.config.settings import Settings
 from reprise.engine.checkpoint import check_folder, inspect_checkpoint
 from reprise.engine.engine import Engine
@@ -26,6 +25,7 @@ from tests.engine.model_folders import answer_of, write_adapter, write_model
 from tests.engine.pool.test_pool import ask
 from tests.engine.support import prompt_of, request
 from tests.server.served import served
+from tests.tiny_models import write_random_model
 
 Change = Callable[[Path], object]
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000

@@ -8,12 +8,12 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import convert
 
-from reprise.bench.tiny_models import tiny_config
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model.loading import LoadOptions, load_model
 from reprise.engine.model.wedlm import FAMILIES, keep_ends
 from tests.engine.support import SIZES, make_model
+from tests.tiny_models import tiny_config
 
 LAYERS = {family: layers for layers, family in FAMILIES.items()}
 MASK = 4000

@@ -12,8 +12,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from reprise.bench import tiny_models
-from reprise.bench.tiny_models import tiny_config
 from reprise.engine.interface.images import PromptImage, VisionInfo, image_key
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.model.loading import LoadedModel, describe
@@ -21,7 +19,9 @@ from reprise.engine.sampling.sampler import noise_key
 from reprise.engine.vision.image_features import Sight
 from reprise.engine.vision.layers import WORK, Portion, Stage
 from reprise.engine.vision.tower import Features
+from tests import tiny_models
 from tests.engine.support import FINDINGS, SIZES, VOCAB_SIZE, make_tokenizer, request
+from tests.tiny_models import tiny_config
 
 PLACEHOLDER, BREAK, MERGE = 4000, 4001, 2
 

@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from reprise.bench.tiny_models import make_model, tiny_config
 from reprise.engine.kv_cache.buffers import RaggedKVCache, cut_slice, rebuild
 from reprise.engine.kv_cache.columns import Columns, RowLengths
 from reprise.engine.speculative.heads.formats import find_own_heads, identify, text_config
@@ -16,6 +15,7 @@ from reprise.engine.speculative.heads.head import find_ends
 from reprise.engine.speculative.heads.kinds import DFlashHead
 from reprise.engine.speculative.heads.loading import Target, choose, fill, load_head, read_dflash_config
 from tests.engine.speculative.heads import folders, published
+from tests.tiny_models import make_model, tiny_config
 
 NUM = 4
 TEXT = [7, 3, 91, 400, 12, 5, 5, 77, 230, 8, 61, 2]

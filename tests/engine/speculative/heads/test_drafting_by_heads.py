@@ -8,7 +8,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from reprise.bench.tiny_models import tiny_config
 from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery
 from reprise.engine.engine import Engine
 from reprise.engine.interface.errors import ModelError
@@ -32,6 +31,7 @@ from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.speculative.heads.fakes import ReadingHead
 from tests.engine.support import CONFIGS, SIZES, ask, make_loaded, prompt_of, request
+from tests.tiny_models import tiny_config
 
 TEMPERATURES = [0.0, 0.8]
 INNER = {"mamba2": (1,), "gemma3_text": (1, 0), "lfm2": (1, 0), "qwen3_next": (0, 1)}

@@ -9,7 +9,6 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from reprise.bench.tiny_models import make_model, tiny_config
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings, SettingsError
 from reprise.engine.engine import Engine
@@ -23,6 +22,7 @@ from tests.drafters.fakes import scored
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import SLIDING, dflash_config
 from tests.engine.support import SIZES, ask, oracle, prompt_of, request
+from tests.tiny_models import make_model, tiny_config
 
 CONFIG = tiny_config("qwen3_next", **SIZES) | {"max_position_embeddings": 1024}
 

@@ -7,12 +7,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from reprise.bench.tiny_models import make_model, tiny_config
 from reprise.engine.speculative.heads.formats import find_own_heads
 from reprise.engine.speculative.heads.head import find_ends
 from reprise.engine.speculative.heads.loading import read_weights, spread_taps
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_loading import config_of
+from tests.tiny_models import make_model, tiny_config
 
 IDS = mx.array([[4, 8, 15, 16, 23, 42], [3, 1, 4, 1, 5, 9]])
 PLAIN = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "deepseek_v3", "glm4_moe", "cohere")

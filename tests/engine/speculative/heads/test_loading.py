@@ -10,7 +10,6 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from reprise.bench.tiny_models import architectures, make_model, tiny_config
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model.architectures import name_in_head
@@ -20,6 +19,7 @@ from reprise.engine.speculative.heads.head import TargetEnds
 from reprise.engine.speculative.heads.loading import Target, check_fit, choose, load_head
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import dflash_config
+from tests.tiny_models import architectures, make_model, tiny_config
 
 ENDS = TargetEnds(lambda ids: ids, lambda states: states)
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "deepseek_v3", "glm4_moe")

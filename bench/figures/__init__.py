@@ -1,1 +1,0 @@
-"""`reprise bench all`: every published figure, and the command that makes it."""

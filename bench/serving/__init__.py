@@ -1,1 +1,0 @@
-"""What servers answer: `reprise bench serve` and `embed`; and turns of a chat."""
