@@ -2,16 +2,14 @@
 
 import argparse
 import codecs
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product, zip_longest
+from itertools import product
 
 from reprise.bench.energy import EnergyMeter
 from reprise.bench.experiment import Experiment, Progress, Row, grouped, measured, parity
 from reprise.bench.local_engine import LocalEngine
-from reprise.bench.replay.rules import best_single_width
 from reprise.bench.workloads import Chat, lengths_of, make_chats
 from reprise.config.settings import Settings
 from reprise.engine.interface.events import Finished
@@ -58,8 +56,6 @@ Arms = Mapping[str, Arm]
 Cases = Mapping[str, Case]
 
 PLAIN = Arm()
-LOOKED_UP = ("auto", "suffix", "ngram-simple", "ngram-mod")
-"""Draft types whose gain at other widths can be replayed from the text alone."""
 
 
 class Answering(LocalEngine):
@@ -134,7 +130,7 @@ def row_of(end: Finished) -> Row:
     """Return the row of one answer.
 
     decode_s: from the end of prefill to the last token. prefill_s: from admission to the end of prefill.
-    by_source: [drafted, accepted] tokens of each drafter; by_position: the same of each position in a draft.
+    by_position: [drafted, accepted] tokens of each position in a draft.
     """
     usage = end.usage
     drafting = usage.drafting
@@ -143,52 +139,23 @@ def row_of(end: Finished) -> Row:
         "num_tokens": len(end.tokens), "num_prefilled": usage.num_prompt_tokens - usage.num_cached_tokens,
         "prefill_s": usage.prefill_s - usage.queue_s, "first_token_s": usage.first_token_s,
         "decode_s": usage.total_s - usage.prefill_s, "num_forwards": drafting.num_forwards or len(end.tokens),
-        "by_source": {name: pair for name, *pair in drafting.by_source},
         "by_position": [list(pair) for pair in drafting.by_position],
         "translation": dict(drafting.translation), **{name: getattr(drafting, name) for name in COUNTED},
     }  # fmt: skip
 
 
-def add_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Add up the counts of each name."""
-    return dict(sum(map(Counter, counts), Counter()))
-
-
-def add_nested(rows: Iterable[Row]) -> tuple[dict[str, list[int]], list[list[int]]]:
-    """Add up the fields by_source and by_position of several rows; see row_of()."""
-    by_source: dict[str, list[int]] = {}
-    by_position: list[list[int]] = []
-    for row in rows:
-        for name, pair in row["by_source"].items():
-            by_source[name] = [a + b for a, b in zip(by_source.get(name, (0, 0)), pair, strict=True)]
-        pairs = zip_longest(by_position, row["by_position"], fillvalue=(0, 0))
-        by_position = [[a + c, b + d] for (a, b), (c, d) in pairs]
-    return by_source, by_position
-
-
 def check(local: LocalEngine, cases: Cases, runs: Sequence[Row]) -> list[Row]:
-    """Compare drafted answers with plain ones; return a row for each case, turn and drafting arm.
-
-    A row has case, turn, arm, the fields of parity(), and perhaps best_width: the speedup, by measured costs,
-    if all steps had the best single width. Only for a chat of one turn, without a schema, drafted from its
-    own text.
-    """
+    """Compare drafted answers with plain ones; return parity() of each case, turn and drafting arm."""
     answers = grouped(runs, "case", "turn", "arm")
     checks = []
     for (name, number, arm), drafted in answers.items():
-        if arm == "plain":
-            continue
-        turns, plain = cases[name].chat.turns, answers[name, number, "plain"]
-        turn, first = turns[number - 1], drafted[0]
-        prompt = local.prompt_of(turn)
-        ours, theirs = ([run["tokens"] for run in some] for some in (plain, drafted))
-        found = parity(ours, theirs, partial(_margin, local, prompt))
-        found |= {"case": name, "turn": number, "arm": arm}
-        # Costs that are not this machine's say nothing about what its best width would gain.
-        costs, length, kind = local.step_costs, first["num_draft_tokens"], first["draft_type"]
-        if len(turns) == 1 and not turn.schema and length and costs and kind in LOOKED_UP:
-            found["best_width"] = best_single_width(costs, kind, prompt, first["tokens"], length + 1)
-        checks.append(found)
+        if arm != "plain":
+            prompt = local.prompt_of(cases[name].chat.turns[number - 1])
+            plain, other = (
+                [run["tokens"] for run in some] for some in (answers[name, number, "plain"], drafted)
+            )
+            found = parity(plain, other, partial(_margin, local, prompt))
+            checks.append({"case": name, "turn": number, "arm": arm, **found})
     return checks
 
 

@@ -14,7 +14,7 @@ an hour on two cores, with --workloads or --cases less.
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -26,8 +26,6 @@ from reprise.bench.answering import (
     Arm,
     Case,
     Cases,
-    add_counts,
-    add_nested,
     check,
     samples_of,
 )
@@ -39,11 +37,9 @@ from reprise.bench.local_engine import LocalEngine, forced_costs
 from reprise.bench.options import Flag
 from reprise.bench.statistics import loops, ratio
 from reprise.bench.workloads import ENGLISH, VERSION, WORKLOADS, Chat, own_chats
-from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
 from reprise.drafters.base import SequenceStart, finish
 from reprise.engine.interface.request import WindowSettings
-from reprise.engine.model.loading import load_tokenizer
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.text.tokenizer import Tokenizer
 
@@ -67,7 +63,7 @@ COLUMNS = [
     Column("occupancy", "occu-\npied", lambda share: "-" if share is None else f"{share:.2%}"),
     Column("plain_tps", "plain\ntok/s", "0"),
     Column("decode_tps", "tok/s", "0"), Column("speedup", "speed\nup", "2"),
-    Column("priced_speedup", "at these\ncosts", "2"), Column("of_best_width", "of\nbest", "%"),
+    Column("priced_speedup", "at these\ncosts", "2"),
     Column("acceptance", "ac-\ncepted", "%"), Column("drafted_share", "of\ntext", "%"),
     Column("tokens_per_forward", "tok/\nfwd", "2"), Column("fed_per_forward", "fed/\nfwd", "1"),
     Column("generated_per_fed", "tok/\nfed", "2"), Column("right", "right", "%"), Column("same", "same", "%"),
@@ -79,7 +75,6 @@ COLUMNS = [
 
 NOTES = (
     "tok/s: decoding speed after prefill, best run of each turn; counts are over all runs.",
-    "of best: speedup relative to the best possible fixed width, chosen for each answer in hindsight.",
     "of text: share of the answer's tokens that came from drafts. max len: maximum draft length.",
     "us/token: time spent in drafters. first ms: time to first token without a cache. pre-fill: tokens/s.",
     "parity: every plain run compared with every drafted run, by token ids.",
@@ -114,7 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
     result: document.Document = {}
     rows: list[Row] = []
     with Progress() as progress, EnergyMeter() as meter:
-        for (draft_model, strategy), prices in product(_pairs(arguments), arguments.costs):
+        ways = product(arguments.draft_model or [None], arguments.strategies, arguments.costs)
+        for draft_model, strategy, prices in ways:
             chosen: dict[str, Any] = {"draft_translation": strategy}
             settings = Settings(
                 model=arguments.model and str(arguments.model), prefix_cache_bytes=0,
@@ -143,22 +139,6 @@ def run(arguments: argparse.Namespace) -> int:
     document.print_rows(console, rows, COLUMNS, title)
     document.report(arguments, result, notes, console)
     return int(any(row["parity"] == "FAIL" and not row.get("window") for row in rows))
-
-
-def _pairs(arguments: argparse.Namespace) -> list[tuple[Path | None, str]]:
-    """Return each draft model with each strategy; with the target's vocabulary there is nothing to choose."""
-    if not arguments.draft_model:
-        return [(None, "auto")]
-    names: dict[Path, str] = {}
-    if arguments.strategies != ("auto",):
-        every = (arguments.model or BUNDLED_MODEL, *arguments.draft_model)
-        names = {one: load_tokenizer(one).fingerprint for one in every}
-    target = names.get(arguments.model or BUNDLED_MODEL)
-    return [
-        (folder, strategy)
-        for folder in arguments.draft_model
-        for strategy in (("none",) if names and names[folder] == target else arguments.strategies)
-    ]
 
 
 def measure(local: Answering, own: Sequence[Chat] | None, curve: Curve | None) -> document.Document:
@@ -299,12 +279,13 @@ def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) 
     # The best runs of several turns may be of different rounds, so their ratio can exceed that of any round.
     of_rounds = map(ratio, _speeds(drafted), _speeds(plain))
     speedups = [one for one in (speedup, *of_rounds) if one]
-    by_source, by_position = add_nested(drafted)
-    num_drafted, num_accepted = (sum(pair[at] for pair in by_source.values()) for at in (0, 1))
-    num_tokens = _sum(drafted, "num_tokens")
-    widths = [width for check in checks if (width := check.get("best_width"))]
-    best_width = mean(widths) if 0 < len(widths) == len(checks) else None
-    translation = add_counts(run["translation"] for run in drafted)
+    num_drafted, num_accepted, num_tokens = (
+        _sum(drafted, name) for name in ("num_drafted", "num_accepted", "num_tokens")
+    )
+    by_position = [
+        [*map(sum, zip(*pairs, strict=True))]
+        for pairs in zip_longest(*(run["by_position"] for run in drafted), fillvalue=(0, 0))
+    ]
     return {
         **{name: drafted[0].get(name) for name in _ABOUT},
         "tokens": best["num_tokens"], "decode_tps": tps, "plain_tps": plain_tps, "speedup": speedup,
@@ -315,11 +296,10 @@ def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) 
         "acceptance_by_position": [accepted / drafted for drafted, accepted in by_position],
         "drafted_by_position": [drafted for drafted, _ in by_position],
         "tokens_per_forward": ratio(num_tokens, _sum(drafted, "num_forwards")),
-        "drafted_share": ratio(num_accepted, num_tokens), "by_source": by_source,
-        **(dict.fromkeys(TRANSLATED, 0) | translation),
+        "drafted_share": ratio(num_accepted, num_tokens),
+        **{name: sum(run["translation"].get(name, 0) for run in drafted) for name in TRANSLATED},
         "drafter_us_per_token": ratio(1e6 * _sum(drafted, "drafter_s"), num_tokens),
         **total_parity(checks),
-        "best_width_speedup": best_width, "of_best_width": ratio(speedup, best_width),
         "energy_j_per_token": ratio(_sum(drafted, "energy_j"), num_tokens),
         "plain_energy_j_per_token": ratio(_sum(plain, "energy_j"), _sum(plain, "num_tokens")),
     }  # fmt: skip

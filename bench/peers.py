@@ -116,17 +116,18 @@ def start_peers(
             url = children.enter_context(run_server(name, command))
             # mlx_lm.server's list of models fails where none was ever downloaded.
             model = "default_model" if name in (MLX_LM, DRAFTING) else None
-        # Fragments are timed as they come, so they must not be compressed.
-        headers = {"Accept-Encoding": "identity"}
-        headers |= {"Authorization": f"Bearer {keys[name]}"} if name in keys else {}
-        client = httpx.Client(
-            base_url=url, headers=headers, timeout=600.0, limits=httpx.Limits(max_keepalive_connections=0),
-            trust_env=takes_proxy(url, has_key=name in keys),
-        )  # fmt: skip
-        children.enter_context(client)
+        client = children.enter_context(client_of(url, keys.get(name)))
         body = {"model": model or first_model(client), "max_tokens": arguments.max_tokens}
         peers[name] = partial(ask, client, body, end_ids)
     return peers
+
+
+def client_of(url: str, key: str | None) -> httpx.Client:
+    """Return a client that makes a new connection for each request."""
+    # Fragments are timed as they come, so they must not be compressed.
+    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    limits, trusts = httpx.Limits(max_keepalive_connections=0), takes_proxy(url, has_key=bool(key))
+    return httpx.Client(base_url=url, headers=headers, timeout=600.0, limits=limits, trust_env=trusts)
 
 
 @contextmanager

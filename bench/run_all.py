@@ -92,8 +92,8 @@ RUNS = {
         "--draft-types ngram-simple,ngram-mod,draft-model --draft-model demo_model/draft "
         "--warm demo_model,demo_model/draft"),
     "translation": Run(200, "decode --draft-model demo_model/draft_polish --strategies context,shared "
-        "--draft-types draft-model --costs own,forced --num-draft-tokens 2,4,6 --cases 2 --repeats 1 "
-        "--workloads edits_polish,passages_polish,records_polish,edits --max-tokens 64"),
+        "--draft-types draft-model --costs own,forced --num-draft-tokens 2,4,6 --repeats 1 "
+        "--prompts bench/workloads/polish.jsonl --max-tokens 64"),
     "break-even": Run(190, "sweep --parts break-even --draft-model demo_model/draft"),
     "tables": Run(300, "sweep --parts tables"),
     "wedlm": Run(210, "decode --model demo_model/wedlm --draft-types suffix,wedlm,auto "

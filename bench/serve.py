@@ -51,7 +51,7 @@ FLAGS = (
     Flag("--prompt-tokens", options.count, "N", None,
          "Tokens of each prompt, with the chat template. Default: the shortest that a workload has."),
     Flag("--chats", options.count, "N", None,
-         "Chats of each workload in each round. Default: as many as streams, at least 3."),
+         "Chats of each workload in each round. Default: as many as streams, at least 4."),
     Flag("--by-turn", None, None, None, "Show the turns of chats apart, and what the prefix cache had."),
     *options.of_settings("draft_type", *options.MACHINES),
     *options.shared(
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Progress() as progress, ExitStack() as children:
         asks = peers.start_peers(arguments, model, sorted(tokenizer.eos_ids), children)
         for at, streams in enumerate(arguments.concurrency):
-            size = arguments.chats or max(3, streams)
+            size = arguments.chats or max(4, streams)
             rounds = dealt(own, arguments.rounds, size) if own else made(arguments, tokenizer, size, at)
             rows += ask_all(asks, batches_of(rounds, streams), streams, progress)
     levels = figures_of(rows, "workload", "streams", *(["turn"] if arguments.by_turn else []))
@@ -181,17 +181,6 @@ def inter_tokens_ms(rows: Sequence[Row]) -> list[tuple[float, float]]:
     return [(1000 * gap_s / tokens, tokens) for gap_s, tokens in gaps if tokens > 0]
 
 
-def _median(weighted: Sequence[tuple[float, float]]) -> float | None:
-    return percentile(weighted, 0.5) if weighted else None
-
-
-RATIOS: dict[str, Callable[[Sequence[Row]], float | None]] = {
-    "speedup": throughput, "ttft_ratio": lambda rows: _median(first_tokens_ms(rows)),
-    "inter_token_ratio": lambda rows: _median(inter_tokens_ms(rows)),
-}  # fmt: skip
-"""The figures for comparing peers round by round."""
-
-
 def figures_of(rows: Sequence[Row], *fields: str) -> list[Row]:
     """Return each peer's figures, in order, for each group of rows with equal fields."""
     # Another peer may begin with the questions of a group.
@@ -211,35 +200,34 @@ def _figures(answers: Sequence[Row], first: Sequence[Row]) -> Row:
     Percentiles are over all measured rounds; counts of what went wrong include the warm-up.
     """
     asked, errors = measured(answers), [row["error"] for row in answers if row["error"]]
-    speeds = [one for one in _rounds(answers, throughput) if one]
+    speeds = _speeds(answers)
     good = [row for row in asked if not row["error"]]
     ours, theirs = {} if answers is first else _texts(answers), _texts(first)
     equal, judged = len(ours.items() & theirs.items()), len(ours.keys() & theirs.keys())
     figures: Row = {
         "name": answers[0]["arm"], "requests": len(asked), "failed": len(errors),
-        "tokens": sum(row["tokens"] for row in asked), "tokens_per_s": median(speeds or [0.0]),
+        "tokens": sum(row["tokens"] for row in asked),
+        "tokens_per_s": median([*filter(None, speeds)] or [0.0]),
         "equal": equal if judged else None, "judged": judged,
         "parity": ("PASS" if equal == judged else "FAIL") if judged else None,
         "error": errors[0] if errors else None,
     }  # fmt: skip
     for name in ("num_prompt_tokens", "num_cached_tokens"):
-        counts = [row[name] for row in good if row.get(name) is not None]
+        counts = [row[name] for row in good if row[name] is not None]
         figures[name] = median(counts) if counts else None
     for name, times in (("ttft", first_tokens_ms(good)), ("inter_token", inter_tokens_ms(good))):
         for suffix, share in (("", 0.5), ("_p95", 0.95), ("_p99", 0.99)):
             figures[f"{name}{suffix}_ms"] = percentile(times, share) if times else None
-    for name, take in RATIOS.items():
-        found = compare(_rounds(answers, take), _rounds(first, take)) or {}
-        ends = {f"{name}_low": found.get("lowest"), f"{name}_high": found.get("highest")}
-        figures |= {name: found.get("of_medians"), **ends}
-    return figures
+    found = compare(speeds, _speeds(first)) or {}
+    ends = {"speedup_low": found.get("lowest"), "speedup_high": found.get("highest")}
+    return figures | {"speedup": found.get("of_medians"), **ends}
 
 
-def _rounds(answers: Sequence[Row], take: Callable[[Sequence[Row]], float | None]) -> list[float | None]:
-    """Return a figure of each measured round; None for one with a failure, whose rest may be easier."""
+def _speeds(answers: Sequence[Row]) -> list[float | None]:
+    """Return tokens per second of each measured round; None after a failure, which may ease the rest."""
     broken = {row["round"] for row in answers if row["error"]}
     rounds = grouped(measured(answers), "round")
-    return [None if at in broken else take(of_round) for (at,), of_round in rounds.items()]
+    return [None if at in broken else throughput(of_round) for (at,), of_round in rounds.items()]
 
 
 def _texts(answers: Sequence[Row]) -> dict[tuple[str, int], str]:
@@ -269,9 +257,7 @@ COLUMNS = [
     Column("num_cached_tokens", "cached", "0", trivial=0.0),
     Column("tokens_per_s", "tokens/s", "1"), Column(_ratio_text, "ratio"),
     Column(_percentiles("ttft", "0"), "first token,\nms p50 / p95 / p99"),
-    Column("ttft_ratio", "first token\nratio", "2"),
     Column(_percentiles("inter_token", "1"), "inter-token,\nms p50 / p95 / p99"),
-    Column("inter_token_ratio", "inter-token\nratio", "2"),
     Column(lambda row: None if row["equal"] is None else f"{row['equal']} of {row['judged']}", "equal texts"),
 ]  # fmt: skip
 """The columns of a table of figures_of()."""

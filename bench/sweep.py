@@ -30,8 +30,8 @@ from reprise.bench.local_engine import LocalEngine, forced_costs
 from reprise.bench.options import Flag
 from reprise.bench.replay.pairs import TokenPair
 from reprise.bench.replay.rules import ServerPlayer, Setup, figures
-from reprise.bench.replay.traffic import AGAIN, make_traffic
-from reprise.bench.statistics import break_even, fit_line, ratio
+from reprise.bench.replay.traffic import make_traffic
+from reprise.bench.statistics import break_even, fit_line
 from reprise.bench.workloads import VERSION, Chat, own_chats
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
@@ -127,31 +127,20 @@ def fill(setup: Setup, traffic: Sequence[TokenPair], entries: int, n: int) -> Ro
     """Fill an n-gram table with traffic; return its occupancy and its drafts' figures in the second half.
 
     entries: number of slots. n: tokens of an n-gram.
-    overwritten: share of written tokens that replaced another. known: share of answer tokens that the table
-        predicts one by one; known_again: the same for repeated answers.
     """
     tables = NgramModTables("replay", n, entries)
     settings = replace(setup.settings, draft_type="ngram-mod", ngram_mod_size=n)
     player = ServerPlayer(setup, settings, NgramModDrafter(tables))
     table, outcomes, half = tables.table(""), [], len(traffic) // 2
     measured = range(half, len(traffic), max(1, half // MEASURED))
-    known, again = list[bool](), list[bool]()
     for number, request in enumerate(traffic):
-        if number not in measured:
+        if number in measured:
+            outcomes.append(player.play(request))
+        else:
             table.learn((*request.prompt, *request.answer))
-            continue
-        table.learn(request.prompt)
-        text = (*request.prompt[-n:], *request.answer)
-        slots = table.slots(table.hashes(np.asarray(text, np.int64))).tolist()
-        found = [table.token(slot) == token for slot, token in zip(slots, text[n:], strict=True)]
-        known += found
-        again += found if request.workload == AGAIN else []
-        outcomes.append(player.play(request))
     return {
-        "requests": len(traffic), "entries": entries, "ngram_size": n, "occupancy": table.occupied / entries,
-        "overwritten": ratio(tables.counts.overwrites, tables.counts.inserts),
-        "known": ratio(sum(known), len(known)), "known_again": ratio(sum(again), len(again)),
-        **figures(outcomes),
+        "requests": len(traffic), "entries": entries, "ngram_size": n,
+        "occupancy": table.occupied / entries, **figures(outcomes),
     }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import comb, sqrt
+from pathlib import Path
 from statistics import mean, median, quantiles
 
 from reprise.bench import document, options
@@ -29,6 +30,8 @@ from reprise.engine.interface.request import DraftType
 from reprise.engine.speculative.costs.cost_table import WIDTHS, grid_up_to
 from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, PROBING_SHARE
 
+POLISH = Path(__file__).parent / "workloads" / "polish.jsonl"
+TOO_LONG = "every chat is too long for this model's context"
 RUNS, TEMPERATURES, EXACT_ROWS = 3, (0.0, 0.8), (1, 2, 4)
 COMPARED = [
     Column("draft_type", "drafts"), Column("parity_pairs", "pairs"), Column("parity", "equal"),
@@ -87,46 +90,38 @@ def run(arguments: argparse.Namespace) -> int:
     chats = read_prompts(arguments.prompts) if arguments.prompts else []
     names = ("model", "draft_model", "draft_translation", "num_draft_tokens", "exact", *options.MACHINES)
     settings, costs = Settings(**options.settings(arguments, *names)), None
-    measure, report = _time, _report_times
     if not arguments.speed:
-        measure, report = _compare, _report_parity
         settings = replace(settings, prefix_cache_bytes=0, max_rows=1)
         costs = equal_costs(*grid_up_to(WIDTHS, arguments.num_draft_tokens + 1))
     with Progress() as progress, Answering(arguments, progress, settings, costs) as local:
-        if not (rows := measure(local, chats)):
-            raise ArgumentsError("every chat is too long for this model's context")
-        return report(local, rows)
+        return (_time if arguments.speed else _compare)(local, chats)
 
 
-def _compare(local: Answering, chats: Sequence[Chat]) -> list[Row]:
-    """Compare all turns of the user's chats, or the first of generated ones; return a row per draft type."""
+def _compare(local: Answering, chats: Sequence[Chat]) -> int:
+    """Compare all turns of the user's chats, or the first of generated ones; report a row per draft type."""
     info, arguments = local.engine.info, local.arguments
     types: list[DraftType] = ["suffix", "ngram-simple", "ngram-mod"]
     if info.head or arguments.draft_model:
         types.append(info.head or "draft-model")
     if info.mask_token_id is not None:
         types.append("wedlm")
-    # Different vocabularies tokenize letters with diacritics differently, so these texts are included.
-    polish = ("edits_polish", "passages_polish") if arguments.draft_model else ()
-    arguments.workloads = ("code", "passage", *polish)
+    arguments.workloads = ("code", "passage")
     cases: dict[str, Case] = {}
-    for chat in chats or local.chats(1):
+    for chat in chats or [*local.chats(1), *(_polish() if arguments.draft_model else ())]:
         for turn, temperature in product(chat.turns if chats else chat.turns[:1], TEMPERATURES):
             asked = replace(turn, temperature=temperature, schema=None, max_tokens=None)
             cases[str(len(cases))] = Case(replace(chat, turns=(asked,)))
     runs = local.compare({"plain": PLAIN} | {name: Arm(name) for name in types}, cases, RUNS)
     checks = grouped(check(local, cases, runs), "arm")
-    return [
+    rows = [
         {"draft_type": name, "drafted_tokens": sum(run["num_drafted"] for run in drafted),
          "accepted_tokens": sum(run["num_accepted"] for run in drafted),
          **total_parity(checks[name,])}
         for (name,), drafted in grouped(runs, "arm").items() if name != "plain"
     ]  # fmt: skip
-
-
-def _report_parity(local: Answering, rows: Sequence[Row]) -> int:
-    """Print the exact widths by number of rows and circumstance, what a batch shares, and the rows."""
-    info, arguments = local.engine.info, local.arguments
+    if not rows:
+        raise ArgumentsError(TOO_LONG)
+    # The exact widths by number of rows and circumstance, and what a batch shares.
     shapes = [*product(EXACT_ROWS, local.engine.costs.widths[1:])]
     exact = local.engine.find_exact(shapes, partial(local.progress.show, "trying which widths are exact"))
     widths = [
@@ -136,27 +131,29 @@ def _report_parity(local: Answering, rows: Sequence[Row]) -> int:
     ]
     notes = [f"batch: {info.batching}. Contexts tried: {', '.join(map(str, exact.lengths))} tokens."]
     notes += [f"rank {number}: {described}" for number, described in enumerate(info.ranks)]
-    columns = [Column(one, one) for one in widths[0]]
     console = document.make_console(120)
-    document.print_rows(console, widths, columns, WIDTHS_TITLE, group="rows")
-    section = {"what": "tokens", "rows": rows, "exact": exact.describe()}
-    result = document.new_document(arguments, info, verify=section)
+    document.print_rows(console, widths, [Column(one, one) for one in widths[0]], WIDTHS_TITLE, "rows")
     title = f"Drafted against plain answers of {info.name}{', exact mode' * arguments.exact}"
     document.print_rows(console, rows, COMPARED, title)
-    document.report(arguments, result, notes, console)
+    section = {"what": "tokens", "rows": rows, "exact": exact.describe()}
+    document.report(arguments, document.new_document(arguments, info, verify=section), notes, console)
     return int(arguments.exact and any(row["parity"] == "FAIL" for row in rows))
 
 
-def _time(local: Answering, chats: Sequence[Chat]) -> list[Row]:
-    """Return two rows per request that has room for an answer: of its first token, and of the answer.
+def _polish() -> list[Chat]:
+    """Return a chat of each kind with Polish words: vocabularies differ in how they tokenize diacritics."""
+    return [*{chat.workload: chat for chat in read_prompts(POLISH)}.values()]
+
+
+def _time(local: Answering, chats: Sequence[Chat]) -> int:
+    """Report two rows per request that has room for an answer: of its first token, and of the answer.
 
     Drafters forget what they saw before each run of a chat, or they would draft its own earlier answer.
     Prompts are in the prefix cache, so that prefill does not hide what drafting costs before the first token.
     """
-    runs: list[Row] = []
-    local.arguments.workloads = TIMED_WORKLOADS
-    chats = chats or local.chats(1)
-    num_rounds = local.arguments.rounds or ROUNDS
+    engine, arguments, runs = local.engine, local.arguments, list[Row]()
+    arguments.workloads = TIMED_WORKLOADS
+    chats, num_rounds = chats or local.chats(1), arguments.rounds or ROUNDS
     for number in range(num_rounds):
         # All chats before the next round, so that no disturbance lasts for all rounds of a chat.
         # The first run compiles kernels and fills the prefix cache.
@@ -178,31 +175,27 @@ def _time(local: Answering, chats: Sequence[Chat]) -> list[Row]:
         step_s = median(run["answer_s"] for run in plain) / length
         for time, field in TIMES.items():
             plain_s, drafted_s = ([run[field] for run in arm] for arm in (plain, drafted))
-            judged = judge(plain_s, drafted_s, step_s, local.engine.settings.draft_overhead)
+            judged = judge(plain_s, drafted_s, step_s, engine.settings.draft_overhead)
             rows.append(place | {"time": time} | judged)
-    return rows
-
-
-def _report_times(local: Answering, rows: Sequence[Row]) -> int:
-    """Print the rows, and how often answers were slow with drafting and without."""
-    engine = local.engine
+    if not rows:
+        raise ArgumentsError(TOO_LONG)
     over, unclear = (sum(row["verdict"] == one for row in rows) for one in ("over", "unclear"))
-    plain, drafted = (sum(row[f"num_slow_{arm}"] for row in rows) for arm in ("plain", "drafted"))
+    num_plain, num_drafted = (sum(row[f"num_slow_{arm}"] for row in rows) for arm in ("plain", "drafted"))
     num_runs = sum(len(row["plain_runs_s"]) for row in rows)
     share = 100 * (engine.settings.draft_overhead + PROBING_SHARE)
-    chance = "which may be" if is_chance(plain, drafted) else "which is no"
+    chance = "which may be" if is_chance(num_plain, num_drafted) else "which is no"
     notes = (
         NOTES.format(percent=share, steps=ALLOWANCE_STEPS),
         f"{len(rows)} times of {len(rows) // 2} requests: {over} over the bound, {unclear} unclear",
-        f"slow single times: {drafted} of {num_runs} with drafting, {plain} without, {chance} chance",
+        f"slow single times: {num_drafted} of {num_runs} with drafting, {num_plain} without, {chance} chance",
     )
     section = {"what": "speed", "rows": rows}
-    result = document.new_document(local.arguments, engine.info, local.step_costs, verify=section)
+    result = document.new_document(arguments, engine.info, local.step_costs, verify=section)
     title = f"Milliseconds of each request to {engine.info.name}, without drafting and with it"
     console = document.make_console(120)
     document.print_rows(console, rows, TIMED, title, group="chat")
-    document.report(local.arguments, result, notes, console)
-    return int(over > 0 or not is_chance(plain, drafted))
+    document.report(arguments, result, notes, console)
+    return int(over > 0 or not is_chance(num_plain, num_drafted))
 
 
 def judge(plain_s: Sequence[float], drafted_s: Sequence[float], step_s: float, overhead: float) -> Row:

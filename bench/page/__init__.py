@@ -8,11 +8,10 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reprise.bench.document import format_value
 from reprise.bench.experiment import Row
@@ -36,8 +35,7 @@ MEASURES = {
     "coverage": "share of the answer that was drafted and accepted",
     "ttft_ms": "milliseconds to the first token", "inter_token_ms": "milliseconds between tokens",
     "drafter_us_per_token": "microseconds of drafting per token",
-    "known": "share of tokens that a table knows", "occupancy": "share of a table that is occupied",
-    "overwritten": "share of writes that replace another token",
+    "occupancy": "share of a table that is occupied",
 }  # fmt: skip
 """Measures that plots can show, by the names in rows. The first one that the rows have is shown first."""
 
@@ -75,13 +73,10 @@ A mark without a color of its own has that of its series, and a tooltip.
 """
 
 
-@dataclass(frozen=True)
-class Axes:
-    """The fields of rows that a chart shows and that its reader can filter.
+class Axes(NamedTuple):
+    """The fields of rows that a chart shows; "value" stands for the measure that the reader chooses.
 
-    x, y: fields; "value" stands for the measure that the reader chooses. panel: the field with one plot per
-        value.
-    menus: fields with a filter menu.
+    panel: the field with one plot per value. menus: fields with a filter menu.
     """
 
     x: str
@@ -100,7 +95,7 @@ def chart(
     or "points". Bars and ticks are drawn where a row has NAME_low, NAME_high and NAME_best of a measure, or
     low and high. layers: drawn below the marks.
     """
-    x, y, series, panel, menus = axes.x, axes.y, axes.series, axes.panel, axes.menus
+    (x, y, series, panel, menus) = axes
     rows = _flat(rows)
     is_chosen = "value" in (x, y)
     known = [name for name in MEASURES if is_chosen and any(_is_number(row.get(name)) for row in rows)]
@@ -235,24 +230,19 @@ def label(rows: Rows, name: str, first: str, **others: str) -> Rows:
     return rows
 
 
-def _decode_rows(document: Document, is_whole: bool = True) -> Rows:
-    """Return the rows of decode with a series and a case. is_whole: those of all turns, or of single ones."""
-    rows = [row for row in rows_of(document, "decode") if (row.get("turn") is None) == is_whole]
-    for row in rows:
-        row["speedup_best"] = row.get("best_width_speedup")
+def _decode_rows(document: Document) -> Rows:
+    """Return the rows of decode that are about all turns, with a series and a case."""
+    rows = [row for row in rows_of(document, "decode") if row.get("turn") is None]
     label(rows, "series", "draft_type", num_draft_tokens="max {}", draft_model="{}", strategy="{}",
           costs="{} costs", memory="{}", window="{}")  # fmt: skip
-    return label(rows, "case", "workload", prompt_tokens="{}-token prompt", streams="{} streams")
+    return label(rows, "case", "workload", prompt_tokens="{}-token prompt")
 
 
 def speedup(document: Document) -> Parts:
     """Yield the parts about speedups by workload and draft type."""
+    note = "At 1: plain decoding. Bars: repeated runs. Ticks: the best fixed draft length, in hindsight."
     yield chart(
-        "Workloads by speedup",
-        "dots",
-        _decode_rows(document),
-        Axes("value", "case", "series"),
-        note="At 1: plain decoding. Bars: repeated runs. Ticks: the best fixed draft length, in hindsight.",
+        "Workloads by speedup", "dots", _decode_rows(document), Axes("value", "case", "series"), note=note
     )
     yield from tables(all_figures=rows_of(document, "decode"))
 
@@ -270,26 +260,15 @@ def answers(document: Document) -> Parts:
 
 
 def acceptance(document: Document) -> Parts:
-    """Yield the parts about acceptance by position, and about gains over the turns of a chat."""
-    positions = _positions(_decode_rows(document), "case", "series")
-    yield chart(
-        "Acceptance by position in the draft",
-        "lines",
-        positions,
-        Axes("position", "accepted", "series", "case"),
-    )
-    turns = _decode_rows(document, is_whole=False)
-    yield chart("By turn of the chat", "lines", turns, Axes("turn", "value", "series", "case"))
-
-
-def _positions(rows: Rows, *names: str) -> Rows:
-    """Return a point for each position in the draft, with some fields of its row."""
-    return [
-        {name: row[name] for name in names} | {"position": at, "accepted": share}
-        for row in rows
+    """Yield the chart of acceptance by position."""
+    positions = [
+        {"case": row["case"], "series": row["series"], "position": at, "accepted": share}
+        for row in _decode_rows(document)
         for at, share in enumerate(row.get("acceptance_by_position") or (), 1)
         if share is not None
     ]
+    title = "Acceptance by position in the draft"
+    yield chart(title, "lines", positions, Axes("position", "accepted", "series", "case"))
 
 
 def sweep(document: Document) -> Parts:
@@ -303,35 +282,19 @@ def sweep(document: Document) -> Parts:
 
 def pays(document: Document) -> Parts:
     """Yield the parts about the acceptance from which drafts pay."""
-    points, fits = (rows_of(document, "sweep", name) for name in ("points", "fits"))
-    points = [row | {"k": f"k = {row['num_draft_tokens']}"} for row in points]
-    yield chart(
-        "Speed by acceptance, for each draft length k",
-        "points",
-        [row for row in points if row.get("acceptance") is not None],
-        Axes("acceptance", "speedup", "drafts", "k"),
-        layers=[line("acceptance", "speedup", "datum.drafts == 'controlled'", "k"), rule("y", 1)],
-        note="A mark is an answer. The fit of controlled drafts crosses plain decoding at the break-even.",
-    )
-    evens = [row | {"drafts": "controlled"} for row in fits if row.get("break_even") is not None]
-    evens += [row | {"drafts": "draft-model"} for row in rows_of(document, "sweep", "draft_model")]
-    yield chart(
-        "Break-even by draft length",
-        "points",
-        evens,
-        Axes("num_draft_tokens", "break_even", "drafts"),
-        layers=[line("num_draft_tokens", "break_even", group="drafts")],
-        note="Upright lines are 95 % intervals; the slanted one is the least-squares fit.",
-    )
-    listed = "fits", "slope", "draft_model"
-    yield from tables(**{name: rows_of(document, "sweep", name) for name in listed})
+    points = [row | {"k": f"k = {row['num_draft_tokens']}"} for row in rows_of(document, "sweep", "points")]
+    points = [row for row in points if row.get("acceptance") is not None]
+    fits = line("acceptance", "speedup", "datum.drafts == 'controlled'", "k")
+    note = "A mark is an answer. The fit of controlled drafts crosses plain decoding at the break-even."
+    title = "Speed by acceptance, for each draft length k"
+    axes = Axes("acceptance", "speedup", "drafts", "k")
+    yield chart(title, "points", points, axes, [fits, rule("y", 1)], note)
+    yield from tables(**{name: rows_of(document, "sweep", name) for name in ("fits", "draft_model")})
 
 
 def serve(document: Document) -> Parts:
     """Yield the parts that compare peers on the same chats."""
     rows = rows_of(document, "serve", "levels")
-    for row in rows:
-        row["workload"] = row.get("workload") or row.get("model") or "random words"
     label(rows, "chats", "workload", streams="{} at a time")
     note = f"Ratios are to {rows[0]['name']}." if rows else ""
     yield chart("The same prompts on each peer", "dots", rows, Axes("value", "chats", "name"), note=note)
@@ -343,20 +306,9 @@ def replay(document: Document) -> Parts:
     rows = [row | {"speedup_best": row.pop("slowest", None)} for row in rows_of(document, "replay")]
     # The workload that stands for all comes first, because menus show their first value.
     rows.sort(key=lambda row: row.get("workload") != "all")
-    yield chart(
-        "Rules, best first",
-        "dots",
-        rows,
-        Axes("value", "drafter", "curve", menus=["workload", "curve"]),
-        note="Speedups follow from a cost curve; they are not measured. Ticks are the slowest requests.",
-    )
-    on_first = [row for row in rows if row["curve"] == rows[0]["curve"]]
-    yield chart(
-        "Acceptance by position, by rule",
-        "lines",
-        _positions(on_first, "workload", "drafter"),
-        Axes("position", "accepted", "drafter", menus=["workload"]),
-    )
+    note = "Speedups follow from a cost curve; they are not measured. Ticks are the slowest requests."
+    axes = Axes("value", "drafter", "curve", menus=("workload", "curve"))
+    yield chart("Rules, best first", "dots", rows, axes, note=note)
     yield from tables(replays=rows, cost_curves=rows_of(document, "replay", "curves"))
 
 
@@ -401,14 +353,10 @@ def costs(*documents: Document) -> Parts:
         for point in points
     ]
     top = max((row["cost"] for row in rows), default=1)
-    yield chart(
-        "c(w): cost of a forward pass by width",
-        "lines",
-        rows,
-        Axes("width", "cost", "curve"),
-        layers=[rule("y", 1), line("width", "width", f"datum.width <= {top}")],
-        note="Below the slanted line, a fully accepted draft saves time. At 1, additional width is free.",
-    )
+    layers = [rule("y", 1), line("width", "width", f"datum.width <= {top}")]
+    note = "Below the slanted line, a fully accepted draft saves time. At 1, additional width is free."
+    title = "c(w): cost of a forward pass by width"
+    yield chart(title, "lines", rows, Axes("width", "cost", "curve"), layers, note)
 
 
 SECTIONS: dict[str, Callable[..., Parts]] = {

@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -67,28 +67,6 @@ def value(rng: random.Random) -> str | int:
     if kind < 0.45:
         return str(rng.choice(NAMES if kind < 0.3 else NOUNS))
     return thing(rng) if kind < 0.6 else number(rng)
-
-
-def polonizer(rng: random.Random) -> Callable[[str], str]:
-    """Return a function that replaces the nouns, adjectives and names of a text by Polish ones.
-
-    Vocabularies differ in how they tokenize the diacritics. A word is always replaced by the same Polish
-    word, and stays as it is once the Polish words have run out.
-    """
-    supply_of: dict[str, Iterator[str]] = {}
-    for english, polish in (
-        (NOUNS, lexicon.POLISH_NOUNS), (ADJECTIVES, lexicon.POLISH_ADJECTIVES), (NAMES, lexicon.POLISH_NAMES)
-    ):  # fmt: skip
-        supply = map(str.lower, rng.sample(polish, len(polish)))
-        supply_of |= {word.lower(): supply for word in english}
-
-    @cache
-    def polish_of(word: str) -> str:
-        if word.istitle():
-            return polish_of(word.lower()).capitalize()
-        return next(supply_of.get(word, iter(())), word)
-
-    return lambda text: re.sub(r"[A-Za-z]+", lambda match: polish_of(match[0]), text)
 
 
 def _distinct(make: Callable[[], str]) -> Iterator[str]:
@@ -163,31 +141,13 @@ def _rename(file: str, rng: random.Random) -> tuple[str, str]:
     return rng.choice(asked), re.sub(rf"\b{old}\b", new, file)
 
 
-def _docstring(file: str, rng: random.Random) -> tuple[str, str]:
-    bare = re.findall(r'(?m)^def (\w+)\(.*\):\n(?!    """)', file)
-    if not bare:
-        return _return(file, rng)
-    name, text = rng.choice(bare), f"{rng.choice(VERBS).capitalize()} the {thing(rng)}."
-    asked = (f'Add the docstring "{text}" to {name}.', f'Give {name} the docstring "{text}".')
-    return rng.choice(asked), re.sub(rf"(?m)^(def {name}\(.*\):)$", rf'\1\n    """{text}"""', file)
-
-
-def _return(file: str, rng: random.Random) -> tuple[str, str]:
-    ends = r"\):\n(?:    .*\n)*?    return "
-    name, arguments, old = rng.choice(re.findall(rf"(?m)^def (\w+)\((.*){ends}(.*)$", file))
-    new = _other_than(old, make=lambda: _expression(rng, arguments.split(", ")))
-    instead = (f"{name} should return {new}, not {old}.", f"In {name}, return {new} instead of {old}.")
-    asked = (f"Make {name} return {new}.", *instead)
-    return rng.choice(asked), re.sub(rf"(?m)(^def {name}\(.*{ends}).*$", lambda m: m[1] + new, file, count=1)
-
-
 def _other_than(*old: str, make: Callable[[], str]) -> str:
     while (new := make()) in old:
         pass
     return new
 
 
-KINDS = (_value, _rename, _docstring, _return)
+KINDS = (_value, _rename)
 
 
 def _edits(file: str, rng: random.Random, num_turns: int, kinds: Sequence[Kind] = KINDS) -> list[Turn]:
@@ -195,8 +155,6 @@ def _edits(file: str, rng: random.Random, num_turns: int, kinds: Sequence[Kind] 
     changed, exchanges = file, []
     for _ in range(num_turns):
         kind = rng.choice(kinds)
-        if kind in (_docstring, _return) and "\ndef " not in changed:
-            kind = _value
         request, changed = kind(changed, rng)
         exchanges.append((f"{request} {WHOLE}", changed))
     return conversation(exchanges, file)
@@ -335,18 +293,7 @@ WORKLOADS = {one.name: one for one in (
 """All workloads, by name."""
 ENGLISH = tuple(WORKLOADS)
 """Workloads that the bundled model was trained for, as far as a model can be."""
-
-
-def _in_polish(family: Workload, rng: random.Random, grow: Grow) -> Iterator[Turn]:
-    turns, polish = family.make(rng, grow), polonizer(rng)
-    for turn in turns:
-        messages = tuple(one | {"content": polish(one["content"])} for one in turn.messages)
-        yield replace(turn, messages=messages, reference=polish(turn.reference or ""))
-
-
-WORKLOADS |= {f"{name}_polish": Workload(
-    f"{name}_polish", f"{WORKLOADS[name].summary}; with Polish words", partial(_in_polish, WORKLOADS[name])
-) for name in ("edits", "records", "quotes", "passages")} | {one.name: one for one in (
+WORKLOADS |= {one.name: one for one in (
     Workload("agent_edits", "a file read with line numbers, edited twice and then written, by tool calls",
              _agent_edits),
     Workload("words", "random words of the given length, answered in full length", _words, (256,)),

@@ -2,17 +2,11 @@
 
 import signal
 import sys
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
-from multiprocessing import active_children
 
 import pytest
 
 from reprise.bench.experiment import BenchError
-from reprise.bench.serving.bare_loop import start_loop
-from reprise.bench.serving.servers import is_ready, run_server
-from reprise.bench.workloads import Turn
-from reprise.engine.model.loading import load_tokenizer
+from reprise.bench.peers import is_ready, run_server
 
 STUB = """
 import http.server, sys
@@ -24,7 +18,6 @@ def answer(self):
 server.RequestHandlerClass.do_GET = answer
 server.serve_forever()
 """
-TURN = Turn(({"role": "user", "content": "one"},), None)
 
 
 @pytest.fixture(autouse=True)
@@ -55,29 +48,3 @@ def test_a_server_that_does_not_start_is_an_error_with_its_last_words():
     program = "import sys; sys.exit('loading\\nno such model\\n')"
     with pytest.raises(BenchError, match=r"^it exited with status 1: no such model$"), stub(program):
         pass
-
-
-def test_a_loop_that_cannot_load_its_model_raises_the_reason(tmp_path):
-    with pytest.raises(FileNotFoundError, match="config"), ExitStack() as children:
-        start_loop(children, None, 4, str(tmp_path))
-
-
-def test_a_loop_whose_process_dies_is_an_error(model_folder, tokenizer):
-    with ExitStack() as children:
-        ask = start_loop(children, tokenizer, 4, str(model_folder))
-        for child in active_children():
-            child.kill()
-        with pytest.raises(BrokenProcessPool):
-            ask([TURN])
-
-
-def test_the_bare_loop_gives_every_answer_its_full_length(model_folder):
-    tokenizer = load_tokenizer(model_folder)
-    with ExitStack() as children:
-        ask = start_loop(children, tokenizer, 40, str(model_folder), False)
-        answers = ask([TURN] * 2)
-    for answer in answers:
-        assert answer.tokens == sum(tokens for _, tokens in answer.arrivals) == 40
-        assert answer.error is None
-    assert answers[0].text == answers[1].text
-    assert answers[1].started_s >= answers[0].duration_s

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from reprise.bench.serving import traffic
-from reprise.bench.serving.run_serve import MIXED, batches_of, dealt
-from reprise.bench.serving.traffic import Answer, figures_of
+from reprise.bench import serve
+from reprise.bench.experiment import Progress
+from reprise.bench.peers import Answer
+from reprise.bench.serve import batches_of, dealt, figures_of
 from reprise.bench.workloads import Chat, Turn, read_prompts
 from reprise.bench.workloads.chats import user
 
@@ -34,9 +35,9 @@ def chats(number, workload="edits", **more):
     ]
 
 
-def ask_all(peers, rounds, streams=1, is_mixed=False):
+def ask_all(peers, rounds, streams=1):
     peers_by_name = {peer.name: peer.ask for peer in peers}
-    return traffic.ask_all(peers_by_name, batches_of(rounds, streams, is_mixed), streams)
+    return serve.ask_all(peers_by_name, batches_of(rounds, streams), streams, Progress())
 
 
 def compared(rows):
@@ -55,7 +56,7 @@ def test_every_peer_gets_every_question_and_each_begins_in_turn():
     assert len({row["case"] for row in rows}) == 3
 
 
-def test_several_streams_get_their_questions_together_and_mixed_ones_are_of_all_workloads():
+def test_several_streams_get_their_questions_together():
     peer = Scripted("s")
     ask_all([peer], [chats(4) + chats(4, "quotes")], streams=3)
     batches = [[one.messages[0]["content"] for one in asked] for asked, _ in peer.asked]
@@ -66,13 +67,6 @@ def test_several_streams_get_their_questions_together_and_mixed_ones_are_of_all_
         ["quotes 3"],
     ]
     assert {streams for _, streams in peer.asked} == {3}
-    mixed = Scripted("s")
-    rows = ask_all([mixed], [[], chats(2) + chats(2, "quotes")], streams=4, is_mixed=True)
-    ((batch, _),) = mixed.asked
-    texts = sorted(one.messages[0]["content"] for one in batch)
-    assert texts == ["edits 0", "edits 1", "quotes 0", "quotes 1"]
-    (row,) = compared(rows)
-    assert (row["workload"], row["streams"], row["tokens_per_s"]) == (MIXED, 4, 8.0)
 
 
 QUICK = Answer(text="yes", tokens=4, duration_s=0.5, arrivals=[[0.1, 1.0], [0.5, 3.0]])
@@ -84,7 +78,6 @@ def test_ratios_are_to_the_first_peer_of_the_same_rounds():
     rows = rows_of([slow, fast], [chats(1)] * 4)
     assert rows["plain"]["tokens_per_s"] == 2.0
     assert rows["fast"]["tokens_per_s"] == 4.0
-    assert rows["fast"]["tokens_per_s_high"] == 8.0
     assert [rows["fast"][name] for name in ("speedup", "speedup_low", "speedup_high")] == [2.0, 2.0, 4.0]
     assert rows["plain"]["speedup"] == 1.0
     assert rows["fast"]["requests"] == 3
@@ -116,11 +109,6 @@ def test_texts_are_compared_with_the_plain_ones_but_not_calls_of_tools():
     assert with_tools["other"]["parity"] is None
 
 
-def test_a_turn_that_is_not_measured_is_asked_but_not_counted():
-    row = rows_of([Scripted("s")], [chats(2, is_measured=False)] * 2)["s"]
-    assert (row["requests"], row["tokens_per_s"]) == (0, 0.0)
-
-
 def test_a_peer_that_always_fails_has_no_figures_and_others_do():
     gone = Scripted("gone", others=dict.fromkeys(range(9), Answer(error="nothing listens")))
     rows = rows_of([Scripted("plain"), gone], [chats(3)] * 3)
@@ -137,26 +125,15 @@ def test_a_round_with_a_failed_request_has_no_speed():
     assert row["speedup"] == 1.0
 
 
-def test_a_turn_that_is_not_measured_spoils_its_round_if_it_fails():
-    half = Scripted("half", others={2: Answer(error="late"), 3: QUICK})
-    row = rows_of([half], [[], *[chats(1, is_measured=False) + chats(1)] * 2])["half"]
-    assert (row["requests"], row["failed"], row["tokens_per_s_high"]) == (2, 1, 2.0)
-
-
 def test_a_gap_is_shared_by_the_tokens_that_end_it():
-    rows = [{"arrivals": [[1.0, 1], [2.0, 1], [5.0, 6]], "error": None}]
-    assert traffic.inter_tokens_s(rows) == {"p50": 0.5, "p95": 1.0, "p99": 1.0}
-    assert traffic.first_tokens_s(rows) == dict.fromkeys(("p50", "p95", "p99"), 1.0)
-    assert traffic.decode_speed(rows) == 7 / 4
+    rows = [{"arrivals": [[1.0, 1], [2.0, 1], [5.0, 6]]}]
+    assert serve.inter_tokens_ms(rows) == [(1000.0, 1), (500.0, 6)]
+    assert serve.first_tokens_ms(rows) == [(1000.0, 1.0)]
 
 
 def test_an_answer_without_text_has_no_times():
-    rows = [{"arrivals": [], "error": None}]
-    assert traffic.first_tokens_s(rows) is traffic.inter_tokens_s(rows) is traffic.decode_speed(rows) is None
-
-
-def test_chunks_of_one_read_arrive_together():
-    assert traffic.by_read([0.1, 0.10001, 0.2], [1.0, 2.0, 1.0]) == [[0.1, 3.0], [0.2, 1.0]]
+    rows = [{"arrivals": []}]
+    assert serve.first_tokens_ms(rows) == serve.inter_tokens_ms(rows) == []
 
 
 def test_prompts_of_a_file_are_dealt_out_so_that_none_is_asked_twice(tmp_path):

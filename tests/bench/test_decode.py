@@ -1,10 +1,10 @@
 """`reprise bench decode` measures drafts beside plain decoding, and compares every token."""
 
-import csv
 import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from reprise.bench.answering import row_of as turn_row_of
 from reprise.bench.answering import token_texts
 from reprise.bench.decode import COLUMNS, divergences, rows_of
-from reprise.bench.document import print_rows, write_csv
+from reprise.bench.document import print_rows
 from reprise.bench.experiment import Row, parity
 from reprise.bench.local_engine import LocalEngine
 from reprise.cli.main import main
@@ -23,9 +23,9 @@ from reprise.engine.interface.events import DraftingReport, Finished, Usage
 from reprise.engine.interface.request import GenerationRequest
 
 PROMISED = """
-workload draft_type num_draft_tokens prompt_tokens turn streams tokens decode_tps plain_tps prefill_tps
+workload draft_type num_draft_tokens prompt_tokens turn tokens decode_tps plain_tps prefill_tps
 ttft_ms speedup acceptance acceptance_by_position tokens_per_forward drafted_share drafter_us_per_token parity
-first_divergence best_width_speedup of_best_width by_source energy_j_per_token
+first_divergence energy_j_per_token
 """
 
 
@@ -37,15 +37,15 @@ def one_run(
     return {
         "arm": "plain" if is_plain else "auto 31", "case": "edits 600 0", "round": number, "turn": 1,
         "workload": "edits", "prompt_tokens": 600, "draft_type": "none" if is_plain else "auto",
-        "num_draft_tokens": 0 if is_plain else 31, "streams": 1, "num_tokens": 10, "num_prefilled": 600,
+        "num_draft_tokens": 0 if is_plain else 31, "num_tokens": 10, "num_drafted": drafted,
+        "num_accepted": accepted, "num_prefilled": 600,
         "prefill_s": 0.25, "first_token_s": 0.3, "decode_s": decode_s, "num_forwards": 10 if is_plain else 5,
-        "by_source": {"suffix": [drafted, accepted]} if drafted else {},
         "by_position": [[2, 2], [2, 1]] if drafted else [], "drafter_s": 1e-4, "translation": {},
-        "energy_j": 4.0 if is_plain else 2.0, "tokens": [list(range(10))],
+        "energy_j": 4.0 if is_plain else 2.0, "tokens": list(range(10)),
     } | more  # fmt: skip
 
 
-PARITY = {"parity_pairs": 9, "parity_differing": 0, "first_divergence": None, "best_width": 2.5}
+PARITY = {"parity_pairs": 9, "parity_differing": 0, "first_divergence": None}
 
 
 def runs(
@@ -78,14 +78,11 @@ def test_a_row_has_every_figure_that_was_promised() -> None:
         "tokens_per_forward": 2.0,
         "drafted_share": 0.3,
         "drafter_us_per_token": 10.0,
-        "best_width_speedup": 2.5,
-        "of_best_width": 0.8,
         "energy_j_per_token": 0.2,
         "plain_energy_j_per_token": 0.4,
     }
     assert {name: row[name] for name in expected} == pytest.approx(expected)
     assert row["acceptance_by_position"] == [1.0, 0.5]
-    assert row["by_source"] == {"suffix": [12, 9]}
     assert (row["parity"], row["first_divergence"]) == ("PASS", None)
 
 
@@ -110,7 +107,7 @@ def test_chats_of_several_turns_have_a_row_over_all_and_one_of_each() -> None:
 
 
 def test_a_row_also_says_what_it_would_be_without_answers_that_loop() -> None:
-    looping = runs((0.1,), (1.0,), case="edits 600 1", tokens=[[1] * 10])
+    looping = runs((0.1,), (1.0,), case="edits 600 1", tokens=[1] * 10)
     (row,) = rows_of(runs((0.5,), (1.0,)) + looping, [])
     assert (row["cases"], row["straight_cases"]) == (2, 1)
     assert (row["speedup"], row["straight"]["speedup"]) == pytest.approx((2.0 / 0.6, 2.0))
@@ -120,10 +117,9 @@ def test_a_row_also_says_what_it_would_be_without_answers_that_loop() -> None:
 
 def test_what_was_not_measured_is_null_and_not_a_number() -> None:
     unmetered = runs(energy_j=None)
-    row = one_row(unmetered, best_width=None)
-    for name in ("energy_j_per_token", "best_width_speedup", "of_best_width"):
-        assert row[name] is None, name
-    silent = one_row(runs(by_source={}, by_position=[]))
+    row = one_row(unmetered)
+    assert row["energy_j_per_token"] is None
+    silent = one_row(runs(num_drafted=0, num_accepted=0, by_position=[]))
     assert silent["acceptance"] is None
     assert silent["acceptance_by_position"] == []
     assert silent["drafted_share"] == 0
@@ -141,33 +137,28 @@ def test_one_pair_that_differs_fails_the_row_and_is_reported() -> None:
     assert "1 of 10 pairs of runs differ; the first at token 2" in said
 
 
-def test_the_counts_of_all_streams_are_added_up() -> None:
+def test_the_row_of_an_answer_has_its_counts() -> None:
     report = DraftingReport(
         4, 3, 5, 9, (("suffix", 4, 3),), ((2, 2), (2, 1)), drafter_s=1e-4, translation={"skipped": 1}
     )
     usage = Usage(600, 10, 0, queue_s=0.05, prefill_s=0.3, first_token_s=0.3, total_s=1.3, drafting=report)
     end = Finished("stop", usage, tuple(range(10)))
-    row = turn_row_of([end, end])
-    assert (row["num_tokens"], row["num_forwards"], row["decode_s"]) == (20, 10, 1.3)
-    assert row["by_source"] == {"suffix": [8, 6]}
-    assert row["by_position"] == [[4, 4], [4, 2]]
-    assert row["translation"] == {"skipped": 2}
-    assert turn_row_of([end])["decode_s"] == pytest.approx(1.0)
-
-
-def test_every_column_is_in_the_rows_and_every_field_in_the_csv(tmp_path: Path) -> None:
-    row = one_row(runs())
-    assert {column.name for column in COLUMNS} & {"speedup", "acceptance", "parity"} <= row.keys()
-    write_csv(tmp_path / "rows.csv", [row])
-    (read,) = csv.DictReader((tmp_path / "rows.csv").open())
-    assert read.keys() == row.keys()
+    row = turn_row_of(end)
+    assert (row["num_tokens"], row["num_forwards"], row["decode_s"]) == (10, 5, pytest.approx(1.0))
+    assert row["by_position"] == [[2, 2], [2, 1]]
+    assert row["translation"] == {"skipped": 1}
 
 
 def test_the_table_fits_120_columns_with_the_longest_names() -> None:
-    long = {"workload": "edits_again_cold", "draft_type": "ngram-simple", "num_draft_tokens": 255, "turn": 3}
+    long = {
+        "workload": "passages_polish",
+        "draft_type": "ngram-simple",
+        "num_draft_tokens": 255,
+        "turn": 3,
+    }
     wide = one_row(runs()) | long | {"prefill_tps": 12345.6, "ttft_ms": 12345.6, "tokens": 99999}
     lines = printed([wide, one_row(runs())]).splitlines()
-    (line,) = (line for line in lines if "edits_again_cold" in line)
+    (line,) = (line for line in lines if "passages_polish" in line)
     assert "ngram-simple" in line
     assert "PASS" in line
     assert max(map(len, lines)) <= 120
@@ -189,22 +180,22 @@ def test_drafts_are_measured_turn_by_turn_and_under_a_schema(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "figures.json"
-    given = ["--workloads", "extraction,json_rag", "--prompt-tokens", "120", "--draft-types", "suffix"]
+    given = ["--workloads", "quotes,json_rag", "--prompt-tokens", "120", "--draft-types", "suffix"]
     given += ["--cases", "1", "--repeats", "1", "--max-tokens", "5", "--num-draft-tokens", "3"]
     given += ["--json", str(file)]
     assert main(["bench", "decode", *given]) == 0
     record = json.loads(file.read_text())
     rows = record["decode"]["rows"]
     assert [(row["workload"], row["turn"]) for row in rows] == [
-        ("extraction", None), ("json_rag", None), *(("json_rag", turn) for turn in (1, 2, 3))
+        ("quotes", None), ("json_rag", None), *(("json_rag", turn) for turn in (1, 2, 3))
     ]  # fmt: skip
     assert all(row["parity"] == "PASS" and row["decode_tps"] > 0 for row in rows)
     assert rows[1]["tokens"] == sum(row["tokens"] for row in rows[2:])
-    assert record["command"].startswith("reprise bench decode --workloads extraction,json_rag")
+    assert record["command"].startswith("reprise bench decode --workloads quotes,json_rag")
     assert record["cost_curve"][0]["width"] == 1
     samples = record["decode"]["samples"]
     assert [(one["workload"], one["draft_type"]) for one in samples] == [
-        ("extraction", "suffix"), ("json_rag", "suffix")
+        ("quotes", "suffix"), ("json_rag", "suffix")
     ]  # fmt: skip
     assert samples[1]["turn"] == 3
     assert {source for one in samples for _, source in one["tokens"]} <= {"model", "suffix", "grammar"}
@@ -216,13 +207,12 @@ def test_drafts_are_measured_turn_by_turn_and_under_a_schema(
 def test_every_draft_can_be_verified_whether_or_not_it_pays(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     given = ["--draft-model", str(BUNDLED_MODEL / "mtp"), "--draft-types", "mtp", "--num-draft-tokens", "3"]
-    given += ["--workloads", "arithmetic", "--cases", "1", "--repeats", "1", "--max-tokens", "12"]
-    assert main(["bench", "decode", *given, "--costs", "equal", "--json", str(file)]) == 0
+    given += ["--workloads", "remap", "--cases", "1", "--repeats", "1", "--max-tokens", "12"]
+    assert main(["bench", "decode", *given, "--costs", "flat", "--json", str(file)]) == 0
     record = json.loads(file.read_text())
     (row,) = record["decode"]["rows"]
     assert row["parity"] == "PASS"
     assert row["drafted_by_position"][2] > 0
-    assert row["of_best_width"] is None
     assert record["cost_curve"] == []
 
 
@@ -230,7 +220,7 @@ def test_a_planted_divergence_is_reported_and_fails_the_command(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chats = ["the cat and the other mother", "walk " * 600]
-    prompts, file, page = (tmp_path / name for name in ("mine.jsonl", "rows.csv", "page.html"))
+    prompts, file, page = (tmp_path / name for name in ("mine.jsonl", "rows.json", "page.html"))
     prompts.write_text("\n".join(json.dumps({"messages": [{"role": "user", "content": t}]}) for t in chats))
     true_answer: Callable[..., list[Finished]] = LocalEngine.answer
 
@@ -242,13 +232,13 @@ def test_a_planted_divergence_is_reported_and_fails_the_command(
 
     monkeypatch.setattr(LocalEngine, "answer", lying)
     given = ["--model", str(model_folder), "--prompts", str(prompts), "--draft-types", "suffix,ngram-mod"]
-    given += ["--max-tokens", "6", "--num-draft-tokens", "2", "--csv", str(file), "--html", str(page)]
+    given += ["--max-tokens", "6", "--num-draft-tokens", "2", "--json", str(file), "--html", str(page)]
     assert main(["bench", "decode", *given]) == 1
-    rows = list(csv.DictReader(file.open(encoding="utf-8")))
+    rows = json.loads(file.read_text(encoding="utf-8"))["decode"]["rows"]
     assert [(row["draft_type"], row["parity"]) for row in rows] == [("suffix", "PASS"), ("ngram-mod", "FAIL")]
-    first = json.loads(rows[1]["first_divergence"])
+    first = rows[1]["first_divergence"]
     assert (first["token"], first["margin"] >= 0) == (3, True)
-    assert rows[1]["parity_differing"] == rows[1]["parity_pairs"] == "9"
+    assert rows[1]["parity_differing"] == rows[1]["parity_pairs"] == 9
     printed = capsys.readouterr().out
     assert "9 of 9 pairs of runs differ; the first at token 3" in printed
     assert "mine, turn 1: chats skipped, too long for the model's context" in printed
@@ -283,28 +273,27 @@ def test_a_draft_model_of_another_vocabulary_is_measured_by_strategy_and_by_cost
     given += (
         " --strategies context,shared --draft-types draft-model --num-draft-tokens 2,3 --costs own,forced"
     )
-    given += " --workloads quotes_polish --cases 1 --repeats 1 --max-tokens 12"
+    given += " --workloads quotes --cases 1 --repeats 1 --max-tokens 12"
     assert main(["bench", "decode", *given.split(), "--json", str(file)]) == 0
     found = json.loads(file.read_text())
     rows = found["decode"]["rows"]
     assert {row["parity"] for row in rows} == {"PASS"}
-    # Nothing is translated for a model with the same vocabulary.
-    ways = [(model_folder, "none"), (other_model_folder, "context"), (other_model_folder, "shared")]
+    ways = product((model_folder, other_model_folder), ("context", "shared"))
     assert [(one["draft_model"], one["strategy"], one["costs"], one["num_draft_tokens"]) for one in rows] == [
         (folder.name, strategy, costs, length)
         for folder, strategy in ways
         for costs in ("own", "forced")
         for length in (2, 3)
     ]
-    own = [one for one in rows if one["strategy"] == "none" and one["costs"] == "forced"]
+    own = [one for one in rows if one["draft_model"] == model_folder.name and one["costs"] == "forced"]
     assert all(one["acceptance"] > 0.9 for one in own)
-    assert any(one["translated"] for one in rows if one["strategy"] == "context")
+    assert any(one["translated"] for one in rows if one["draft_model"] == other_model_folder.name)
     assert found["cost_curve"][0]["width"] == 1
 
 
 def test_a_table_that_another_model_has_filled_is_measured_beside_an_empty_one(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    given = "--draft-types ngram-mod --workloads quotes --cases 1 --repeats 1 --max-tokens 32 --costs equal"
+    given = "--draft-types ngram-mod --workloads quotes --cases 1 --repeats 1 --max-tokens 32 --costs flat"
     warm = f"{BUNDLED_MODEL},{BUNDLED_MODEL / 'draft'}"
     assert main(["bench", "decode", *given.split(), "--warm", warm, "--json", str(file)]) == 0
     rows = json.loads(file.read_text())["decode"]["rows"]

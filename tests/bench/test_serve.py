@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from reprise.bench.serving.servers import LOOP
 from reprise.cli.main import main
 
 
@@ -36,10 +35,10 @@ def test_a_server_is_measured_at_each_level_and_all_rows_are_written(
     report = record["serve"]
     assert [(row["streams"], row["round"]) for row in report["rows"]] == [
         *[(1, number) for number in (0, 1, 2) for _ in range(4)],
-        *[(3, number) for number in (0, 1, 2) for _ in range(6)],
+        *[(3, number) for number in (0, 1, 2) for _ in range(4)],
     ]
     assert all(len(row["arrivals"]) >= 1 for row in report["rows"])
-    assert [(line["streams"], line["requests"]) for line in report["levels"]] == [(1, 8), (3, 12)]
+    assert [(line["streams"], line["requests"]) for line in report["levels"]] == [(1, 8), (3, 8)]
     assert report["settings"]["seed"] == 5
     assert record["machine"]["cores"] >= 1
     assert report["notes"] == []
@@ -61,19 +60,17 @@ def test_two_servers_alternate_with_the_same_prompts(
     file = tmp_path / "rows.json"
     arguments = ["--server", f"it={server.url}", "--server", f"there={other_server.url}=mine"]
     page = tmp_path / "page.html"
-    arguments += ["--html", str(page), "--csv", str(tmp_path / "rows.csv")]
+    arguments += ["--html", str(page)]
     assert bench(*arguments, "--concurrency", "2", "--rounds", "2", "--json", str(file)) == 0
     assert "Servers under load" in page.read_text()
-    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + 2 * 3 * 4
     report = json.loads(file.read_text())["serve"]
     names = ["it", "there"]
-    sides = [one for pair in (names, reversed(names), names) for one in pair for _ in range(4)]
+    pairs = (names, names[::-1]) * 3
+    sides = [one for pair in pairs for one in pair for _ in range(2)]
     assert [row["arm"] for row in report["rows"]] == sides
     assert [level["name"] for level in report["levels"]] == names
     other = report["levels"][1]
-    # An answer that arrives in a single read has no gaps to compare.
-    for name in ("speedup", "ttft_ratio"):
-        assert other[f"{name}_low"] <= other[name] <= other[f"{name}_high"]
+    assert other["speedup_low"] <= other["speedup"] <= other["speedup_high"]
     sent, sent_there = (sorted(b["messages"][0]["content"] for b in s.bodies) for s in (server, other_server))
     assert sent == sent_there
     assert {body["model"] for body in other_server.bodies} == {"mine"}
@@ -126,24 +123,11 @@ def test_each_server_gets_its_own_key(bench, server, other_server, full_answer, 
 
 def test_the_tables_lose_no_figure_on_a_narrow_terminal(bench, server, full_answer, monkeypatch, capsys):
     server.play(*full_answer)
-    monkeypatch.setattr("reprise.bench.serving.run_serve._WIDTH", 80)
+    monkeypatch.setattr("reprise.bench.serve._WIDTH", 80)
     assert bench("--server", f"it={server.url}", "--concurrency", "1", "--rounds", "1") == 0
     out = capsys.readouterr().out
     assert "…" not in out
     assert max(len(line) for line in out.splitlines() if " it " in line) <= 80
-
-
-def test_the_bare_loop_alternates_with_one_stream(bench, server, full_answer, tmp_path):
-    server.play(*full_answer)
-    file = tmp_path / "rows.json"
-    arguments = ["--server", f"it={server.url}", "--server", "mlx_lm.generate", "--rounds", "1"]
-    arguments += ["--concurrency", "1,2"]
-    assert bench(*arguments, "--json", str(file)) == 0
-    report = json.loads(file.read_text())["serve"]
-    turns = [(row["arm"], row["streams"]) for row in report["rows"][::4]]
-    assert turns == [("it", 1), (LOOP, 1), (LOOP, 1), ("it", 1)] + [("it", 2)] * 2
-    compared = [(level["streams"], level["name"], level["speedup"] == 1) for level in report["levels"]]
-    assert compared == [(1, "it", True), (1, LOOP, False), (2, "it", True)]
 
 
 def test_one_failed_request_shows_and_makes_the_status_1(bench, server, full_answer, capsys):
@@ -151,7 +135,7 @@ def test_one_failed_request_shows_and_makes_the_status_1(bench, server, full_ans
     server.play(*full_answer)
     assert bench("--server", f"it={server.url}", "--concurrency", "1", "--rounds", "1") == 1
     printed = capsys.readouterr()
-    assert "failed: status 429: too busy (1 request)" in printed.out
+    assert "failed: status 429: too busy (requests: 1)" in printed.out
     assert "1 stream, round 1: it" in printed.err
 
 
@@ -159,19 +143,6 @@ def test_nothing_but_failures_still_gives_a_report(bench, server, capsys):
     server.play(b"", status=500)
     assert bench("--server", f"it={server.url}", "--concurrency", "1", "--rounds", "1") == 1
     assert "failed: status 500" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("answer", "note"),
-    [
-        (lambda e: [e.frame("a"), e.usage(1), e.done], "it: ended early, after 1 tokens (8 requests)"),
-        (lambda e: [*[e.frame("a")] * 4, e.done], "it: reported no usage; its chunks were counted as tokens"),
-    ],
-)
-def test_answers_that_make_figures_doubtful_are_noted(bench, server, events, capsys, answer, note):
-    server.play(*answer(events))
-    assert bench("--server", f"it={server.url}", "--concurrency", "1", "--rounds", "1") == 0
-    assert note in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -183,12 +154,6 @@ def test_answers_that_make_figures_doubtful_are_noted(bench, server, events, cap
         (["--server", "it=localhost:8000"], "localhost:8000 is not an address such as http://127.0.0.1:8000"),
         (["--model", "/no/such"], "/no/such is not a model folder: it has no config.json"),
         (["--json", "/no/such/file"], "cannot write /no/such/file"),
-        (
-            ["--server", LOOP, "--concurrency", "2"],
-            f"{LOOP} is compared at one stream; add 1 to --concurrency",
-        ),
-        (["--server", LOOP, "--server", LOOP], f"--server: the name {LOOP} is already taken"),
-        (["--repetitive"], "--repetitive makes random models; name them with --random-models"),
         (["--server-key", "it=k"], "--server-key: no --server is named it"),
         (["--rouns", "1"], "unknown argument --rouns"),
     ],

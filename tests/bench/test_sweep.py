@@ -1,6 +1,5 @@
 """`reprise bench sweep`: tables under traffic, and the acceptance from which drafts pay."""
 
-import csv
 import json
 import zlib
 from pathlib import Path
@@ -51,12 +50,10 @@ def test_repeated_texts_are_the_answers_of_earlier_requests(traffic: list[TokenP
             assert was_answered == (asked.workload == AGAIN)
 
 
-def test_a_larger_table_drafts_more_and_collides_less(traffic: list[TokenPair]) -> None:
+def test_a_larger_table_drafts_more(traffic: list[TokenPair]) -> None:
     small, large = (fill(SETUP, traffic, entries, 16) for entries in (4096, 1 << 20))
     assert (small["entries"], large["entries"], large["requests"]) == (4096, 1 << 20, 40)
     assert small["occupancy"] > large["occupancy"]
-    assert small["overwritten"] > 5 * large["overwritten"]
-    assert small["known_again"] < large["known_again"] > large["known"]
     assert small["tokens_per_forward"] < large["tokens_per_forward"]
 
 
@@ -84,18 +81,16 @@ def test_planted_lines_and_break_evens_are_found_again() -> None:
         for length in (1, 2, 4, 8)
         for level in LEVELS
     ]
-    fits, (slope,) = fit(points)
+    fits = fit(points)
     assert [one["num_draft_tokens"] for one in fits] == [1, 2, 4, 8]
     for one in fits:
         length, cost = one["num_draft_tokens"], step_cost(one["num_draft_tokens"])
         assert one["a"] == pytest.approx(PLAIN_TPS / cost, rel=1e-3)
         assert one["b"] == pytest.approx(PLAIN_TPS * length / cost, rel=1e-3)
         assert one["break_even"] == pytest.approx(0.2 + 0.02 * length, abs=1e-3)
-        assert one["low"] <= one["break_even"] <= one["high"]
+        assert one["low"] == pytest.approx(one["high"]) == pytest.approx(one["break_even"])
         assert one["step_cost"] == pytest.approx(cost, rel=1e-3)
         assert one["n"] == 20
-    assert slope["r"] == pytest.approx(0.2, abs=1e-3)
-    assert slope["beta"] == pytest.approx(0.02, abs=1e-4)
 
 
 def test_a_draft_model_has_its_own_time_in_its_steps() -> None:
@@ -138,7 +133,7 @@ def test_forced_costs_make_the_widest_draft_the_best_and_learn_nothing() -> None
 def test_the_command_measures_every_acceptance_and_a_page_shows_it(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = {name: tmp_path / f"found.{name}" for name in ("json", "csv", "html")}
+    names = {name: tmp_path / f"found.{name}" for name in ("json", "html")}
     given = (
         f"--model {model_folder} --draft-model {model_folder} --workloads quotes --chats 2 --max-tokens 12"
     )
@@ -159,8 +154,6 @@ def test_the_command_measures_every_acceptance_and_a_page_shows_it(
     assert [one["num_draft_tokens"] for one in section["draft_model"]] == [1, 4]
     assert [row["entries"] for row in section["table_sizes"]] == [4096, 65536]
     assert [row["ngram_size"] for row in section["ngram_sizes"]] == [4]
-    with names["csv"].open() as file:
-        assert {row["part"] for row in csv.DictReader(file)} >= {"table_sizes", "fits", "points"}
     assert "Speed by acceptance" in names["html"].read_text()
     assert "0 of 24 drafted answers differ" in capsys.readouterr().out
 

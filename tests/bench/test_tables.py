@@ -1,9 +1,6 @@
-"""Rows become tables in a terminal, in Markdown, and CSV."""
+"""Rows become tables in a terminal and in Markdown."""
 
-import csv
-from pathlib import Path
-
-from reprise.bench.document import Column, format_value, interval, markdown, write_csv
+from reprise.bench.document import Column, format_value, interval, markdown
 
 ROWS = [
     {"name": "one", "speed": 1234.5, "share": 0.25, "low": 1.0, "high": 2.0},
@@ -24,11 +21,3 @@ def test_markdown_has_a_line_for_each_row_and_dashes_where_nothing_is_known() ->
     )
     assert [format_value(one, "text") for one in (0.12345, 1234.5, 7)] == ["0.123", "1,234", "7"]
     assert format_value(3, lambda value: f"<{value}>") == "<3>"
-
-
-def test_csv_has_the_fields_of_all_rows_and_nested_values_as_text(tmp_path: Path) -> None:
-    file = tmp_path / "rows.csv"
-    write_csv(file, [{"a": [1, 2]}, {"b": {"c": [3]}, "a": None}, {"a": 4.5}])
-    with file.open() as lines:
-        read = list(csv.DictReader(lines))
-    assert read == [{"a": "[1, 2]", "b": ""}, {"a": "", "b": '{"c": [3]}'}, {"a": "4.5", "b": ""}]

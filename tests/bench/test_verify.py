@@ -87,7 +87,7 @@ def test_a_difference_is_reported_and_fails_in_exact_mode(
     def lying(answering: Answering, case: Case, arm: Arm) -> list[Row]:
         rows = true_run(answering, case, arm)
         if arm.draft_type == "suffix":
-            rows[0]["tokens"][0][3] = 99
+            rows[0]["tokens"][3] = 99
         return rows
 
     monkeypatch.setattr(Answering, "run", lying)

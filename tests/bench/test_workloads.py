@@ -3,11 +3,9 @@
 import ast
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from reprise.bench import lexicon
@@ -18,7 +16,7 @@ from reprise.server.requests.chat import ChatRequest
 
 BUNDLED = Path(__file__).parents[2] / "demo_model"
 CONTEXT = 65_536
-NOTHING_RIGHT = ("free", "trap")
+NOTHING_RIGHT = ("free", "trap", "words")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +43,7 @@ def test_chats_of_another_kind_are_another_version() -> None:
     chats = [chat for name in WORKLOADS for chat in chats_of(name)]
     made = [(turn.messages, turn.tools, turn.reference) for chat in chats for turn in chat.turns]
     digest = hashlib.sha256(json.dumps(made).encode()).hexdigest()
-    assert (VERSION, digest[:16]) == (2, "70a3e18f1ac97b07")
+    assert (VERSION, digest[:16]) == (3, "c5f9d65c2c6b6e2b")
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -83,20 +81,7 @@ def test_a_workload_without_lengths_takes_none() -> None:
     assert lengths_of("json_rag", [300]) == (300,)
 
 
-def test_long_edits_fit_into_the_bundled_model(count_tokens: Callable[[str], int]) -> None:
-    (chat,) = make_chats("edits_long", 1, 1, count_tokens)
-    assert chat.turns[0].reference
-    assert chat.turns[0].reference.count("\n") > 200
-    assert len(chat.turns) >= 4
-    *_, last = chat.turns
-    assert sum(count_tokens(one["content"]) for one in last.messages) < CONTEXT - count_tokens(
-        last.reference or ""
-    )
-
-
-@pytest.mark.parametrize(
-    "workload", ["edits", "edits_polish", "edits_again", "edits_short", "edits_long", "code"]
-)
+@pytest.mark.parametrize("workload", ["edits", "edits_short", "code"])
 def test_every_edit_changes_a_little_of_a_valid_file(workload: str) -> None:
     for chat in chats_of(workload, 5):
         file = chat.turns[0].messages[0]["content"].partition("\n\n")[2]
@@ -109,51 +94,14 @@ def test_every_edit_changes_a_little_of_a_valid_file(workload: str) -> None:
                 file = turn.reference
 
 
-def test_the_cold_twin_asks_the_same_without_what_came_before() -> None:
-    warm, cold = chats_of("edits_again"), chats_of("edits_again_cold")
-    assert [chat.turns[1:] for chat in warm] == [chat.turns for chat in cold]
-    assert not any(chat.turns[0].is_measured for chat in warm)
-
-
-def test_extraction_s_right_answer_fits_its_schema() -> None:
-    for chat in chats_of("extraction", 10):
-        (turn,) = chat.turns
-        assert turn.schema
-        jsonschema.validate(json.loads(turn.reference or ""), json.loads(turn.schema))
-
-
-def test_an_agent_calls_tools_with_earlier_results() -> None:
-    (chat,) = chats_of("agent", 1)
-    results = [json.loads(one["content"]) for one in chat.turns[-1].messages if one["role"] == "tool"]
-    calls = [
-        json.loads(one["tool_calls"][0]["function"]["arguments"])
-        for one in chat.turns[-1].messages
-        if one.get("tool_calls")
-    ]
-    for result, call in zip(results, calls[1:], strict=False):
-        assert call.items() <= result.items()
-    for result in results:
-        assert all(
-            f"{key} is {content}" in (chat.turns[-1].reference or "") for key, content in result.items()
-        )
-
-
-def test_polish_chats_are_made_of_polish_words_each_the_same_throughout() -> None:
-    for workload in (name for name in WORKLOADS if name.endswith("_polish")):
-        english = {word.lower() for word in (*words.NOUNS, *words.ADJECTIVES, *words.NAMES)}
-        for chat in chats_of(workload, 5):
-            for turn in chat.turns:
-                asked = re.findall(r"[^\W_]+", turn.messages[-1]["content"])
-                answered = re.findall(r"[^\W_]+", turn.reference or "")
-                assert not {word.lower() for word in asked} & english
-                # Answers copy: except for a new value, all their words are in the question.
-                assert {word for word in answered if not word.isascii()} <= set(asked)
-                assert any(not word.isascii() for word in answered)
-
-
 def test_polish_words_are_no_english_ones_and_stand_for_one_thing_each() -> None:
     names = [name.lower() for name in lexicon.POLISH_NAMES]
     lists = [lexicon.POLISH_NOUNS, lexicon.POLISH_ADJECTIVES, names]
     every = [word for some in lists for word in some]
     assert len(every) == len(set(every))
     assert not set(every) & {*words.NOUNS, *words.ADJECTIVES, *words.VERBS, *words.FIELDS}
+
+
+def test_prompts_of_random_words_begin_differently() -> None:
+    openings = {chat.turns[0].messages[0]["content"].split()[0] for chat in chats_of("words", 60)}
+    assert len(openings) == 60

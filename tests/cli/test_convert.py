@@ -16,7 +16,7 @@ import pytest
 from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType as Kind
 
-from reprise.bench.figures.run_all import is_lacking
+from reprise.bench.run_all import is_lacking
 from reprise.cli.convert import progress_bar
 from reprise.cli.find_model import with_converted
 from reprise.cli.main import main

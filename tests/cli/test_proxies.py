@@ -2,16 +2,13 @@
 
 import json
 import socket
-from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from reprise.bench.serving import servers
+from reprise.bench import peers
 from reprise.cli.main import main
 from reprise.server.run import find_user
 
@@ -62,9 +59,9 @@ def test_this_machine_s_server_is_found(url, key, capsys):
     for one in (url, url.replace("127.0.0.1", "localhost")):
         assert main(["connect", "codex", "--url", one, *key]) == 0
         assert "one" in capsys.readouterr().out
-    assert servers.is_ready(url)
-    chosen = Namespace(server=[("x", url, None)], server_key=[("x", "secret")])
-    assert servers.addresses(chosen, Path(), ExitStack(), {})["x"].model == "one"
+    assert peers.is_ready(url)
+    with peers.client_of(url, "secret") as client:
+        assert peers.first_model(client) == "one"
     assert find_user(url) == "reprise"
     assert SEEN == []
 

@@ -1,22 +1,12 @@
 """No figure is quoted without a source: a table that `reprise bench all` wrote, or a command beside it."""
 
-import json
 import re
 
 import pytest
 
+from reprise.bench import run_all
 from reprise.bench.experiment import BenchError
-from reprise.bench.figures import run_all
-from reprise.bench.figures.catalog import FIGURES, RUNS
-from reprise.bench.figures.run_all import (
-    PAGES,
-    ROOT,
-    command_of,
-    entry_of,
-    filled,
-    read_entries,
-    table_of,
-)
+from reprise.bench.run_all import PAGES, ROOT, RUNS, filled, table_of
 from reprise.cli.main import main
 
 COMMAND = re.compile(r"(?:reprise|`)\s?bench\s\w+|python -m bench\.\w+")
@@ -25,7 +15,7 @@ FIGURE = re.compile(
 )
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
-RECORDS = read_entries()
+TABLES = {name: table for one in RUNS.values() for name, table in one.tables.items()}
 
 
 def sections(page):
@@ -56,100 +46,76 @@ def test_every_figure_that_no_table_was_made_of_has_a_date(page, heading):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_table_is_what_was_recorded_of_its_command(page):
+def test_every_table_is_made_by_a_run_and_names_its_command(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert filled(text, RECORDS) == text, "run reprise bench all"
+    for found in BLOCK.finditer(text):
+        assert found[1] in TABLES
+        (command,) = [one.command for one in RUNS.values() if found[1] in one.tables]
+        assert f"`reprise bench {command}`" in found[0]
+        headings = found[0].splitlines()[1].strip("|").split("|")
+        assert [one.strip() for one in headings] == [one.heading for one in TABLES[found[1]].columns]
 
 
-def test_the_recorded_figures_are_those_that_a_page_shows():
-    places = [name for page in PAGES for name in BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))]
-    assert set(places) <= set(FIGURES)
-    assert sorted(places) == sorted(RECORDS)
+def test_every_table_is_shown_once():
+    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    assert sorted(BLOCK.findall(text)) == sorted(TABLES)
 
 
-def test_every_figure_is_made_by_one_run():
-    assert sum(len(run.figures) for run in RUNS) == len(FIGURES)
+def test_the_whole_run_is_planned_to_take_an_hour_and_with_real_weights_one_more():
+    real = [run.seconds for run in RUNS.values() if "smollm2" in run.command]
+    assert sum(run.seconds for run in RUNS.values()) - sum(real) <= 3600
+    assert sum(real) <= 3600
 
 
-def test_the_whole_run_is_planned_to_take_an_hour_and_with_real_weights_little_over_two_more():
-    real = [run.seconds for run in RUNS if "models/" in run.command or "smollm2" in run.command]
-    assert sum(run.seconds for run in RUNS) - sum(real) <= 3600
-    assert sum(real) <= 2.1 * 3600
-
-
-@pytest.mark.parametrize("made", RUNS, ids=lambda one: next(iter(one.figures)))
-def test_every_command_can_be_parsed(made, capsys):
-    # The folders of real models need not be there.
-    words = re.sub(r"models/\S+", "demo_model", command_of(made, is_quick=True)).split()
+@pytest.mark.parametrize("name", RUNS)
+def test_every_command_can_be_parsed(name, capsys):
+    # The real model need not be there.
+    words = RUNS[name].command.replace("smollm2", "demo_model").split()
     assert main(["bench", *words, "--nothing"]) == 2
     assert "unknown argument --nothing" in capsys.readouterr().err
 
 
-def test_tables_of_models_that_nobody_has_made_are_left_out(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run_all, "ROOT", tmp_path)
-    assert main(["bench", "all", "--only", "pair"]) == 0
-    assert "pair: left out, there is no models/gemma3 (docs/benchmarks.md says how" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+def test_tables_of_models_that_nobody_has_made_are_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(run_all, "is_lacking", lambda word: word == "smollm2")
+    assert main(["bench", "all", "--only", "smollm2"]) == 0
+    assert "smollm2: left out, there is no smollm2 (docs/benchmarks.md says how" in capsys.readouterr().err
 
 
 MACHINE = {"cpu": "a chip", "cores": 2, "system": "an OS", "mlx": "1", "mlx_lm": "2"}
-TURN = {"turn": 1, "num_prompt_tokens": 2000.0, "num_cached_tokens": 0.0}
-LEVELS = [TURN | {"name": "reprise-uncached", "ttft_ms": 20.0}, TURN | {"name": "reprise", "ttft_ms": 10.4}]
+ROW = {"workload": "write plain", "pairs": 3, "tokens_per_forward": 2.0, "acceptance": 0.5, "curve": "M4"}
 FOUND = {
-    "serve": {"levels": LEVELS},
-    "command": "reprise bench serve --by-turn",
+    "replay": {
+        "rows": [{"workload": "write plain", "pairs": 3, "tokens_per_forward": 2.0, "acceptance": 0.5}]
+    },
+    "command": "reprise bench replay",
     "date": "2026-01-02T03:04",
     "machine": MACHINE,
 }
-TURNS = FIGURES["turns"]
 
 
-def test_a_page_shows_the_figures_that_were_recorded():
-    record = json.loads(json.dumps(entry_of(TURNS, FOUND)))
-    page = filled("before\n<!-- figures: turns -->\nold\n<!-- end -->\nafter\n", {"turns": record})
-    assert "| 1 | 2,000 | 0 | 10 | 20 |\n" in page
+def test_a_page_shows_what_was_found():
+    table = table_of(TABLES["agents"], FOUND)
+    page = filled("before\n<!-- figures: agents -->\nold\n<!-- end -->\nafter\n", "agents", table)
+    assert "| write plain | 3 | 2.0 | 50 % |\n" in page
     where = "2026-01-02, a chip, 2 cores, an OS, mlx 1."
-    assert f"`reprise bench serve --by-turn`, {where}\n<!-- end -->\nafter" in page
-    assert table_of(TURNS, record) in page
-    assert filled(page, {}) == page
+    assert f"`reprise bench replay`, {where}\n<!-- end -->\nafter" in page
+    assert filled(page, "real", table) == page
 
 
-@pytest.fixture
-def run_until(tmp_path, monkeypatch):
-    """Return a function that runs `bench all` on pages in tmp_path, whose table "turns" alone succeeds."""
+def test_a_run_keeps_what_was_made_before_a_command_failed(tmp_path, monkeypatch, capsys):
     (tmp_path / "docs").mkdir()
     for page in PAGES:
-        (tmp_path / page).write_text("<!-- figures: turns -->\n<!-- end -->\n")
+        (tmp_path / page).write_text("<!-- figures: agents -->\n<!-- end -->\n")
     monkeypatch.setattr(run_all, "ROOT", tmp_path)
 
-    def run(fault, *given):
-        def document(command):
-            if "--by-turn" not in command:
-                raise fault
-            return FOUND
+    def document(command):
+        if not command.startswith("replay --history"):
+            raise BenchError("out of memory")
+        return FOUND
 
-        monkeypatch.setattr(run_all, "_document", document)
-        return main(["bench", "all", *given])
-
-    return run
-
-
-def test_a_run_keeps_what_was_made_before_a_command_failed(run_until, tmp_path, capsys):
-    assert run_until(BenchError("out of memory"), "--only", "turns,warm") == 1
+    monkeypatch.setattr(run_all, "_document", document)
+    assert main(["bench", "all", "--only", "agents,warm", "--html", str(tmp_path / "page.html")]) == 1
     assert "reprise bench all: out of memory" in capsys.readouterr().err
-    assert list(read_entries()) == ["turns"]
-    assert "| 1 | 2,000 |" in (tmp_path / "README.md").read_text()
-
-
-def test_a_run_drops_the_record_of_a_table_that_has_other_columns_by_now(run_until, tmp_path):
-    old = entry_of(TURNS, FOUND) | {"cells": [["1", "2"]]}
-    (tmp_path / "docs/figures.json").write_text(json.dumps({"turns": old, "warm": old}))
-    assert run_until(BenchError("none"), "--only", "turns") == 0
-    assert list(read_entries()) == ["turns"]
-
-
-def test_an_interrupted_run_keeps_what_was_made_and_says_how_to_continue(run_until, tmp_path, capsys):
-    run_until(KeyboardInterrupt, "--only", "turns,warm,wedlm", "--documents", str(tmp_path / "kept"))
-    assert "continue with --only warm,wedlm" in capsys.readouterr().err
-    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["turns.json"]
-    assert "| 1 | 2,000 |" in (tmp_path / "README.md").read_text()
+    assert "| write plain | 3 |" in (tmp_path / "README.md").read_text()
+    assert "Replayed without a model" not in (tmp_path / "docs/results.md").read_text()
+    assert "write plain" in (tmp_path / "page.html").read_text()

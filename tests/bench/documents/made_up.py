@@ -32,7 +32,7 @@ def made_up(
             {"width": width, "seconds": 0.008 * STAIRS.get(width, 4.5) * (1 + 0.05 * seed * (width > 1))}
             for width in WIDTHS
         ],
-        "decode": {"workloads_version": 2, "rows": _rows(rng), "samples": _samples(rng)},
+        "decode": {"workloads_version": 3, "rows": _rows(rng), "samples": _samples(rng)},
         "sweep": _sweep(rng),
         "serve": {"levels": _levels(rng)},
         "replay": {"rows": _replays(rng)},
@@ -43,18 +43,15 @@ def _row(rng: random.Random, workload: str, kind: str, turn: int | None, lift: f
     likeness = min(0.98, WORKLOADS[workload] * TYPES[kind] * rng.uniform(0.96, 1.04) + lift)
     speedup = 0.985 + 1.9 * likeness**2 * rng.uniform(0.95, 1.05) - 0.02 * (likeness < 0.1)
     plain = 118 * rng.uniform(0.98, 1.02)
-    drafted = round(400 * likeness)
     return {
         "workload": workload, "draft_type": kind, "num_draft_tokens": 16, "prompt_tokens": 600, "turn": turn,
-        "streams": 1, "tokens": 512, "decode_tps": plain * speedup, "plain_tps": plain, "prefill_tps": 2100.0,
+        "tokens": 512, "decode_tps": plain * speedup, "plain_tps": plain, "prefill_tps": 2100.0,
         "ttft_ms": 280 * rng.uniform(0.9, 1.1), "speedup": speedup, "acceptance": likeness,
         "acceptance_by_position": [likeness ** (1 + 0.12 * at) for at in range(12)],
         "tokens_per_forward": 1 + 3.4 * likeness**2, "drafted_share": 0.9 * likeness,
         "drafter_us_per_token": 4 + 5 * rng.random(), "parity": "PASS", "first_divergence": None,
         "speedup_low": 0.97 * speedup, "speedup_high": 1.02 * speedup,
         "parity_pairs": 9, "parity_differing": 0,
-        "best_width_speedup": speedup * 1.08, "of_best_width": 1 / 1.08,
-        "by_source": {kind if kind != "auto" else "suffix": [drafted, round(drafted * likeness)]},
         "energy_j_per_token": None,
     }  # fmt: skip
 
@@ -126,7 +123,7 @@ def _sweep(rng: random.Random) -> dict[str, Any]:
     return {
         "table_sizes": sizes,
         "ngram_sizes": [row | {"ngram_size": 4 + 2 * at} for at, row in enumerate(sizes[:6])],
-        "points": points, "fits": fits, "slope": [{"r": 0.33, "beta": 0.011, "low": 0.009, "high": 0.013}],
+        "points": points, "fits": fits,
         "draft_model": [{**row, "break_even": row["break_even"] + 0.1} for row in fits],
     }  # fmt: skip
 

@@ -2,24 +2,28 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 
 from reprise.bench.replay.pairs import token_pairs
 from reprise.bench.workloads import Turn, make_chats, read_prompts
+from reprise.bench.workloads.agents import tool_of
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.model.loading import load_tokenizer
 from tests.end_to_end.conftest import RECORDED
 
 WRITTEN_WITHIN_S = 240
+TOOL = tool_of("find", "Find the text.", ("pattern",))
 
 
 def test_recorded_turns_come_back_as_the_prompts_and_answers_that_they_were(
     server_url: str, server_folder: Path, tmp_path: Path
 ) -> None:
     tokenizer = load_tokenizer(BUNDLED_MODEL)
-    (chat,) = make_chats("agent", 1, 1, len)
+    (made,) = make_chats("passage", 1, 1, lambda text: len(text.split()))
+    chat = replace(made, turns=tuple(replace(turn, tools=(TOOL,)) for turn in made.turns))
     answers = []
     for at, turn in enumerate(chat.turns[:3]):
         body = {"messages": turn.messages, "tools": turn.tools, "temperature": 0, "max_tokens": 60}

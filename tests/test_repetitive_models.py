@@ -1,14 +1,12 @@
 """Models that are made repetitive run in circles, which differ in where they begin."""
 
-from itertools import islice
-
 import mlx.core as mx
 import pytest
 from mlx_lm import load
 from mlx_lm.generate import generate_step
-from reprise.bench.serving.run_serve import random_turns
 
-from reprise.bench.workloads.chats import render_turn
+from reprise.bench.workloads import make_chats
+from reprise.bench.workloads.chats import render, render_turn
 from reprise.engine.model.loading import load_tokenizer
 from tests.tiny_models import make_repetitive, write_random_model
 
@@ -33,7 +31,8 @@ def answers_of(folder, num_prompts):
             mx.array(render_turn(tokenizer, turn)), model, max_tokens=MAX_TOKENS,
             logits_processors=[forbid_ends],
         )]
-        for turn in islice(random_turns(tokenizer, 64, 5), num_prompts)
+        for chat in make_chats("words", num_prompts, 5, lambda text: len(render(tokenizer, text)), 64)
+        for turn in chat.turns
     ]  # fmt: skip
 
 
