@@ -6,6 +6,7 @@ Auxiliary losses show middle layers what to look for.
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -151,10 +152,10 @@ def is_exact(model: Model, sample: Sample) -> bool:
     return bool((logits.argmax(-1) == wanted).all())
 
 
-def evaluate(size: str, folder: Path, count: int, seed: int) -> None:
+def evaluate(config: dict[str, Any], folder: Path, count: int, seed: int) -> None:
     """Print exact match on count new held-out samples of every family."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    model = Model(CONFIGS[size])
+    model = Model(config)
     load_weights(model, folder)
     print("| family | exact match | tokens per sample |\n|---|---|---|")
     for family in FAMILIES:

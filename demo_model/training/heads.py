@@ -1,4 +1,4 @@
-"""Train what drafts from the demo model's states, an MTP head and a DFlash drafter, and evaluate them.
+"""Train what drafts from the demo model's states, an MTP head and a DFlash drafter.
 
 Both use the demo model's embedding and output head, which never change.
 The MTP head (DeepSeek-V3, arXiv:2412.19437) is one layer, applied to its own output for every further token.
@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from reprise.demo_model.training.corpus import FAMILIES, Source, conversations, held_out
+from reprise.demo_model.training.corpus import FAMILIES, Source, conversations
 from reprise.demo_model.training.corpus.rendering import render
-from reprise.demo_model.training.data import Sample, collate, encode, grouped, spans, targets
+from reprise.demo_model.training.data import Sample, collate, encode, grouped, targets
 from reprise.demo_model.training.model import (
     BUNDLED,
     DEMO,
@@ -25,7 +25,6 @@ from reprise.demo_model.training.model import (
     angles,
     joined_keys,
     load_demo_model,
-    load_weights,
     make_optimizers,
 )
 
@@ -66,12 +65,8 @@ RATE, NORM_RATE = 2.4e-3, 1.5e-3
 SHARE_OF_MIX, LONG_FAMILY, MOST_TOKENS, BATCH_TOKENS = 0.3, "edit of 60 lines", 1000, 2500
 # The demo model answers this many samples at a time, and the heads learn from each of them so often.
 POOL_SAMPLES, NUM_PASSES = 480, 4
-# How often an answer is judged in training and evaluation. The last time it is cut.
-NUM_JUDGED, NUM_JUDGED_EVALUATED = 4, 24
-# Look-ups draft what stood behind the last place of these many tokens, the longest first.
-LOOKUP_TOKENS, LOOKUP_WIDTH = (4, 3, 2), 7
-# Answers of families in which look-ups bring fewer tokens a forward are no copies of the prompt.
-COPY_GAIN = 1.5
+# How often an answer is judged. The last time it is cut.
+NUM_JUDGED = 4
 
 
 class Batch:
@@ -268,104 +263,3 @@ def samples(rng: random.Random) -> Iterator[Sample]:
         sample = encode(tokenizer, render(talk))
         if len(sample[0]) <= MOST_TOKENS:
             yield sample
-
-
-# Of each token of an answer but the last: which drafts behind it are the answer's own tokens.
-Rights = list[list[bool]]
-
-
-@torch.no_grad()
-def judge_drafts(head: nn.Module, batch: Batch, target: Model, width: int) -> Rights:
-    """Judge a head's drafts in a batch of one sample with one answer."""
-    anchors = batch.picked[0].nonzero().T[:, :-1]
-    wanted, counts = batch.wanted(anchors, width)
-    drafted = (head(batch, target, anchors, width) @ target.embed_tokens.weight.T).argmax(-1)
-    rights = ((drafted == wanted) & counts)[0].tolist()
-    return [row[:num] for row, num in zip(rights, counts[0].sum(-1).tolist(), strict=True)]
-
-
-def judge_lookups(batch: Batch) -> Rights:
-    """Judge drafts that are copied from behind an earlier place of the last tokens."""
-    ((start, end),) = spans(batch.picked[0].tolist())
-    ids = batch.tokens[0, :end].tolist()
-    rights = []
-    for end in range(start + 1, len(ids)):
-        found = next(filter(None, (copied(ids[:end], size) for size in LOOKUP_TOKENS)), [])
-        rights.append([a == b for a, b in zip(found, ids[end:], strict=False)])
-    return rights
-
-
-def copied(ids: list[int], size: int) -> list[int]:
-    """Return what stood behind the last earlier place of the last tokens; empty if they are new."""
-    for at in range(len(ids) - size - 1, -1, -1):
-        if ids[at : at + size] == ids[-size:]:
-            return ids[at + size : at + size + LOOKUP_WIDTH]
-    return []
-
-
-def gain(answers: list[Rights]) -> float:
-    """Return answer tokens for each forward pass of the target.
-
-    A pass over the prompt's end brings the first token. Every other brings the right tokens at the start of
-    its draft, and one of the target's own.
-    """
-    num_forwards = 0
-    for rights in answers:
-        at = 0
-        num_forwards += 1
-        while at < len(rights):
-            at += [*rights[at], False].index(False) + 1
-            num_forwards += 1
-    return count_tokens(answers) / num_forwards
-
-
-def count_tokens(answers: list[Rights]) -> int:
-    """Return the number of tokens of answers."""
-    return sum(len(rights) + 1 for rights in answers)
-
-
-def evaluate(count: int, seed: int) -> None:
-    """Print tokens a forward on count new held-out samples of each family, and right drafts by place.
-
-    The demo model's answers do not depend on drafts, so all drafts are made in one pass over each answer.
-    """
-    tokenizer, target = Tokenizer.from_file(str(BUNDLED / "tokenizer.json")), load_demo_model()
-    served = load_demo_model().bfloat16()
-    heads = {name: make() for name, make in KINDS.items()}
-    for name, head in heads.items():
-        load_weights(head, BUNDLED / name)
-    names = ("look-up", *heads)
-    total: dict[str, dict[str, list[Rights]]] = {
-        kind: {name: [] for name in names} for kind in ("copies", "others", "all")
-    }
-    print("| family | tokens | look-up | MTP | DFlash |\n|---|---|---|---|---|")
-    for family in FAMILIES:
-        judged: dict[str, list[Rights]] = {name: [] for name in names}
-        for conversation in held_out(family, count, seed):
-            ids, picked = encode(tokenizer, render(conversation))
-            _, end = spans(picked)[0]
-            batch = Batch(served, [(ids[:end], picked[:end])], NUM_JUDGED_EVALUATED)
-            judged["look-up"].append(judge_lookups(batch))
-            for name, head in heads.items():
-                judged[name].append(judge_drafts(head, batch, target, WIDTHS[name]))
-        kind = "copies" if gain(judged["look-up"]) > COPY_GAIN else "others"
-        for name in names:
-            total[kind][name] += judged[name]
-            total["all"][name] += judged[name]
-        print_row(f"{family} ({kind})", judged)
-    for kind, answers in total.items():
-        if answers["look-up"]:
-            print_row(kind, answers)
-    for name in heads:
-        rows = [row for rights in total["others"][name] for row in rights]
-        shares = []
-        for place in range(WIDTHS[name]):
-            at_place = [row[place] for row in rows if place < len(row)]
-            shares.append(f"{sum(at_place) / len(at_place):.2f}")
-        print(f"{name}, right by place in the others: {' '.join(shares)}")
-
-
-def print_row(title: str, answers: dict[str, list[Rights]]) -> None:
-    """Print a row of the table: tokens of answers, then tokens a forward of each kind of drafts."""
-    gains = " | ".join(f"{gain(some):.2f}" for some in answers.values())
-    print(f"| {title} | {count_tokens(answers['look-up'])} | {gains} |", flush=True)

@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--start-at", type=float, default=60.0, help="minute of the schedule to continue at")
     parser.add_argument("--out", type=Path, help="default demo_model, or the folder of the size in it")
     parser.add_argument(
-        "--evaluate", action="store_true", help="measure --out (both heads) and train nothing"
+        "--evaluate", action="store_true", help="count exact answers of --out and train nothing"
     )
     parser.add_argument("--count", type=int, default=200, help="held-out samples of each family")
     arguments = parser.parse_args()
@@ -183,12 +183,11 @@ def main() -> None:
             training.seconds = arguments.start_at * 60
         training.run()
         export(training.kind, out)
-    elif size == "wedlm":
-        wedlm.evaluate(out, arguments.count, EVALUATION_SEED)
     elif size in heads.KINDS:
-        heads.evaluate(arguments.count, EVALUATION_SEED)
+        parser.error(f"reprise bench decode --draft-model demo_model/{size} shows what its drafts gain")
     else:
-        demo.evaluate(size, out, arguments.count, EVALUATION_SEED)
+        config = wedlm.CONFIG if size == "wedlm" else demo.CONFIGS[size]
+        demo.evaluate(config, out, arguments.count, EVALUATION_SEED)
 
 
 if __name__ == "__main__":

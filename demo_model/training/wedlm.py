@@ -1,15 +1,12 @@
-"""Train the WeDLM checkpoint from the demo model, and evaluate it.
+"""Train the WeDLM checkpoint from the demo model.
 
 The demo model gets a mask token, and learns to predict masked windows behind the visible text (WeDLM,
 arXiv:2512.22737) while its predictions of the next token stay near the demo model's, its teacher.
 """
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,16 +14,14 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from reprise.demo_model.training.corpus import FAMILIES, Source, conversations, held_out
+from reprise.demo_model.training.corpus import FAMILIES, Source, conversations
 from reprise.demo_model.training.corpus.rendering import render
 from reprise.demo_model.training.data import Sample, encode, grouped, spans, stretched
-from reprise.demo_model.training.demo import is_exact
 from reprise.demo_model.training.model import (
     BUNDLED,
     DEMO,
     Model,
     load_demo_model,
-    load_weights,
     make_optimizers,
 )
 
@@ -48,9 +43,6 @@ MOST_TOKENS, MOST_COPIED, BATCH_TOKENS = 1000, 600, 2048
 RATE, EMBEDDING_RATE = 1.2e-3, 6e-4
 # Weights of what keeps the next token: divergence from the teacher's prediction, distance of the last state.
 KEEP_START, KEEP_END, STATE_WEIGHT = 3.0, 15.0, 0.2
-# What the evaluation decodes: samples of these families, and the penalty of a mask's distance.
-COPYING = ("edit", "record look-up", "quote a sentence", "list or repeat a passage")
-PENALTY = 0.01
 
 
 class Token(NamedTuple):
@@ -196,157 +188,3 @@ class Wedlm:
         seen = {"masks": of_masks, "next": of_next, "state": of_state, "right masks": right}
         loss = of_masks + keep * of_next + STATE_WEIGHT * of_state
         return loss, {name: value.item() for name, value in seen.items()}
-
-
-class Reader:
-    """A model that counts its forward passes and the tokens fed in them, as if the text were cached."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.num_forwards = self.num_fed = 0
-
-    @torch.no_grad()
-    def look(self, text: list[int], fed: list[int]) -> Tensor:
-        """Return the logits (fed, MASK) of tokens behind the text. Masks are last in attention order."""
-        tokens = torch.tensor([*text, *fed])
-        places = torch.arange(len(tokens))
-        order = places + len(tokens) * (tokens == MASK)
-        seen = order <= order[:, None]
-        states = self.model.states(tokens[None], places[None], seen[None, None])
-        self.num_forwards += 1
-        self.num_fed += len(fed)
-        return self.model.read(states[-1][0, len(text) :])[:, :MASK]
-
-
-def doubts(logits: Tensor, distances: Tensor) -> Tensor:
-    """Return (masks,): entropy in nats, plus a penalty. Below a threshold, a mask's token is taken.
-
-    distances: (masks,) from the first mask.
-    """
-    spread = logits.log_softmax(-1)
-    return -(spread.exp() * spread).sum(-1) + PENALTY * distances
-
-
-def lossless(reader: Reader, prompt: list[int], limit: int, size: int, threshold: float) -> list[int]:
-    """Answer with drafts from masks behind the draft of the step before; a window size of 0 drafts nothing.
-
-    Every token is the choice of the causal head, so the answer is that of plain decoding.
-    """
-    text = list(prompt)
-    draft: list[int] = []
-    while len(text) < len(prompt) + limit and text[-1] != END:
-        logits = reader.look(text[:-1], [text[-1], *draft, *[MASK] * size])
-        chosen = logits[: len(draft) + 1].argmax(-1).tolist()
-        agreed = 0
-        while agreed < len(draft) and draft[agreed] == chosen[agreed] != END:
-            agreed += 1
-        text += chosen[: agreed + 1]
-        masks = logits[len(draft) + 1 :]
-        is_whole, draft = agreed == len(draft), []
-        if is_whole and size:
-            is_sure = doubts(masks, torch.arange(size)) < threshold
-            confident = is_sure[1:].int().cumprod(0).sum()
-            draft = masks[1 : 1 + int(confident)].argmax(-1).tolist()
-    return text[len(prompt) :]
-
-
-def streaming(
-    reader: Reader, prompt: list[int], limit: int, size: int, threshold: float, anchor: bool
-) -> list[int]:
-    """Answer by filling a window of masks by confidence, at least one in every forward.
-
-    With an anchor the causal head fills the leftmost mask.
-    """
-    text, num_new, filled = list(prompt), 1, [MASK] * size
-    while len(text) < len(prompt) + limit and END not in text[len(prompt) :]:
-        known = len(text) - num_new
-        logits = reader.look(text[:known], text[known:] + filled)
-        holes = torch.tensor([at for at, token in enumerate(filled) if token == MASK])
-        scores = logits[num_new:][holes]
-        doubt = doubts(scores, holes - holes[0])
-        accepted = doubt < threshold
-        if anchor:
-            scores[0], accepted[0] = logits[num_new - 1], True
-        elif not accepted.any():
-            accepted[doubt.argmin()] = True
-        tokens = scores.argmax(-1)
-        for hole in accepted.nonzero()[:, 0].tolist():
-            filled[holes[hole]] = int(tokens[hole])
-        num_new = [*filled, MASK].index(MASK)
-        text += filled[:num_new]
-        filled = filled[num_new:] + [MASK] * num_new
-    answer = text[len(prompt) :]
-    return answer[: [*answer, END].index(END) + 1]
-
-
-@torch.no_grad()
-def right_masks(model: Model, samples: list[Sample], width: int = 8) -> list[float]:
-    """Return the share of right masks by distance from the visible text, in wholly masked windows."""
-    right, count = torch.zeros(width), 0
-    for ids, answer in samples:
-        shown = plain(ids, list(range(len(ids))))
-        copies: list[Token] = []
-        for first, end in spans(answer):
-            for at in range(first, end - width + 1, width // 2):
-                copies += window(shown, at, [True] * width, len(copies) // width + 1)
-        if copies:
-            batch = Batch([shown + copies], [answer])
-            state = model.states(batch.tokens, batch.positions, batch.seen)[-1][0, len(ids) :]
-            found = model.read(state)[:, :MASK].argmax(-1) == batch.wanted[0, len(ids) :]
-            right += found.view(-1, width).float().sum(0)
-            count += len(found) // width
-    return (right / max(1, count)).tolist()
-
-
-MODES = {
-    "plain": partial(lossless, size=0, threshold=0.0),
-    "lossless, window 6, threshold 1": partial(lossless, size=6, threshold=1.0),
-    "lossless, window 6, threshold 2.5": partial(lossless, size=6, threshold=2.5),
-    "streaming, window 8, threshold .3": partial(streaming, size=8, threshold=0.3, anchor=False),
-    "streaming, window 8, threshold .6": partial(streaming, size=8, threshold=0.6, anchor=False),
-    "streaming, window 8, threshold .3, anchor": partial(streaming, size=8, threshold=0.3, anchor=True),
-}
-
-
-def evaluate(folder: Path, count: int, seed: int) -> None:
-    """Print exact match beside the demo model's, right masks by distance, and what each mode gains."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    demo, model = load_demo_model(), Model(CONFIG)
-    load_weights(model, folder)
-    print(f"| family | exact match, of {count} | demo model | right masks 0 to 7 |\n|---|---|---|---|")
-    num_right, num_right_before = 0, 0
-    tallies = {mode: Counter[str]() for mode in MODES}
-    few = max(1, count // 5)
-    for family in FAMILIES:
-        samples = [encode(tokenizer, render(one)) for one in held_out(family, count, seed)]
-        right, before = (sum(is_exact(one, sample) for sample in samples) for one in (model, demo))
-        num_right, num_right_before = num_right + right, num_right_before + before
-        shares = " ".join(f"{share:.2f}" for share in right_masks(model, samples[: max(1, count // 2)]))
-        print(f"| {family} | {right} | {before} | {shares} |", flush=True)
-        if family in COPYING:
-            for sample in samples[:few]:
-                tally_modes(model, sample, tallies)
-    share, share_before = (100 * n / count / len(FAMILIES) for n in (num_right, num_right_before))
-    print(f"| all | {share:.1f} % | {share_before:.1f} % | |")
-    title = f"equal to plain, of {few * len(COPYING)}"
-    print(f"\n| mode | tokens/forward | fed/forward | {title} | right |\n|---|---|---|---|---|")
-    for mode, tally in tallies.items():
-        speed, fed = (tally[name] / tally["forwards"] for name in ("tokens", "fed"))
-        print(f"| {mode} | {speed:.2f} | {fed:.1f} | {tally['equal']} | {tally['right']} |")
-
-
-def tally_modes(model: Model, sample: Sample, tallies: dict[str, Counter[str]]) -> None:
-    """Answer a sample of one answer in every mode, and count."""
-    ids, picked = sample
-    ((start, end),) = spans(picked)
-    answers: dict[str, list[int]] = {}
-    for mode, decode in MODES.items():
-        reader = Reader(model)
-        answers[mode] = decode(reader, ids[:start], end - start + 16)
-        tallies[mode].update(
-            tokens=len(answers[mode]),
-            forwards=reader.num_forwards,
-            fed=reader.num_fed,
-            equal=answers[mode] == answers["plain"],
-            right=answers[mode] == ids[start:end],
-        )
