@@ -123,7 +123,7 @@ class Answering(LocalEngine):
         return rows
 
 
-COUNTED = ("num_drafted", "num_accepted", "num_fed", "drafter_s", "charged_s", "charged_plain_s")
+COUNTED = ("num_drafted", "num_accepted", "num_fed", "drafter_s")
 
 
 def row_of(end: Finished) -> Row:
@@ -164,12 +164,10 @@ def _margin(local: LocalEngine, prompt: tuple[int, ...], before: tuple[int, ...]
 
 
 def samples_of(runs: Sequence[Row], cases: Cases, tokenizer: Tokenizer) -> list[Row]:
-    """Return a sample answer per workload and draft type: from its first run, the first chat's last turn."""
+    """Return a sample answer per workload and draft type: the first."""
     samples = []
     drafted = (run for run in runs if run["draft_type"] != "none")
-    for first, *others in grouped(drafted, "workload", "draft_type").values():
-        same = [run for run in others if all(run[name] == first[name] for name in ("case", "arm", "round"))]
-        run = [first, *same][-1]
+    for run, *_ in grouped(drafted, "workload", "draft_type").values():
         turn = cases[run["case"]].chat.turns[run["turn"] - 1]
         said = [(one["role"], one.get("content") or one.get("tool_calls") or "") for one in turn.messages]
         samples.append({

@@ -58,8 +58,8 @@ def find_curve(name: str) -> Curve:
 
     Raises OSError or ValueError if the document cannot be read or has no curve.
     """
-    if known := (built_in() | {"flat": FLAT}).get(name):
-        return known
+    if name in built_in():
+        return built_in()[name]
     found = document.read(Path(name))
     costs, machine = found.get("cost_curve"), found["machine"]["cpu"]
     if not costs:

@@ -29,18 +29,16 @@ from reprise.bench.answering import (
     check,
     samples_of,
 )
-from reprise.bench.cost_curves import Curve, built_in, find_curve
 from reprise.bench.document import Column
 from reprise.bench.energy import EnergyMeter
 from reprise.bench.experiment import ArgumentsError, Progress, Row, grouped, total_parity
-from reprise.bench.local_engine import LocalEngine, forced_costs
+from reprise.bench.local_engine import LocalEngine, equal_costs, forced_costs
 from reprise.bench.options import Flag
 from reprise.bench.statistics import loops, ratio
 from reprise.bench.workloads import ENGLISH, VERSION, WORKLOADS, Chat, own_chats
 from reprise.config.settings import Settings
 from reprise.drafters.base import SequenceStart, finish
 from reprise.engine.interface.request import WindowSettings
-from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.text.tokenizer import Tokenizer
 
 DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model", "mtp", "dflash", "wedlm")
@@ -63,7 +61,7 @@ COLUMNS = [
     Column("occupancy", "occu-\npied", lambda share: "-" if share is None else f"{share:.2%}"),
     Column("plain_tps", "plain\ntok/s", "0"),
     Column("decode_tps", "tok/s", "0"), Column("speedup", "speed\nup", "2"),
-    Column("priced_speedup", "at these\ncosts", "2"),
+
     Column("acceptance", "ac-\ncepted", "%"), Column("drafted_share", "of\ntext", "%"),
     Column("tokens_per_forward", "tok/\nfwd", "2"), Column("fed_per_forward", "fed/\nfwd", "1"),
     Column("generated_per_fed", "tok/\nfed", "2"), Column("right", "right", "%"), Column("same", "same", "%"),
@@ -91,8 +89,7 @@ FLAGS = (
     Flag("--strategies", options.names, "A,B", ("auto",), "Of a draft model with another vocabulary: any of "
          f"{', '.join(STRATEGIES)} (see --draft-translation of `reprise serve`)."),
     Flag("--costs", options.names, "A,B", ("own",), "Step costs to decide by: own (as this machine shows "
-         "them), forced (every draft is verified whole), flat (a step costs the same at every width), "
-         f"or a curve: {', '.join(built_in())}, or a result document."),
+         "them), forced (every draft is verified whole), flat (a step costs the same at every width)."),
     Flag("--warm", options.listed(options.model), "MODEL,..", (), "Also with the answers of these models to "
          "the same chats in the drafters' tables; they need the same vocabulary."),
     Flag("--windows", options.levels, "N,M", (), "Window sizes of a WeDLM model's windowed decoding."),
@@ -105,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_drafts(arguments, DRAFT_TYPES)
     options.check_names("--strategies", arguments.strategies, STRATEGIES)
     own = own_chats(arguments.prompts, arguments.workloads)
-    curves = {name: find_curve(name) for name in arguments.costs if name not in ("own", "forced")}
+    options.check_names("--costs", arguments.costs, ("own", "forced", "flat"))
     result: document.Document = {}
     rows: list[Row] = []
     with Progress() as progress, EnergyMeter() as meter:
@@ -117,13 +114,10 @@ def run(arguments: argparse.Namespace) -> int:
                 draft_model=str(draft_model) if draft_model else None,
                 num_draft_tokens=max(arguments.num_draft_tokens), **chosen,
             )  # fmt: skip
-            curve, costs = curves.get(prices), None
-            if prices == "forced":
-                costs = forced_costs(settings.num_draft_tokens)
-            elif curve:
-                costs = StepCosts({(1, width): cost for width, cost in curve.points}, is_learned=False)
+            longest = settings.num_draft_tokens
+            costs = {"own": None, "forced": forced_costs(longest), "flat": equal_costs(longest + 1)}[prices]
             with Answering(arguments, progress, settings, costs, meter) as local:
-                made = measure(local, own, curve)
+                made = measure(local, own)
             about = {
                 "costs": prices, "draft_model": draft_model and draft_model.resolve().name,
                 "strategy": strategy,
@@ -141,8 +135,8 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(row["parity"] == "FAIL" and not row.get("window") for row in rows))
 
 
-def measure(local: Answering, own: Sequence[Chat] | None, curve: Curve | None) -> document.Document:
-    """Answer chats in all arms; return a result document. curve: the costs of steps, if they are a curve."""
+def measure(local: Answering, own: Sequence[Chat] | None) -> document.Document:
+    """Answer chats in all arms; return a result document."""
     arguments = local.arguments
     chats = own[: arguments.cases] if own else local.chats(arguments.cases or 1)
     kinds = [(chat.workload, chat.prompt_tokens) for chat in chats]
@@ -158,7 +152,7 @@ def measure(local: Answering, own: Sequence[Chat] | None, curve: Curve | None) -
         one["right"] = _is_right(local.engine.tokenizer, one, turn.reference) if is_wedlm else None
     result["decode"] = {
         "workloads_version": VERSION,
-        "rows": rows_of(runs, check(local, cases, runs), with_plain=is_wedlm, curve=curve),
+        "rows": rows_of(runs, check(local, cases, runs), with_plain=is_wedlm),
         "samples": samples_of(runs, cases, local.engine.tokenizer),
         "skipped": [f"{one}: chats skipped, too long for the model's context" for one in local.skipped],
     }
@@ -219,13 +213,11 @@ def _is_right(tokenizer: Tokenizer, run: Row, reference: str | None) -> bool | N
     return None if reference is None else text.strip() == reference.strip()
 
 
-def rows_of(
-    runs: Sequence[Row], checks: Sequence[Row], with_plain: bool = False, curve: Curve | None = None
-) -> list[Row]:
+def rows_of(runs: Sequence[Row], checks: Sequence[Row], with_plain: bool = False) -> list[Row]:
     """Return a row for each workload, prompt length and drafting arm, and for each of several turns.
 
     checks: rows of reprise.bench.answering.check(). with_plain: add rows of plain decoding, and for all rows
-        the tokens fed per forward pass and the right answers. curve: step costs with which to price the rows.
+        the tokens fed per forward pass and the right answers.
     straight: the same figures without the cases in which a plain answer loops.
     """
     rows = []
@@ -241,7 +233,6 @@ def rows_of(
         whole["cases"], whole["straight_cases"] = len(cases), len(cases - looping)
         whole["straight"] = row_of(*kept) if cases - looping else None
         whole |= _of_windows(of_arm, whole) if with_plain else {}
-        whole["priced_speedup"] = curve and _priced(of_arm, whole, curve)
         rows.append({"turn": None} | whole)
         turns = sorted({run["turn"] for run in of_arm})
         for turn in turns if len(turns) > 1 else ():
@@ -259,13 +250,6 @@ def _of_windows(runs: Sequence[Row], row: Row) -> Row:
         "generated_per_fed": ratio(row["tokens_per_forward"], fed), "right": mean(judged) if judged else None,
         "same": 1 - (ratio(row["parity_differing"], row["parity_pairs"]) or 0.0),
     }  # fmt: skip
-
-
-def _priced(runs: Sequence[Row], row: Row, curve: Curve) -> float | None:
-    """Return the speedup at a curve's costs."""
-    if row.get("window"):
-        return ratio(row["tokens_per_forward"], curve.cost(round(row["fed_per_forward"])))
-    return ratio(_sum(runs, "charged_plain_s"), _sum(runs, "charged_s"))
 
 
 def row_of(drafted: Sequence[Row], plain: Sequence[Row], checks: Sequence[Row]) -> Row:

@@ -97,7 +97,7 @@ RUNS = {
     "break-even": Run(190, "sweep --parts break-even --draft-model demo_model/draft"),
     "tables": Run(300, "sweep --parts tables"),
     "wedlm": Run(210, "decode --model demo_model/wedlm --draft-types suffix,wedlm,auto "
-        "--costs own,flat,apple-m4-pro-4bit --windows 4,8,16 --thresholds 0.1,0.3,0.6 --cases 2 --repeats 1 "
+        "--costs own,flat --windows 4,8,16 --thresholds 0.1,0.3,0.6 --cases 2 --repeats 1 "
         "--workloads edits,records,quotes,passages,free"),
     "servers": Run(130, "serve --workloads edits,passage --concurrency 1,8 --server mlx_lm.server "
         "--server reprise"),

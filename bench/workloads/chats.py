@@ -167,7 +167,6 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
     A last message of the assistant is a right answer too. A text "prompt" is used without a chat template.
     Lines of the same "chat" are its turns; without this field, a line whose messages begin with all messages
     of an earlier line is the next turn of its chat. The kind of chat is its "workload" or the file's name.
-    A line of Spec-Bench, with "turns" and a "category", is a chat of its first turn.
 
     for_replay: every line must have an answer. If a line has both a prompt and messages, as servers record,
         the prompt is used, because the model read it; the messages are used for views.
@@ -193,7 +192,7 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
         earlier = [messages[:count] for count in range(len(messages) - 1, 0, -1)] if chat is None else [key]
         turns = next((continuable.pop(one) for one in earlier if one in continuable), [])
         if not turns:
-            chats.append((str(given.get("workload") or given.get("category") or path.stem), turns))
+            chats.append((str(given.get("workload") or path.stem), turns))
         turns.append(turn)
         continuable[key] = turns
     if not chats:
@@ -202,10 +201,6 @@ def read_prompts(path: Path, for_replay: bool = False) -> list[Chat]:
 
 
 def _turn(given: dict[str, Any], for_replay: bool) -> Turn:
-    match given:
-        case {"turns": [str(question), *_]}:
-            # Later turns would need the model's own answers.
-            given = {"messages": [user(question)]}
     known = {"temperature": 0.0} | {name: given[name] for name in _READ if given.get(name) is not None}
     reference = given.get("output")
     if not isinstance(reference, str | None):

@@ -197,7 +197,6 @@ def test_drafts_are_measured_turn_by_turn_and_under_a_schema(
     assert [(one["workload"], one["draft_type"]) for one in samples] == [
         ("quotes", "suffix"), ("json_rag", "suffix")
     ]  # fmt: skip
-    assert samples[1]["turn"] == 3
     assert {source for one in samples for _, source in one["tokens"]} <= {"model", "suffix", "grammar"}
     printed = capsys.readouterr()
     assert printed.out.count("PASS") == len(rows)
@@ -252,7 +251,7 @@ def test_a_planted_divergence_is_reported_and_fails_the_command(
         (["--draft-types", "oracle"], "--draft-types: oracle is not one of auto"),
         (["--draft-types", "draft-model"], "draft-model needs a draft model; name one with --draft-model"),
         (["--strategies", "magic"], "--strategies: magic is not one of auto, context, shared, none"),
-        (["--costs", "/nowhere.json"], "No such file or directory: '/nowhere.json'"),
+        (["--costs", "cheap"], "--costs: cheap is not one of own, forced, flat"),
         (["--windows", "4"], "the bundled model is not a WeDLM model"),
         (["--num-draft-tokens", "4,999"], "--num-draft-tokens: 999 is above 255"),
         (["--prompts", "pyproject.toml"], "pyproject.toml: line 1 is not JSON"),

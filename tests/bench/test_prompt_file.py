@@ -52,16 +52,6 @@ def test_a_plain_prompt_is_asked_as_it_stands(tmp_path: Path) -> None:
     assert chat.turns == (Turn((), " a time", text="once upon", max_tokens=3),)
 
 
-def test_questions_of_spec_bench_are_chats_of_their_categories(tmp_path: Path) -> None:
-    lines = [
-        {"question_id": n, "category": name, "turns": [f"question {n}", "more"]}
-        for n, name in enumerate("ab")
-    ]
-    first, second = read_prompts(written(tmp_path, *lines))
-    assert (first.workload, second.workload) == ("a", "b")
-    assert first.turns == (Turn(({"role": "user", "content": "question 0"},), None),)
-
-
 def test_calls_come_to_the_template_as_objects_and_parts_as_text(tmp_path: Path) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"a": 1}'}}
     asked = {"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}

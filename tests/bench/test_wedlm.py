@@ -8,7 +8,7 @@ from reprise.cli.main import main
 
 
 def test_every_way_to_draft_and_to_stream_is_a_row(wedlm_folder, tmp_path):
-    file, prices = tmp_path / "wedlm.json", ("flat", "own", "apple-m4-pro-4bit")
+    file, prices = tmp_path / "wedlm.json", ("flat", "own")
     given = f"--costs {','.join(prices)} --draft-types suffix,wedlm,auto --workloads quotes,free"
     given += " --cases 1 --repeats 1 --max-tokens 12 --windows 4 --thresholds 0.3,9"
     assert main(["bench", "decode", "--model", str(wedlm_folder), "--json", str(file), *given.split()]) == 0
@@ -21,7 +21,6 @@ def test_every_way_to_draft_and_to_stream_is_a_row(wedlm_folder, tmp_path):
     assert all(row["right"] is None for row in rows if row["workload"] == "free")
     for row in rows:
         assert row["tokens_per_forward"] == pytest.approx(row["generated_per_fed"] * row["fed_per_forward"])
-        assert (row["priced_speedup"] is None) == (row["costs"] == "own")
         if row["arm"] == "plain":
             assert row["fed_per_forward"] == row["tokens_per_forward"] == row["speedup"] == 1
     # Random masks are wrong, so drafts are checked in vain; a threshold of 9 nats fills every hole at once.
