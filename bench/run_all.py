@@ -107,10 +107,8 @@ RUNS = {
 }  # fmt: skip
 """The commands, by name, in this order."""
 
-EPILOG = f"""\
-On two cores this takes about {sum(one.seconds for one in RUNS.values()) // 60} minutes; leave
-the machine alone.
-The runs: {", ".join(RUNS)}."""
+_MINUTES = sum(one.seconds for one in RUNS.values()) // 60
+EPILOG = f"On two cores this takes about {_MINUTES} minutes; leave it alone. Runs:\n{', '.join(RUNS)}."
 FLAGS = (
     options.Flag("--only", options.names, "A,B", tuple(RUNS), "Only these runs. Default: all."),
     options.Flag("--page", Path, "FILE.json", [], "Only draw documents; may be repeated.", is_repeated=True),

@@ -44,7 +44,7 @@ WIDTHS_TITLE = "Tokens per row and step whose logits equal those of plain decodi
 
 ROUNDS = 5
 # Drafting gains from the first two; answers of the others cannot be looked up, so that it only loses.
-TIMED_WORKLOADS = ("code", "passage", "free", "trap", "remap")
+TIMED_WORKLOADS = ("code", "passage", "free", "trap")
 # The experiment turns them around in the second of two runs: a round is plain, drafted, drafted, plain.
 TIMED_ARMS = {"plain": PLAIN, "drafted": Arm("auto")}
 TIMES = {"first token": "first_token_s", "answer": "answer_s"}

@@ -40,13 +40,13 @@ MEASURES = {
 """Measures that plots can show, by the names in rows. The first one that the rows have is shown first."""
 
 ABOUT = (
-    "workload", "num_draft_tokens", "low", "high", "n", "ms", "plain_tps", "rule", "requests", "failed",
+    "workload", "num_draft_tokens", "ms", "plain_tps", "rule", "requests", "failed",
     "error", "parity",
 )  # fmt: skip
 """More fields that tooltips show."""
 
 TITLES = MEASURES | {
-    "num_draft_tokens": "draft length", "position": "position in the draft", "ngrams": "n-gram size",
+    "num_draft_tokens": "draft length", "position": "position in the draft", "ngram_size": "n-gram size",
     "width": "width: tokens in one forward pass", "cost": "cost relative to width 1",
     "accepted": "share of these tokens accepted",
 }  # fmt: skip

@@ -21,7 +21,7 @@ NOUNS, ADJECTIVES, VERBS = lexicon.NOUNS[:180], lexicon.ADJECTIVES[:60], lexicon
 FIELDS, NAMES = lexicon.FIELDS, lexicon.NAMES[:240]
 IDENTIFIER_WORDS = sorted({*NOUNS, *ADJECTIVES, *VERBS} - set(keyword.kwlist))
 WHOLE = "Answer with the whole file."
-NUM_QUESTIONS, NUM_ENTRIES, NUM_WORDS = 3, 24, 48
+NUM_QUESTIONS = 3
 SENTENCES = [
     "{who} found the {thing} in the {place}.",
     "{who} bought the {thing} for {number} coins from {other}.",
@@ -250,15 +250,6 @@ def _story(rng: random.Random, _: Grow, **more: Any) -> Sequence[Turn]:
     return [Turn((user(f"Write about the {rng.choice(NOUNS)}."),), None, is_endless=True, **more)]
 
 
-def _remap(rng: random.Random, _: Grow) -> Sequence[Turn]:
-    meaning = dict(zip(rng.sample(NOUNS, NUM_ENTRIES), rng.sample(NAMES, NUM_ENTRIES), strict=True))
-    text = [rng.choice(list(meaning)) for _ in range(NUM_WORDS)]
-    entries = "\n".join(f"{word}: {other}" for word, other in meaning.items())
-    request = f"Translate the text word by word. These are the words:\n\n{entries}"
-    asked = request, " ".join(meaning[word] for word in text)
-    return conversation([asked], f"The text: {' '.join(text)}")
-
-
 def _words(rng: random.Random, grow: Grow) -> Sequence[Turn]:
     """Make a prompt of random words; it begins with a number, so that no prefix cache has more than that."""
 
@@ -286,7 +277,6 @@ WORKLOADS = {one.name: one for one in (
     Workload("edits_short", "a snippet of about ten lines, edited in six turns, each answered in full",
              lambda rng, _: _edits(_file(islice(_statements(rng), 6)), rng, 6)),
     Workload("free", "random text at temperature 1.5, nothing to copy", partial(_story, temperature=1.5)),
-    Workload("remap", f"{NUM_WORDS} words translated one by one with a list of {NUM_ENTRIES}", _remap),
     Workload("trap", "random draws from 12 tokens: every short n-gram repeats, but predicts nothing",
              partial(_story, num_allowed=12)),
 )}  # fmt: skip

@@ -206,7 +206,7 @@ def test_drafts_are_measured_turn_by_turn_and_under_a_schema(
 def test_every_draft_can_be_verified_whether_or_not_it_pays(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     given = ["--draft-model", str(BUNDLED_MODEL / "mtp"), "--draft-types", "mtp", "--num-draft-tokens", "3"]
-    given += ["--workloads", "remap", "--cases", "1", "--repeats", "1", "--max-tokens", "12"]
+    given += ["--workloads", "quotes", "--cases", "1", "--repeats", "1", "--max-tokens", "12"]
     assert main(["bench", "decode", *given, "--costs", "flat", "--json", str(file)]) == 0
     record = json.loads(file.read_text())
     (row,) = record["decode"]["rows"]
