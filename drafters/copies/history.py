@@ -247,9 +247,10 @@ class History:
         return bisect_right(self._starts, position - 1) - 1
 
     def follow(self, position: int, token: int) -> bool:
-        """Return whether a position still holds the committed token; count the result for its text.
+        """Compare the token at a position, which was expected next, with the committed token.
 
-        token: the committed token, where the token at this position was expected.
+        Returns whether they are equal, and counts that for the position's text. A position that is no longer
+        held counts as unequal, for no text.
         """
         index = self._index
         if not index.start <= position < index.end:
