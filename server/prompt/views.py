@@ -204,7 +204,8 @@ class ViewMaker:
 
     def __init__(self, engine: "Engine | GeneratingEngine", max_kept_bytes: int) -> None:
         self._engine = engine
-        self._kept = BoundedCache[Views](lambda views: 4 * _count(views), max_kept_bytes)
+        # A text without views is remembered too, and counts.
+        self._kept = BoundedCache[Views](lambda views: 4 * (16 + _count(views)), max_kept_bytes)
 
     @property
     def kept_bytes(self) -> int:

@@ -26,13 +26,13 @@ CODE = 'def area(w, h):\n    """The area."""\n    return w * h  # ü\n'
 NUMBERED = "".join(f"{at:6}→{line}\n" for at, line in enumerate(CODE.splitlines(), 1))
 
 
-def tool(name: str, *keys: str, about: str = "") -> Json:
+def tool(name: str, *keys: str) -> Json:
     parameters = {
         "type": "object",
         "properties": {key: {"type": "string"} for key in keys},
         "required": [*keys],
     }
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
 
 
 EDIT = tool("edit", "path", "oldText", "newText")
@@ -166,6 +166,13 @@ def test_what_is_kept_is_bounded_and_what_was_used_last_stays() -> None:
     views: list[View] = []
     next(maker.make([used], [], "", views), None)
     assert texts(views) == [CODE.replace("area", "used")]
+
+
+def test_texts_without_views_are_kept_within_the_same_bound() -> None:
+    maker = maker_of(RawTokenizer(), 1000)
+    for at in range(100):
+        make(maker, result(CODE.replace("area", f"name_{at}")))
+    assert 0 < maker.kept_bytes <= 1000
 
 
 def test_the_views_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
