@@ -41,17 +41,13 @@ class Shelf:
         self._index = Occurrences(self.tokens, self.capacity)
         self._starts: list[int] = []
 
-    @property
-    def room(self) -> int:
-        """The free capacity in tokens."""
-        return self.capacity - 1 - len(self.tokens)
-
-    def add(self, text: Sequence[int], num_tokens: int = MAX_TOKENS) -> Slices:
-        """Return the work of adding a text's first tokens. Texts are added one after the other."""
+    def add(self, text: Sequence[int]) -> Slices:
+        """Return the work of adding a text, as much of it as fits. Texts are added one after the other."""
         index, tokens = self._index, self.tokens
         if not tokens:
             yield from index.touch()
-        first, num_tokens = len(tokens), min(len(text), num_tokens, self.room)
+        first = len(tokens)
+        num_tokens = min(len(text), self.capacity - 1 - first)
         if num_tokens > 0:
             self._starts.append(first)
         for at in range(0, num_tokens, SLICE_TOKENS):

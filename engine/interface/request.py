@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from reprise.drafters.base import Frame as Frame
-from reprise.drafters.base import SignedLines as SignedLines
 from reprise.drafters.base import View as View
 from reprise.engine.interface.images import PromptImage
 
