@@ -5,7 +5,7 @@ samples every drafted position itself, and keeps only tokens that it would have 
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -17,37 +17,8 @@ Slices: TypeAlias = Iterator[int]
 SLICE_TOKENS. A slice takes about .06 ms and at most .12, however long the text is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A form that answers fill in, such as a tool call: fixed text, a value, fixed text, and so on.
-
-    fixed: (n + 1,) the token ids before, between and after n values that do not depend on the values.
-    copied: (n,) for each value, the index of an earlier value that it often begins like, or None.
-    joints: (n,) mappings. A value's last token may merge with the fixed text after it. The mapping's keys are
-        such tokens; its values are the tokens that replace both.
-    """
-
-    fixed: tuple[tuple[int, ...], ...]
-    copied: tuple[int | None, ...]
-    joints: tuple[Mapping[int, tuple[int, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SignedLines:
-    """A text's lines as patches write them: after a sign that keeps, removes or adds the line.
-
-    kept, removed, added: the token ids of all n lines, each after that sign.
-    ends: (3, n) the end position of each line in kept, removed and added.
-    """
-
-    kept: Sequence[int]
-    removed: Sequence[int]
-    added: Sequence[int]
-    ends: tuple[Sequence[int], Sequence[int], Sequence[int]]
-
-
-View: TypeAlias = Sequence[int] | Frame | SignedLines
-"""A text that answers copy, a form that they fill in, or lines that they change."""
+View: TypeAlias = Sequence[int]
+"""Token ids of a text that answers copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +116,10 @@ def finish(slices: Slices | None) -> None:
 
 @runtime_checkable
 class IndexesViews(Protocol):
-    """A drafter that also drafts from views: texts and forms besides the sequence itself."""
+    """A drafter that also drafts from views: texts besides the sequence itself."""
 
-    def add_view(self, seq: int, view: View) -> Slices | None:
-        """Return the work of indexing a text that an answer may copy, or register a form.
+    def add_view(self, seq: int, view: View) -> Slices:
+        """Return the work of indexing a text that an answer may copy.
 
         The work ends without error if the sequence is closed. close() frees the view's memory.
         """

@@ -3,7 +3,7 @@
 Matches are looked up in the sequence itself, prompt and answer, in its views, and in the tenant's finished
 requests. While the answer copies a source, a cursor follows it there. Beyond a match, the cursor knows what
 the answer changes, and where it resumes after a change. When the cursor is lost, the longest match is drafted
-and the cursor jumps to it. Where the answer fills in a form, the form's fixed text is drafted.
+and the cursor jumps to it.
 """
 
 from bisect import bisect_right
@@ -15,9 +15,7 @@ from reprise.drafters.base import (
     NO_DRAFT,
     Draft,
     DraftQuery,
-    Frame,
     SequenceStart,
-    SignedLines,
     Slices,
     TableFileError,
     View,
@@ -25,7 +23,6 @@ from reprise.drafters.base import (
 )
 from reprise.drafters.checked_file import owner_of
 from reprise.drafters.copies.copying import MIN_JUMP_TOKENS, CopyCursor, GrowingText
-from reprise.drafters.copies.forms import NUM_KINDS, Forms, Hunks
 from reprise.drafters.copies.history import DEFAULT_TOKENS, History, HistoryFile, Shelf
 from reprise.drafters.copies.occurrences import Ids, Match
 
@@ -34,12 +31,11 @@ CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 
 NUM_CLASSES = len(CLASS_STARTS) + 1
 
-CURSOR, MATCH, DISPUTED, VIEW, SUCCESSOR, FORM, FINISHED, RESTORED, INNER, ASIDE, LINE = range(11)
+CURSOR, MATCH, DISPUTED, VIEW, SUCCESSOR, FINISHED, RESTORED = range(7)
 """Kinds of evidence: the copy cursor; a match in this request; a disputed match, where equally long ones have
-different next tokens; a match in a view; what most often followed the last token of late; what is fixed in a
-form; a match in a finished request; one in a request of an earlier run, which may be of last month and has an
-acceptance rate of its own; the cursor in a value that is like an earlier one; a match elsewhere, while the
-answer is in such a value; the first token of a patch's line. bucket = kind * NUM_CLASSES + length class."""
+different next tokens; a match in a view; what most often followed the last token of late; a match in a
+finished request; one in a request of an earlier run, which may be of last month and has an acceptance rate of
+its own. bucket = kind * NUM_CLASSES + length class."""
 
 PRIORS = (
     (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
@@ -47,21 +43,10 @@ PRIORS = (
     (0.25, 0.30, 0.40, 0.45, 0.50, 0.60, 0.70),
     (0.50, 0.70, 0.72, 0.80, 0.90, 0.93, 0.97),
     (0.25,) * NUM_CLASSES,
-    (0.60, 0.60, 0.97, 0.90, 0.90, 0.0, 0.0),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
-    (0.65, 0.75, 0.80, 0.85, 0.92, 0.94, 0.98),
-    (0.40, 0.50, 0.55, 0.65, 0.75, 0.85, 0.95),
-    (0.0, 0.80, 0.15, 0.50, 0.80, 0.55, 0.60),
 )
-"""Expected acceptance rate per token, by kind and class; rounded down from the table in README.md. Those of
-FORM and LINE are by the kinds of tokens in copies/forms.py."""
-
-_FORM_EVIDENCE = tuple((FORM * NUM_CLASSES + kind, PRIORS[FORM][kind]) for kind in range(NUM_KINDS))
-"""(bucket, prior) by the kind of tokens of a form."""
-
-_LINE_EVIDENCE = (None, *((LINE * NUM_CLASSES + kind, PRIORS[LINE][kind]) for kind in range(1, NUM_CLASSES)))
-"""The same of the first tokens of a patch's lines; None within them."""
+"""Expected acceptance rate per token, by kind and class; rounded down from the table in README.md."""
 
 _LAST = CLASS_STARTS[-1]
 _CLASSES = tuple(bisect_right(CLASS_STARTS, length) for length in range(_LAST + 1))
@@ -76,8 +61,8 @@ _LONG_MATCH = 16  # length of a match in this request from which on finished req
 Evidence = tuple[float, int, int, int]
 """Where to draft from: (prior, bucket, kind, position).
 
-The position is in the history for FINISHED and RESTORED, in the shelf for VIEW, in the hunks'
-shelf for LINE, else in the sequence's text."""
+The position is in the history for FINISHED and RESTORED, in the shelf for VIEW, else in the sequence's
+text."""
 
 
 def _make_evidence(kind: int, length: int, position: int) -> Evidence:
@@ -88,46 +73,29 @@ def _make_evidence(kind: int, length: int, position: int) -> Evidence:
 class _Sequence:
     """An open sequence.
 
-    answer_start, end: tokens of its prompt, and of prompt and answer.
-    shelf, forms: of its views; None without any.
+    answer_start: number of tokens of its prompt.
+    shelf: its views; None without any.
     best: the evidence with the highest prior, or None.
     finished: [position, length] of the history match being followed, or None.
     """
 
-    __slots__ = (
-        "answer_start", "best", "cursor", "end", "finished", "forms", "hunks", "owner", "shelf", "text",
-    )  # fmt: skip
+    __slots__ = ("answer_start", "best", "cursor", "finished", "owner", "shelf", "text")
 
     def __init__(self, start: SequenceStart, text: GrowingText, cursor: CopyCursor) -> None:
         self.owner = owner_of(start.tenant)
         self.text = text
         self.cursor = cursor
-        self.answer_start = self.end = len(start.prompt)
+        self.answer_start = len(start.prompt)
         self.shelf: Shelf | None = None
-        self.forms: Forms | None = None
-        self.hunks: Hunks | None = None
         self.best: Evidence | None = None
         self.finished: list[int] | None = None
 
     def place_of(self, kind: int, position: int) -> tuple[Ids, int, int | None]:
         """Return the source, position and stop of a match, for the cursor."""
-        if kind in (VIEW, LINE):
-            shelf = self.shelf if kind == VIEW else self.lines
-            assert shelf is not None
-            return shelf.tokens, position, shelf.end_of(position)
-        value = self.value
-        is_in_value = value is not None and value[0] <= position < value[1]
-        return self.text.tokens, position, value[1] if value is not None and is_in_value else None
-
-    @property
-    def lines(self) -> Shelf | None:
-        """The lines that patches keep and remove; None without patches."""
-        return self.hunks.shelf if self.hunks is not None else None
-
-    @property
-    def value(self) -> tuple[int, int] | None:
-        """The bounds of the earlier value that the present one probably copies; None without such a value."""
-        return self.forms.source if self.forms is not None else None
+        if kind == VIEW:
+            assert self.shelf is not None
+            return self.shelf.tokens, position, self.shelf.end_of(position)
+        return self.text.tokens, position, None
 
 
 class SuffixDrafter:
@@ -171,34 +139,19 @@ class SuffixDrafter:
         yield from state.text.index_tokens()
         self._update_best(state)
 
-    def add_view(self, seq: int, view: View) -> Slices | None:
-        """Return the work of indexing a text, or register a form."""
+    def add_view(self, seq: int, view: View) -> Slices:
+        """Return the work of indexing a text."""
         state = self._sequences[seq]
-        if isinstance(view, Frame):
-            state.forms = state.forms or Forms()
-            state.forms.add(view)
-            return None
-        if isinstance(view, SignedLines):
-            state.hunks = state.hunks or Hunks(2 * state.answer_start)
-            return state.hunks.add(view)
         state.shelf = state.shelf or Shelf(2 * state.answer_start)
         return state.shelf.add(view)
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Move the cursor, and look for matches unless the cursor's run is long enough to be trusted."""
         state = self._sequences[seq]
-        cursor, text, forms, hunks = state.cursor, state.text, state.forms, state.hunks
+        cursor, text = state.cursor, state.text
         for token in tokens:
-            if hunks is None or not hunks.change_sign(cursor, token):
-                cursor.advance(token)
+            cursor.advance(token)
             text.append(token)
-            state.end += 1
-            if forms is not None and forms.advance(token, state.end) and self._use_cursor:
-                if forms.source is None:
-                    # The text after the copied part is unrelated to this value.
-                    cursor.leave()
-                else:
-                    cursor.start(text.tokens, *forms.source)
         if state.finished is not None:
             self._follow_finished(state, tokens)
         self._update_best(state)
@@ -209,29 +162,8 @@ class SuffixDrafter:
         if state.best is None:
             return NO_DRAFT
         prior, bucket, kind, position = state.best
-        if kind == FORM:
-            assert state.forms is not None
-            tokens, kinds = state.forms.draft(state.text.tokens, query.limit, state.text.recall)
-            return Draft(tokens, self.name, bucket, prior, [_FORM_EVIDENCE[one] for one in kinds])
-        if state.hunks is not None and (draft := self._draft_lines(state, state.hunks, query.limit)):
-            return draft
         tokens = self._draft(state, kind, position, query.limit)
-        return Draft(tokens, self.name, bucket, prior, (), kind == SUCCESSOR) if tokens else NO_DRAFT
-
-    def _draft_lines(self, state: _Sequence, hunks: Hunks, limit: int) -> Draft | None:
-        """Draft the rest of a patch, if the best evidence is in its lines."""
-        assert state.best is not None
-        prior, bucket, kind, position = state.best
-        cursor = state.cursor
-        if kind == LINE:
-            place = state.place_of(kind, position)
-        elif kind == CURSOR and not cursor.is_replacing:
-            place = cursor.source, position, cursor.stop
-        else:
-            return None
-        tokens, kinds = hunks.draft(cursor, place, limit)
-        by_token = [_LINE_EVIDENCE[one] or (bucket, prior) for one in kinds]
-        return Draft(tokens, self.name, bucket, prior, by_token) if tokens else None
+        return Draft(tokens, self.name, bucket, prior, is_guess=kind == SUCCESSOR) if tokens else NO_DRAFT
 
     def _draft(self, state: _Sequence, kind: int, position: int, limit: int) -> list[int]:
         cursor, own = state.cursor, state.text.tokens
@@ -240,23 +172,14 @@ class SuffixDrafter:
             return self._history.copy(position, limit)
         if kind == SUCCESSOR:
             return own[position : position + 1].tolist()
-        if kind in (CURSOR, INNER):
-            tokens, source, stop = cursor.draft(limit), cursor.source, cursor.stop
+        if kind == CURSOR:
+            tokens, source = cursor.draft(limit), cursor.source
         else:
             source, _, stop = state.place_of(kind, position)
             tokens = cursor.draft_in(source, position, stop, limit)
-        if source is own and stop is None and state.forms is not None:
-            ended = state.forms.end_copy(tokens)
-            if ended is not None:
-                return ended[:limit]
-        if source is own and len(tokens) < limit:
-            if stop is None:
-                # The source reaches the end of the text, so the draft continues with itself.
-                tokens += [tokens[at % len(tokens)] for at in range(limit - len(tokens))] if tokens else ()
-            else:
-                # The value that is copied ends here, so this one does.
-                assert state.forms is not None
-                tokens += state.forms.draft(own, limit - len(tokens), state.text.recall)[0]
+        if source is own and tokens:
+            # The source reaches the end of the text, so the draft continues with itself.
+            tokens += [tokens[at % len(tokens)] for at in range(limit - len(tokens))]
         return tokens
 
     def note_verified(self, seq: int, num_verified: int, num_accepted: int) -> None:
@@ -334,26 +257,18 @@ class SuffixDrafter:
 
     def _update_best(self, state: _Sequence) -> None:
         """Set state.best to the evidence with the highest prior. The cursor may jump to a match."""
-        cursor, forms, value = state.cursor, state.forms, state.value
+        cursor = state.cursor
         found: list[Evidence] = []
         if cursor.position is not None:
-            is_inner = value is not None and cursor.source is state.text.tokens and cursor.stop == value[1]
-            found.append(_make_evidence(INNER if is_inner else CURSOR, cursor.run, cursor.position))
+            found.append(_make_evidence(CURSOR, cursor.run, cursor.position))
             if cursor.run >= _TRUSTED_RUN:
                 state.best = found[0]
                 return
-        if forms is not None and forms.is_fixed:
-            bucket, prior = _FORM_EVIDENCE[forms.kind]
-            found.append((prior, bucket, FORM, 0))
         kind, match = self._find_match(state)
         length = 0
         if match is not None:
             length = match.length
-            is_own = kind not in (VIEW, LINE) and value is not None and value[0] <= match.position < value[1]
-            rated = VIEW if kind == LINE else kind
-            rated = ASIDE if value is not None and rated in (MATCH, VIEW) and not is_own else rated
-            prior, bucket, *_ = _make_evidence(rated, length, match.position)
-            found.append((prior, bucket, kind, match.position))
+            found.append(_make_evidence(kind, length, match.position))
             if self._use_cursor and cursor.position is None and length >= MIN_JUMP_TOKENS:
                 cursor.jump(*state.place_of(kind, match.position), length)
         if length < _LONG_MATCH and (finished := self._find_finished(state)) is not None:
@@ -381,17 +296,11 @@ class SuffixDrafter:
         text = state.text
         match = text.find_earlier()
         length, position = (match.length, match.position) if match is not None else (0, -1)
-        # Text in the prompt continues differently than its view, and the answer continues like the answer. If
-        # text and patch # lines match equally, the answer may be outside of patches.
+        # Text in the prompt continues differently than its view, and the answer continues like the answer.
         is_answer = position >= state.answer_start
-        least = max(length + is_answer, 1)
-        found: tuple[int, Match] | None = None
-        for kind, shelf in ((VIEW, state.shelf), (LINE, state.hunks)):
-            viewed = shelf.find(text.tail.hashes, text.end) if shelf is not None else None
-            if viewed is not None and viewed.length >= least:
-                found, least = (kind, viewed), viewed.length + 1
-        if found is not None:
-            return found
+        viewed = state.shelf.find(text.tail.hashes, text.end) if state.shelf is not None else None
+        if viewed is not None and viewed.length >= length + is_answer:
+            return VIEW, viewed
         if length == 1:
             return SUCCESSOR, match
         return DISPUTED if match is not None and match.num_disagreeing else MATCH, match

@@ -91,7 +91,7 @@ class LoadingBar:
 
 
 class Pace:
-    """The pace of the current part of a start, measured by the reported shares of the part that are done."""
+    """Estimates when the current part of a start will be done, from how fast its share done has grown."""
 
     def __init__(self) -> None:
         self._what = ""

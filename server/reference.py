@@ -151,8 +151,8 @@ def write_api_page() -> str:
     return f"""\
 # API reference
 
-Generated from the code by `python -m reprise.server.reference`, for version {VERSION}. Do not edit. The
-server has the same in machine-readable form at `/openapi.json`.
+To look up a field, find its endpoint below; `/openapi.json` has the same for programs. Generated from the
+code by `python -m reprise.server.reference`, for version {VERSION}. Do not edit.
 
 - `a.b` is the field `b` of the object `a`; `a[].b` is the field `b` of each object in the array `a`.
 - A field that is absent or null has its default, if there is one. Types are not converted: `"1"` is not a
@@ -231,11 +231,11 @@ def write_metrics_page() -> str:
     return f"""\
 # Metrics
 
-Generated from the code by `python -m reprise.server.reference`, for version {VERSION}. Do not edit.
+To watch a server, let Prometheus read `GET /metrics`, which returns these metrics. Generated from the code by
+`python -m reprise.server.reference`, for version {VERSION}. Do not edit.
 
-`GET /metrics` returns these metrics in Prometheus' text format. Counters start at 0 when the server starts.
-A histogram `x` has the series `x_bucket`, `x_sum` and `x_count`; the table lists the upper bounds of its
-buckets. If the server has API keys, Prometheus must send one too.
+Counters start at 0 when the server starts. A histogram `x` has the series `x_bucket`, `x_sum` and `x_count`;
+the table lists the upper bounds of its buckets. If the server has API keys, Prometheus must send one too.
 {sections}"""
 
 

@@ -20,7 +20,6 @@ from reprise.drafters.base import SLICE_TOKENS, Slices, finish
 from reprise.drafters.copies.occurrences import LONGEST, MAX_MATCH_TOKENS, Ids, Match, Occurrences, TailHashes
 
 _MIN_CAPACITY = 4096
-_MIN_RECALL_TOKENS = 4
 _GROW_EVERY = 16  # tokens between two slices of growing, which are done long before there is no room
 
 
@@ -116,14 +115,6 @@ class GrowingText:
         if self.index.end == len(self.tokens) and self._is_taken:
             return self.index.find_earlier(self.tokens)
         return self.index.find(self.tail.hashes, self.end)
-
-    def recall(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return the tokens that last followed the text's end extended by these tokens; () if none did."""
-        end = (self.end[-MAX_MATCH_TOKENS:] + array("I", tokens))[-MAX_MATCH_TOKENS:]
-        match = self.index.find(TailHashes(end).hashes, end)
-        if match is None or match.length < _MIN_RECALL_TOKENS:
-            return ()
-        return self.tokens[match.position : match.position + MAX_MATCH_TOKENS]
 
 
 def _capacity_for(num_tokens: int) -> int:
@@ -314,17 +305,6 @@ class CopyCursor:
         self._change = None
         self._confirm_at, self._has_jumped = run + _CONFIRM_JUMP_TOKENS, True
 
-    def start(self, source: Ids, position: int, stop: int, run: int = 0) -> None:
-        """Leave the present position, and follow the answer through source[position:stop]."""
-        self.leave()
-        self.jump(source, position, stop, run)
-
-    def leave(self) -> None:
-        """Stop following. The next search does not start from here."""
-        self.position = self._lost_at = self._unconfirmed_change = None
-        self.run = 0
-        self._since_lost.clear()
-
     def advance(self, token: int) -> None:
         """Move past the answer's next token, or search for the point where copying resumes."""
         if self._lost_at is not None:
@@ -344,11 +324,6 @@ class CopyCursor:
         elif self._has_jumped:
             # If the answer also fits near the position where the cursor was lost, that is more likely.
             self._search_near()
-
-    @property
-    def is_replacing(self) -> bool:
-        """Whether the answer is in the middle of a known change."""
-        return self._change is not None
 
     def draft(self, limit: int) -> list[int]:
         """Return up to limit tokens that come next if the answer keeps copying; fewer at the source's end."""

@@ -41,17 +41,13 @@ class Shelf:
         self._index = Occurrences(self.tokens, self.capacity)
         self._starts: list[int] = []
 
-    @property
-    def room(self) -> int:
-        """The free capacity in tokens."""
-        return self.capacity - 1 - len(self.tokens)
-
-    def add(self, text: Sequence[int], num_tokens: int = MAX_TOKENS) -> Slices:
-        """Return the work of adding a text's first tokens. Texts are added one after the other."""
+    def add(self, text: Sequence[int]) -> Slices:
+        """Return the work of adding a text, as much of it as fits. Texts are added one after the other."""
         index, tokens = self._index, self.tokens
         if not tokens:
             yield from index.touch()
-        first, num_tokens = len(tokens), min(len(text), num_tokens, self.room)
+        first = len(tokens)
+        num_tokens = min(len(text), self.capacity - 1 - first)
         if num_tokens > 0:
             self._starts.append(first)
         for at in range(0, num_tokens, SLICE_TOKENS):
@@ -247,9 +243,10 @@ class History:
         return bisect_right(self._starts, position - 1) - 1
 
     def follow(self, position: int, token: int) -> bool:
-        """Return whether a position still holds the committed token; count the result for its text.
+        """Compare the token at a position, which was expected next, with the committed token.
 
-        token: the committed token, where the token at this position was expected.
+        Returns whether they are equal, and counts that for the position's text. A position that is no longer
+        held counts as unequal, for no text.
         """
         index = self._index
         if not index.start <= position < index.end:

@@ -236,7 +236,7 @@ class Occurrences:
         return self._tokens[first:] + self._tokens[:last]
 
     def find_earlier(self, text: Ids) -> Match | None:
-        """Return the longest earlier occurrence of the end of this text.
+        """Find where this text's end occurred earlier in it; return the longest match.
 
         text: at least its last MAX_MATCH_TOKENS tokens.
         """
@@ -251,9 +251,9 @@ class Occurrences:
         is_usable: Callable[[int], bool] | None = None,
         min_ngram_size: int = 1,
     ) -> Match | None:
-        """Return the longest occurrence of the end of another text.
+        """Find where another text's end occurs in this one; return the longest match.
 
-        hashes: of that end. text: at least its last MAX_MATCH_TOKENS tokens.
+        hashes: of that end. text: at least the other text's last MAX_MATCH_TOKENS tokens.
         is_usable: returns whether the match at a position may be used; called for few positions.
         min_ngram_size: the smallest n to look up.
         """

@@ -336,7 +336,7 @@ class Batch:
         self.device.skip_moves()
 
     def start_copies(self) -> None:
-        """Start copying the rows that a joining or leaving row moved, as no step is about to."""
+        """Start copying the rows that a joining or leaving row moved, where no step follows that would."""
         for rows in self.rows_by_model:
             if isinstance(rows, BatchedRows):
                 rows.start_copies()

@@ -110,7 +110,7 @@ class PrefixSearch:
     num_cached: prompt tokens found when the sequence was first admitted.
     awaited: a prefilling sequence whose prefix it waits for, and the number of leading tokens they share.
     compared: the sequences that were prefilling at the last search for one to wait for.
-    num_shared: leading tokens shared with each compared sequence, by that sequence and its number of tokens.
+    num_shared: (compared sequence, its number of tokens then) -> leading tokens that it shares.
     num_held: leading tokens that the prefix cache held at the last lookup, and the cache's evictions by then.
     loading: the prefix files being read. is_disk_searched: whether files were looked for.
     unsaved: lengths at which state was kept in memory only, to be saved when its answer has ended.
@@ -134,8 +134,8 @@ class Prefill:
     states: the target's states of the tokens that were not found in the prefix cache, if a head reads them.
     num_found: how many tokens were in the prefix cache, with state if the model has any.
     keep_at: lengths at which to store the caches in the prefix cache.
-    rungs: further such lengths, for later prompts that diverge before this one's end -> how likely one
-        diverges there, relative to the other rungs.
+    rungs: further such lengths, for later prompts that diverge before this one's end. The value is how likely
+        a prompt diverges there, relative to the other rungs.
     opening: the length at which the answer begins; 0 if no state is stored there.
     looking: the images of the prompt; None if it has none.
     max_chunk_tokens: how many tokens the next step may feed. widest_chunk: the most that a step has fed.
@@ -295,7 +295,7 @@ class Sequence:
         return self.row_sampling.penalties if self.row_sampling else None
 
     def make_row_sampling(self, vocab_size: int) -> RowSampling:
-        """Return the row's sampling, made at the first call, which must precede the row's first step.
+        """Return the row's sampling. The first call makes it, before the row's first step.
 
         Penalties do not count the sequence's last token until the next step feeds it.
         """

@@ -150,7 +150,7 @@ class PartFiles:
         self._thread.submit(self._path(name).unlink, missing_ok=True)
 
     def begin_read(self, names: Sequence[str]) -> Reading:
-        """Start to read the files of consecutive runs of tokens, in order."""
+        """Start to read files of KV slices. names: of consecutive runs of tokens, in order."""
         return self._thread.submit(self._read, [self._path(name) for name in names])
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ EXCHANGES = ("all_gather", "all_sum", "recv", "recv_like", "send")
 class Agreement:
     """Finds out whether all ranks can do the present command, before any of them runs it.
 
-    exchange: tells the other ranks this rank's fault, if any, and returns another rank's in words, if any.
+    exchange: sends this rank's error (or None) to the other ranks, and returns the text of another rank's.
     asks: whether the others are asked at all. has_failed: whether a rank cannot do the command.
     """
 

@@ -486,9 +486,9 @@ def begin_group(place: Place) -> mx.distributed.Group:
 
 
 def share_token(*, is_ours: bool) -> str:
-    """Send a random secret of rank 0, which proves membership, through MLX's group to every rank; return it.
+    """Share a random secret through MLX's group, and return it: who knows it is a rank.
 
-    is_ours: whether this is rank 0.
+    is_ours: whether this is rank 0, which makes the secret.
     """
     token = secrets.token_bytes(TOKEN_BYTES) if is_ours else bytes(TOKEN_BYTES)
     summed = np.array(mx.distributed.all_sum(mx.array(np.frombuffer(token, np.uint8).astype(np.int32))))

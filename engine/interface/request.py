@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from reprise.drafters.base import Frame as Frame
-from reprise.drafters.base import SignedLines as SignedLines
 from reprise.drafters.base import View as View
 from reprise.engine.interface.images import PromptImage
 
@@ -116,8 +114,8 @@ class ThinkingBudget:
 class Trigger:
     """What begins a tool call: one of several tokens, or a text in any tokenization.
 
-    The grammar of the call begins with it. If it is a text, any text may precede it in the grammar, since a
-    token may also hold the end of preceding text. Engine.compile_grammar() adds the tokens that contain it.
+    The grammar of the call begins with it. A token that contains the beginning of `text` may begin with other
+    text, which the grammar therefore allows before it. Engine.compile_grammar() adds these tokens.
     """
 
     tokens: tuple[int, ...] = ()

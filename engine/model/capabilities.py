@@ -36,7 +36,10 @@ Found = TypeVar("Found")
 
 
 class PutOffError(BaseException):
-    """A trial was interrupted between two forward passes. Not an Exception: trials treat those as results."""
+    """A trial was interrupted between two forward passes.
+
+    Not an Exception: a trial that raises one has a result, a missing capability.
+    """
 
 
 class Findings:
@@ -45,8 +48,9 @@ class Findings:
     on_try: called with a finding's name before its trial. on_pass: called after each forward pass of a trial
         with the tokens that it fed.
     is_over: called before a trial and after each of its passes; True interrupts the trial.
-    may_put_off: whether an interrupted trial is put off, with a cautious finding until then; else PutOffError
-        is raised. are_put_off: whether any was.
+    may_put_off: whether an interrupted trial is put off, and a cautious finding used until then. If not, an
+        interruption raises PutOffError.
+    are_put_off: whether any trial was put off.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -88,7 +92,7 @@ class Findings:
         self._found.clear()
 
     def watch(self, model: Any) -> Any:
-        """Wrap a model: it computes each forward pass at once, and interrupts the trial when due."""
+        """Wrap a model for a trial, so that each forward pass is computed at once and may interrupt it."""
         return _Watched(model, self.note_pass)
 
     def note_pass(self, num_tokens: int) -> None:

@@ -49,9 +49,9 @@ class AnswerTimes:
             self._taken_s.append(taken_s)
 
     def wait_s(self) -> float:
-        """Estimate the seconds until the running requests end, from earlier ones.
+        """Estimate the seconds until a running request ends: the mean of earlier ones.
 
-        If more time than that has passed since the last end, return that time: what took long takes longer.
+        If no request has ended for longer than that, the estimate is that time.
         """
         usual_s = mean(self._taken_s) if self._taken_s else 0.0
         since_s = 0.0 if self._changed_at is None else perf_counter() - self._changed_at

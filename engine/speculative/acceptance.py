@@ -184,6 +184,7 @@ def count_accepted(draft: Sequence[int], sampled: Sequence[int]) -> int:
 
 log = logging.getLogger("reprise.engine")
 
+_BUCKETS_VERSION = 2  # changes with what a drafter's bucket stands for; older files are not read
 KEPT_TOKENS = 30.0
 """Observed tokens of earlier runs count as at most this many, so that new ones soon outweigh them."""
 
@@ -195,7 +196,7 @@ def find_file(settings: Settings, model_name: str, vocabulary: str) -> Path | No
     """
     if settings.prefix_cache_dir is None:
         return None
-    key = hashlib.sha256(f"{model_name} {vocabulary}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{_BUCKETS_VERSION} {model_name} {vocabulary}".encode()).hexdigest()[:16]
     return Path(settings.prefix_cache_dir) / f"acceptance-{key}.json"
 
 

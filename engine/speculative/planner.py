@@ -448,10 +448,11 @@ class Planner:
     ) -> None:
         """Account for a plain step: teach the costs, and charge the slowdown budgets of its rows.
 
-        taken_s: its seconds; None if not known, so that the expected ones are charged. planning_s: the part
-            of them spent on planning drafts.
-        is_steady: whether another plain step of the same rows was in flight at its dispatch, which makes it a
-            valid measurement. follows_drafts: whether drafts prevented that.
+        taken_s: its seconds; None if not known: then the expected seconds are charged.
+        planning_s: the part of taken_s spent on planning drafts.
+        is_steady: whether another plain step of the same rows was in flight at its dispatch. Only then does
+            its time measure a plain step.
+        follows_drafts: whether drafts are why there was none.
         """
         costs, num_rows = self.costs, len(budgets)
         if taken_s is None or not costs.is_learned:
@@ -476,7 +477,7 @@ class Planner:
         drafting_s: float = 0.0,
         work: DraftWork | None = None,
     ) -> None:
-        """Account for a verification step as for a plain one.
+        """Account for a verification step: teach the costs, and charge the slowdown budgets of its rows.
 
         taken_s: the step's seconds, of which drafting_s were the draft model's work, if any.
         """

@@ -117,7 +117,7 @@ class SequenceDrafts:
                 if isinstance(drafter, IndexesViews):
                     slices = self._guard(drafter, partial(drafter.add_view, self.seq, view))
                     yield from self._index(drafter, slices or iter(()))
-            # A form takes as long as a slice.
+            # A view that is empty, or for which there is no room, takes no slice of its own.
             yield 0
 
     def _score(

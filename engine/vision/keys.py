@@ -31,7 +31,7 @@ def prompt_keys(prompt: Sequence[int], images: Images, vocab_size: int) -> list[
 
 
 def whole_images(images: Images, length: int) -> int:
-    """Return a prefix's length, reduced to the start of an image that it would end within.
+    """Shorten a prefix that ends within an image to that image's start; return its length.
 
     Two images may share their first keys by chance, but hardly all.
     """
@@ -39,9 +39,9 @@ def whole_images(images: Images, length: int) -> int:
 
 
 def chunk_end(images: Images, start: int, end: int) -> int:
-    """Return the end of a chunk [start, end) that divides no image.
+    """Move a chunk's end out of an image, so that the chunk [start, end) divides none.
 
-    If `end` lies within an image, that is the image's start or, if the chunk begins there, the image's end.
+    It moves back to the image's start or, if the chunk begins there, on to the image's end.
     """
     for image in images:
         if image.start < end < image.end:
@@ -50,7 +50,7 @@ def chunk_end(images: Images, start: int, end: int) -> int:
 
 
 def without_cut_images(images: Images, text: TextKey, match: Callable[[TextKey], int]) -> TextKey:
-    """Shorten a prompt's text until match() ends within no image.
+    """Shorten a prompt's text until its known prefix does not end within an image.
 
     match: counts the leading tokens that are known, never the last one.
     """

@@ -90,7 +90,7 @@ def from_messages(messages: Iterable[Any], path: str, notes: Notes) -> list[Mess
 def _of_blocks(role: Role, content: Any, at: str, notes: Notes) -> Iterator[Message]:
     """Split one message's blocks into messages; tool results become separate messages.
 
-    An empty message stays: without a user message after it, an answer would be continued.
+    An empty message stays. Without it the model would continue the answer before it.
     """
     parts: list[Part] = []
     reasoning: list[str] = []
@@ -367,7 +367,7 @@ class CountTokensRequest(ConversationFields):
 
 
 def to_chat_request(body: ConversationFields, notes: Notes, *, drops_billing: bool = True) -> ChatRequest:
-    """Return the chat request, with the prompt alone if its tokens are counted.
+    """Translate a body to a chat request. That of a body to count tokens has only what makes the prompt.
 
     notes: records fields of chats that are left out or understood in another form.
     drops_billing: whether to leave out the billing line of the system prompt; see kept_system().

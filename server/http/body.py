@@ -37,8 +37,8 @@ VALUE_BYTES = 20
 async def decoded(body: bytes, coding: str, limit_bytes: int) -> bytes:
     """Decompress a body to at most limit_bytes; little more than that is ever held in memory.
 
-    Raises ApiError, also unless the body is exactly one complete stream; gzip may have several members (RFC
-    1952).
+    Raises ApiError if the text is longer, or the body is not one complete stream. A stream of gzip may have
+    several members (RFC 1952).
     """
     # Some clients leave deflate's header out.
     has_header = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0

@@ -61,8 +61,9 @@ class CallArgumentsPart:
 class EndPart:
     """The end of a choice that finished normally; no part follows.
 
-    stop: the stop string that ended the choice, if any. schema_valid: whether the answer satisfies schemas
-        that were not enforced in full, "unknown" if the check cannot tell; None if it was not checked.
+    stop: the stop string that ended the choice, if any.
+    schema_valid: whether the answer satisfies schemas that the grammar did not enforce in full; "unknown" if
+        the check failed, None if there was no check.
     """
 
     finish_reason: FinishReason
@@ -71,7 +72,7 @@ class EndPart:
 
     @property
     def checked(self) -> dict[str, Any]:
-        """The response field schema_valid by name; empty if the answer was not checked."""
+        """A dictionary of the response field schema_valid; empty if the answer was not checked."""
         return {} if self.schema_valid is None else {"schema_valid": self.schema_valid}
 
 

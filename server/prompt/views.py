@@ -8,16 +8,15 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import takewhile
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from reprise.engine.interface.bounded_cache import BoundedCache
-from reprise.engine.interface.request import Frame, SignedLines, View
+from reprise.engine.interface.request import View
 from reprise.server.prompt.encoder import to_harmony_messages
 
 if TYPE_CHECKING:
@@ -64,7 +63,16 @@ def probe_arguments(render: Callable[[list[Json]], str]) -> ArgumentForm | None:
     """
     marks = [f"q{at:02}z" for at in range(len(PROBED) + 1)]
     probe = "".join(map("".join, zip(marks, PROBED, strict=False))) + marks[-1]
-    rest = render(_with_call("", {"name": "look", "arguments": {"text": probe}})).partition(marks[0])[2]
+    call = {"name": "look", "arguments": {"text": probe}}
+    asked: list[Json] = [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "probeid01", "type": "function", "function": call}],
+        },
+    ]
+    rest = render(asked).partition(marks[0])[2]
     written: dict[str, str] = {}
     for character, mark in zip(PROBED, marks[1:], strict=True):
         written[character], found, rest = rest.partition(mark)
@@ -72,92 +80,6 @@ def probe_arguments(render: Callable[[list[Json]], str]) -> ArgumentForm | None:
             return None
     changed = {ord(one): text for one, text in written.items() if text != one and one.isascii()}
     return ArgumentForm(changed, written["é"].startswith("\\u"))
-
-
-def _with_call(said: str, function: Json) -> list[Json]:
-    calls = [{"id": "probeid01", "type": "function", "function": function}]
-    return [{"role": "user", "content": "a"}, {"role": "assistant", "content": said, "tool_calls": calls}]
-
-
-Form = tuple[tuple[str, ...], tuple[int | None, ...]]
-"""Frame.fixed as text, and Frame.copied."""
-BLOCKS: tuple[Form, ...] = (
-    (("<<<<<<< SEARCH\n", "=======\n", ">>>>>>> REPLACE"), (None, 0)),
-    (("------- SEARCH\n", "=======\n", "+++++++ REPLACE"), (None, 0)),
-)
-"""The blocks in which agents without a tool for it change files: the second text is like the first."""
-PATCH = ("*** Begin Patch\n*** Update File: ", "@@\n", "*** End Patch")
-PATCHES: tuple[Form, ...] = ((PATCH, (None, None)), (("--- a/", "+++ b/", "@@ -"), (None, 0)))
-"""A patch of a file, around its path and its hunks; and a diff, around its paths, which are alike."""
-HARMONY_REASONING: Form = (
-    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>"),
-    (None,),
-)
-"""The markers around gpt-oss's reasoning."""
-_BEFORE = re.compile(r"(?:^|_)(?:old|original|search|find|before)(?:$|_|[A-Z])")
-_AFTER = re.compile(r"(?:^|_)(?:new|updated|replace|replacement|after)(?:$|_|[A-Z])")
-"""Names of arguments, the second of which is often like the first: old_string and new_string, oldText ..."""
-_SPOKEN = "qspokenz"
-
-
-def call_forms(tool: Json, write: Callable[[Json], Iterable[str]], arguments: ArgumentForm) -> Iterator[Form]:
-    """Yield the forms of a tool's calls, with slots for the required text arguments.
-
-    A tool without such arguments has no forms. If its only one is a patch, the slots are the patch's path and
-    hunks.
-    write: returns a model's possible texts for a call; may raise ValueError.
-    """
-    function = tool["function"]
-    names = _text_arguments(function["parameters"])
-    if not names:
-        return
-    words = (PATCH[0].splitlines()[0], "apply_patch")
-    is_patch = len(names) == 1 and any(word in str(tool) for word in words)
-    marks = [f"q{at:03}z" for at in range(len(names) + is_patch)]
-    values = [f"{PATCH[0]}{marks[0]}\n{PATCH[1]}{marks[1]}\n{PATCH[2]}"] if is_patch else marks
-    for rest in write({"name": function["name"], "arguments": dict(zip(names, values, strict=True))}):
-        fixed: list[str] = []
-        for mark in marks:
-            before, _, rest = rest.partition(mark)
-            fixed.append(before)
-        if not rest:
-            continue
-        if is_patch:
-            # Line ends do not say that a value ends here, so they are the values'.
-            line_end = arguments.write("\n")
-            yield (fixed[0], fixed[1].removeprefix(line_end), rest.removeprefix(line_end)), (None, None)
-        else:
-            yield (*fixed, rest), tuple(_like(names, at) for at in range(len(names)))
-
-
-def rendered_call(call: Json, render: Callable[[list[Json]], str]) -> str:
-    """Return a call as a chat template writes it. render: returns the text of rendered messages."""
-    return render(_with_call(_SPOKEN, call)).rpartition(_SPOKEN)[2].lstrip()
-
-
-def _harmony_calls(call: Json) -> Iterator[str]:
-    """Yield a call as gpt-oss writes it, unlike its template: its JSON with spaces, and without.
-
-    The channel before the call also ends the reasoning; see HARMONY_REASONING.
-    """
-    head = f"commentary to=functions.{call['name']} <|constrain|>json<|message|>"
-    for separators in ((", ", ": "), (",", ":")):
-        yield f"{head}{json.dumps(call['arguments'], ensure_ascii=False, separators=separators)}<|call|>"
-
-
-def _text_arguments(schema: Json) -> list[str]:
-    """Return the names of the required text arguments."""
-    properties, required = schema.get("properties"), schema.get("required") or ()
-    if not isinstance(properties, dict):
-        return []
-    found = {name: one for name, one in properties.items() if name in required and isinstance(one, dict)}
-    return [name for name, one in found.items() if one.get("type") == "string"]
-
-
-def _like(names: Sequence[str], at: int) -> int | None:
-    if not _AFTER.search(names[at]):
-        return None
-    return next((before for before in range(at) if _BEFORE.search(names[before])), None)
 
 
 MIN_NUMBERED = 3
@@ -253,26 +175,6 @@ def _read_numbered(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
 
 MIN_CHARACTERS = 40
 """Shorter texts have no views, nor have those of one line."""
-_PATCH_WORDS = ("*** Begin Patch", "apply_patch", "unified diff", "```diff")
-"""Words of a conversation that asks for patches."""
-
-
-def _spoken_patches(
-    messages: Sequence[Json], tools: Sequence[Json], arguments: ArgumentForm
-) -> tuple[ArgumentForm, ...]:
-    """Return how answers may write a patch's lines: in call arguments, in text, or both.
-
-    Empty if neither tools nor messages mention patches.
-    """
-    said = [message["content"] or "" for message in messages if message["role"] != "tool"]
-    forms = [arguments] if any(map(_speaks_of_patches, map(str, tools))) else []
-    if AS_IT_IS not in forms and any(map(_speaks_of_patches, said)):
-        forms.append(AS_IT_IS)
-    return tuple(forms)
-
-
-def _speaks_of_patches(text: str) -> bool:
-    return any(word in text for word in _PATCH_WORDS)
 
 
 def _is_long(text: Any) -> bool:
@@ -281,29 +183,17 @@ def _is_long(text: Any) -> bool:
 
 MAX_TOKENS = 1 << 17
 """Maximum tokens of the views of one request. Those of the newest texts come first."""
-SLICE_CHARACTERS, SLICE_LINES, SLICE_ENDS = 4096, 96, 16
+SLICE_CHARACTERS, SLICE_LINES = 4096, 96
 """What one slice reads or encodes: characters (about 1,000 tokens) up to the end of a line or word; lines, as
-short ones take time by their number; ends of values, which are tried."""
-LINE_CHARACTERS = 100
-"""Characters that take as long as to begin with another line."""
+short ones take time by their number."""
 MAX_SLICE_CHARACTERS = 4 * SLICE_CHARACTERS
 """A longer line or word is cut: other threads wait for a slice, and there only some drafts are lost."""
-SIGNS = " -+"
-"""The signs of lines in patches: kept, removed and added."""
-_TIGHT = r'''
-    \" \", \") )) )] }) ): ), ); ], }, }; () [] {} """ ()) ()] (): (), (); )); )), ]) }), }); ")
-    ') "), '), "); "] '] "], ', ", "; '; (" "> /> */ => ({ ([ ." ').
-    '''
-_SPACED = r'''} { }; }, ) ), ); ] ], }); """ */ = ( [ + \ // '''
-VALUE_ENDS = (*")]}>:;,.!?'+-*/=_|&%#@$^~`", *_TIGHT.split(), *(f" {end}" for end in _SPACED.split()))
-LINE_ENDS = ("\n", *(f"{end}\n" for end in VALUE_ENDS))
-"""Ends of values that tokenizers may join to the text behind them, and the same of those that end with
-a line."""
 _BEFORE_WORD = re.compile(r"(?<=[a-zA-Z]) (?=[a-zA-Z])")
 
 Views = list[View]
-Make = Callable[[Views], Iterator[None]]
-"""Adds views to a list, in slices."""
+Source = tuple[str, bool, ArgumentForm | None]
+"""A text; whether to add all of it as on disk, else only the changed lines; and how call arguments escape it,
+if they do."""
 
 
 class ViewMaker:
@@ -314,7 +204,8 @@ class ViewMaker:
 
     def __init__(self, engine: "Engine | GeneratingEngine", max_kept_bytes: int) -> None:
         self._engine = engine
-        self._kept = BoundedCache[Views](lambda views: 4 * _count(views), max_kept_bytes)
+        # A text without views is remembered too, and counts.
+        self._kept = BoundedCache[Views](lambda views: 4 * (16 + _count(views)), max_kept_bytes)
 
     @property
     def kept_bytes(self) -> int:
@@ -337,10 +228,6 @@ class ViewMaker:
         given = to_harmony_messages(messages) if tokenizer.markers.is_harmony else list(messages)
         return tokenizer.decode(tokenizer.render_chat(given, end="messages"))
 
-    def _write_call(self, call: Json) -> Iterable[str]:
-        is_harmony = self._engine.tokenizer.markers.is_harmony
-        return _harmony_calls(call) if is_harmony else [rendered_call(call, self._render)]
-
     def make(
         self, messages: Sequence[Json], tools: Sequence[Json], owner: str, views: Views
     ) -> Iterator[None]:
@@ -348,67 +235,50 @@ class ViewMaker:
 
         messages, tools: as chat templates expect them. owner: only views made for the same owner are reused.
         """
-        missing: list[tuple[bytes, Make]] = []
+        missing: list[tuple[bytes, Source]] = []
         room_tokens = MAX_TOKENS
-        for seed, make in self._groups(messages, tools):
-            key = hashlib.blake2b(f"{owner}\0{seed}".encode(errors="surrogatepass"), digest_size=16).digest()
+        for source in self._sources(messages, has_tools=bool(tools)):
+            text, *how = source
+            seed = f"{owner}\0{how}\0{text}".encode(errors="surrogatepass")
+            key = hashlib.blake2b(seed, digest_size=16).digest()
             if (kept := self._kept.get(key)) is None:
-                missing.append((key, make))
+                missing.append((key, source))
                 # Room for new views, before cached ones of older texts: about a token for each character.
-                room_tokens -= len(seed)
+                room_tokens -= len(text)
             elif room_tokens >= (num_tokens := _count(kept)):
                 views += kept
                 room_tokens -= num_tokens
         room_tokens = MAX_TOKENS - _count(views)
-        for key, make in missing:
+        for key, source in missing:
             yield
             made: Views = []
-            yield from make(made)
+            yield from self._make_texts(*source, made)
             self._kept.put(key, made)
             if (room_tokens := room_tokens - _count(made)) < 0:
                 return
             views += made
 
-    def _groups(self, messages: Sequence[Json], tools: Sequence[Json]) -> Iterator[tuple[str, Make]]:
-        """Yield the key of each group of views, and the function that makes the group."""
-        arguments = self._arguments if tools else AS_IT_IS
+    def _sources(self, messages: Sequence[Json], has_tools: bool) -> Iterator[Source]:
+        """Yield the texts to make views of, the newest first."""
+        arguments = self._arguments if has_tools else AS_IT_IS
         escapes = arguments if arguments.has_escapes else None
-        patches = _spoken_patches(messages, tools, arguments)
-
-        def group(text: str, *forms: Any) -> tuple[str, Make]:
-            return f"{forms}\0{text}", partial(self._make_texts, text, *forms)
-
-        yield to_json(tools).decode(), partial(self._make_tool_frames, tools, arguments)
-        yield f"{patches}", partial(self._make_frames, [*_written(PATCHES, patches)])
         for message in reversed(messages):
             for call in reversed(message.get("tool_calls", ())):
                 given = call["function"]["arguments"]
                 values = given.values() if isinstance(given, dict) else ()
                 # The prompt already has a call's text as the next call would write it.
-                yield from (group(text, escapes is not None, None, ()) for text in values if _is_long(text))
+                yield from ((text, escapes is not None, None) for text in values if _is_long(text))
             text = message["content"]
             if message["role"] != "system" and _is_long(text):
-                yield group(text, False, escapes, patches)
+                yield text, False, escapes
 
     def _make_texts(
-        self,
-        text: str,
-        has_plain: bool,
-        escapes: ArgumentForm | None,
-        patches: Sequence[ArgumentForm],
-        made: Views,
+        self, text: str, has_plain: bool, escapes: ArgumentForm | None, made: Views
     ) -> Iterator[None]:
-        """Add a text in each form in which an answer may quote the files in it.
-
-        has_plain: whether to add the whole restored text; else only the changed lines.
-        escapes: how call arguments escape text, if they do. patches: how answers write a patch's lines, which
-            become SignedLines.
-        """
+        """Add a text in each form in which an answer may quote the files in it; see Source."""
         parts: list[list[str]] = []
-        plain: list[str] = []
         for lines in _cut_lines(text):
             read = read_shapes(lines)
-            plain.append(read.plain)
             parts.append([read.plain if has_plain else read.cut])
             if escapes is not None:
                 parts[-1].append(escapes.write(read.plain))
@@ -420,88 +290,11 @@ class ViewMaker:
                 yield
             if view:
                 made.append(view)
-        for form in patches:
-            yield from self._make_lines("".join(plain), form, made)
-
-    def _make_lines(self, text: str, form: ArgumentForm, made: Views) -> Iterator[None]:
-        """Add a text's lines as in patches, except those that are longer than a slice."""
-        encode = self._engine.tokenizer.encode_answer
-        texts, ends = (array("I"), array("I"), array("I")), (array("I"), array("I"), array("I"))
-        num_characters = 0
-        for line in text.removesuffix("\n").split("\n"):
-            if len(line) > SLICE_CHARACTERS:
-                continue
-            for sign, ids, stops in zip(SIGNS, texts, ends, strict=True):
-                ids.extend(encode(form.write(f"{sign}{line}\n")))
-                stops.append(len(ids))
-            num_characters += LINE_CHARACTERS + len(line)
-            if num_characters > SLICE_CHARACTERS:
-                num_characters = 0
-                yield
-        made.append(SignedLines(*texts, ends))
-
-    def _make_tool_frames(
-        self, tools: Sequence[Json], arguments: ArgumentForm, made: Views
-    ) -> Iterator[None]:
-        forms = [*_written(BLOCKS, [AS_IT_IS, *([arguments] if arguments.has_escapes else [])])]
-        if self._engine.tokenizer.markers.is_harmony:
-            forms.append(HARMONY_REASONING)
-        for tool in tools:
-            # Not every template shows calls.
-            with contextlib.suppress(ValueError):
-                forms += call_forms(tool, self._write_call, arguments)
-            yield
-        yield from self._make_frames(forms, made)
-
-    def _make_frames(self, forms: Sequence[Form], made: Views) -> Iterator[None]:
-        encode = self._engine.tokenizer.encode_answer
-        known: dict[str, dict[int, tuple[int, ...]]] = {}
-        for fixed, copied in forms:
-            for text in fixed[1:]:
-                if text not in known:
-                    known[text] = yield from self._find_joints(text)
-            # A space before a value is one with its first word.
-            ids = tuple(self._until_end(encode(text.rstrip(" "))) for text in fixed)
-            made.append(Frame(ids, copied, tuple(known[text] for text in fixed[1:])))
-        yield
-
-    def _find_joints(self, fixed: str) -> Generator[None, None, dict[int, tuple[int, ...]]]:
-        """Return the joints of a fixed part after a value, found in slices; see Frame.joints."""
-        tokenizer = self._engine.tokenizer
-        joints: dict[int, tuple[int, ...]] = {}
-        for number, end in enumerate((*VALUE_ENDS, *LINE_ENDS) if fixed.startswith("\n") else VALUE_ENDS):
-            joined = tokenizer.encode_answer(end + fixed)
-            if len(tokenizer.decode(joined[:1])) > len(end):
-                last, *more = tokenizer.encode_answer(end)
-                if not more:
-                    joints[last] = self._until_end(joined)
-            if number % SLICE_ENDS == 0:
-                yield
-        return joints
-
-    def _until_end(self, ids: Sequence[int]) -> tuple[int, ...]:
-        ends = self._engine.tokenizer.eos_ids
-        return tuple(takewhile(lambda token: token not in ends, ids))
-
-
-def _written(forms: Sequence[Form], ways: Iterable[ArgumentForm]) -> Iterator[Form]:
-    """Yield every form in every way that an answer may write it."""
-    for way in ways:
-        for fixed, copied in forms:
-            yield tuple(map(way.write, fixed)), copied
 
 
 def _count(views: Sequence[View]) -> int:
     """Count the tokens of views, plus an allowance for their containers."""
-    count = 0
-    for view in views:
-        parts: Iterable[Any] = (view,)
-        if isinstance(view, SignedLines):
-            parts = (view.kept, view.removed, view.added, *view.ends)
-        elif isinstance(view, Frame):
-            parts = (*view.fixed, *(tokens for joints in view.joints for tokens in joints.values()))
-        count += 16 + sum(map(len, parts))
-    return count
+    return sum(16 + len(view) for view in views)
 
 
 def _cut_lines(text: str) -> Iterator[str]:

@@ -55,7 +55,10 @@ class Notes:
         self._note(path, "as text", message, "unsupported_content_part")
 
     def understood(self, path: str, what: str = "is not in the form that this API has") -> None:
-        """Note a value in another form whose meaning is certain. what: what is wrong."""
+        """Note a value that is not in this API's form, but whose meaning is certain.
+
+        what: the error after the field's name, if such values are refused.
+        """
         self._note(path, "understood", f"'{{}}' {what}.", "invalid_value")
 
     def _note(self, path: str, became: str, message: str, code: str) -> None:
@@ -259,9 +262,9 @@ def _path(location: tuple[int | str, ...], at: str) -> str:
 
 
 def tagged_union(kinds: Mapping[str, type[BaseModel]]) -> Callable[[object], Any]:
-    """Return a validator for objects whose type selects one of the models.
+    """Return a validator for objects whose `type` selects one of the models.
 
-    The errors of Pydantic's unions list every member and have paths that are not in the request.
+    Its errors have the request's own paths. Those of Pydantic's unions do not, and list every model.
     """
 
     def choose(given: object) -> Any:
@@ -378,7 +381,7 @@ class AcceptsPeerFields(RequestModel):
 
 
 def read_by(read: Any, given: Any) -> BeforeValidator:
-    """Return the annotation of a field with its own reading function. given: the type for the schema."""
+    """Annotate a field that a function reads. read: the function. given: the type for the schema."""
     return BeforeValidator(read, json_schema_input_type=given)
 
 

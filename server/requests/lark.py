@@ -65,7 +65,7 @@ def escape_regex(regex: str) -> str:
 
 
 def text_patterns(schema: Mapping[str, Any]) -> list[str]:
-    """Return Lark regular expressions, all of which a string must match to satisfy a schema."""
+    """Return regular expressions in Lark; a string that satisfies the schema matches all of them."""
     found = []
     if isinstance(pattern := schema.get("pattern"), str):
         # JSON schemas search for a pattern, a grammar matches all of the text.
@@ -103,7 +103,10 @@ _COMMON = {
 
 
 def escape_lark(grammar: str) -> str:
-    """Return a grammar of a grammar's texts after JSON escaping. Raises ValueError if there is none."""
+    """Rewrite a grammar so that it matches the same texts within a JSON string, where they are escaped.
+
+    Raises ValueError if a part of it cannot be rewritten.
+    """
     return _TOKEN.sub(_escape_token, grammar)
 
 
@@ -132,7 +135,7 @@ def _rule_name(terminal: str) -> str:
 
 
 def _escape_regex(regex: str, dot_is_all: bool) -> str:
-    """Return rules for the escaped form of a regex's matches. dot_is_all: whether dots match line breaks."""
+    """Rewrite a regex as rules for the same texts, escaped. dot_is_all: whether dots match line breaks."""
     written: list[str] = []
     dots = [dot_is_all]
     index = 0

@@ -59,8 +59,8 @@ class Literals:
     def rules(self, start: str, lark: str | None) -> Iterator[str]:
         """Yield the rules.
 
-        start: the name of the first rule. lark: the Lark grammar of the only argument, `input`, of a
-            free-form tool, else None.
+        start: the name of the first rule. lark: a free-form tool's Lark grammar, which its only argument,
+            `input`, must match; None for other tools.
         """
         layout = self.layout
         if lark is not None:

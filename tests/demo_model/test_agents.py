@@ -11,7 +11,7 @@ from reprise.bench.workloads.chats import Turn, user
 from reprise.config.settings import Settings
 from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery
 from reprise.drafters.suffix import NUM_CLASSES, RESTORED, VIEW, SuffixDrafter
-from reprise.engine.interface.request import DraftChoice, DraftType, GenerationRequest, SignedLines
+from reprise.engine.interface.request import DraftChoice, DraftType, GenerationRequest
 
 MAX_TOKENS = 40
 CODE = "".join(f"def area_{name}(width, height):\n    return width * height\n\n\n" for name in "abcd")
@@ -25,11 +25,6 @@ READ = (
 KEYS = ("path", "old_string", "new_string")
 SCHEMA = {"type": "object", "properties": {key: {"type": "string"} for key in KEYS}, "required": [*KEYS]}
 EDIT = {"type": "function", "function": {"name": "edit", "description": "Edit.", "parameters": SCHEMA}}
-TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-PATCH = {
-    "type": "function",
-    "function": {"name": "apply_patch", "description": "From *** Begin Patch.", "parameters": TEXT},
-}
 NAMES = ("span", "reach", "girth", "breadth", "extent", "side", "gap", "bar", "lane", "edge")
 
 
@@ -42,15 +37,12 @@ def started(folder: Path) -> Iterator[LocalEngine]:
 
 
 def asked(local: LocalEngine, draft_type: DraftType) -> list[GenerationRequest]:
-    """Make the turns of ten agents that have read a file, by turns to be answered greedily and sampled.
-
-    Some may also write patches.
-    """
+    """Make the turns of ten agents that have read a file, by turns to be answered greedily and sampled."""
     turns = [
         Turn(
             (*READ, user(f"Rename width to {name} in a.py.")),
             None,
-            tools=(EDIT, PATCH) if at % 4 == 3 else (EDIT,),
+            tools=(EDIT,),
             temperature=0.8 * (at % 2),
         )
         for at, name in enumerate(NAMES)
@@ -83,7 +75,6 @@ def test_views_and_history_change_no_answer_alone_in_a_batch_and_after_a_restart
         # Six of these were answered before the restart, two are new.
         requests = asked(local, "auto")[2:]
         assert all(one.views for one in requests)
-        assert any(isinstance(view, SignedLines) for one in requests for view in one.views)
         together = local.answer(requests)
         assert [end.tokens for end in together] == plain[2:]
         assert sum(end.usage.drafting.num_accepted for end in together) > MAX_TOKENS

@@ -1,4 +1,4 @@
-"""Views: other texts and forms that a sequence's answer may copy from."""
+"""Views: other texts that a sequence's answer may copy from."""
 
 import tracemalloc
 from array import array
@@ -12,23 +12,18 @@ from reprise.drafters.base import (
     SLICE_TOKENS,
     Draft,
     DraftQuery,
-    Frame,
     IndexesViews,
     SequenceStart,
     View,
     finish,
 )
-from reprise.drafters.copies.forms import Forms
 from reprise.drafters.copies.history import MAX_TOKENS, Shelf
 from reprise.drafters.copies.occurrences import TailHashes
-from reprise.drafters.suffix import FORM, NUM_CLASSES, SUCCESSOR, VIEW, SuffixDrafter
+from reprise.drafters.suffix import NUM_CLASSES, SUCCESSOR, VIEW, SuffixDrafter
 from tests.drafters.makers import DRAFTERS
 from tests.drafters.test_contract import checked_step, few_ids, some_text, texts
 
 READING = [name for name, make in DRAFTERS.items() if isinstance(make(), IndexesViews)]
-
-# An edit: a name, then a value, then what is between, and a second value that is like the first.
-EDIT = Frame(((1, 2, 3), (4, 5, 6), (7, 8)), (None, 0), ({29: (94, 5, 6)}, {29: (97, 8)}))
 
 
 def opened(prompt: Sequence[int], *views: View, answer: Sequence[int] = ()) -> SuffixDrafter:
@@ -57,13 +52,13 @@ def test_drafts_with_views_keep_to_the_contract(
     drafter = DRAFTERS[name]()
     assert isinstance(drafter, IndexesViews)
     finish(drafter.open(SequenceStart(7, prompt)))
-    forms = [Frame(((0, 1), (2, 3), (1,)), (None, 0), ({}, {2: (1, 0)})), Frame(((0,), (0,)), (None,), ({},))]
-    seen = {*prompt, *(token for view in views for token in view), 0, 1, 2, 3}
-    left: list[View] = [*views, *forms]
+    seen = {*prompt, *(token for view in views for token in view)}
+    left: list[View] = [*views]
     for limit, tokens, share in steps:
         if left:
             finish(drafter.add_view(7, left.pop()))
         checked_step(drafter, 7, limit, tokens, share, seen)
+        seen |= set(tokens)
     finish(drafter.close(7))
     assert drafter.num_open == 0
 
@@ -161,84 +156,3 @@ def test_what_views_take_is_bounded_and_freed_with_their_sequence() -> None:
         assert tracemalloc.get_traced_memory()[0] < 100_000
     finally:
         tracemalloc.stop()
-
-
-def test_what_is_fixed_in_a_form_follows_from_its_first_tokens() -> None:
-    drafter = opened([50], EDIT, answer=[1])
-    draft = draft_of(drafter)
-    assert list(draft.tokens) == [2, 3]
-    assert draft.bucket // NUM_CLASSES == FORM
-    drafter = opened([50], EDIT, answer=[1, 2, 3, 20, 21, 22, 4])
-    # The second value is expected to be like the first.
-    assert list(draft_of(drafter).tokens) == [5, 6, 20, 21, 22, 7, 8]
-
-
-def test_the_first_token_of_what_is_fixed_may_be_one_with_the_value() -> None:
-    drafter = opened([50], EDIT, answer=[1, 2, 3, 20, 94])
-    assert list(draft_of(drafter).tokens) == [5, 6, 20, 97, 8]
-
-
-def test_the_last_token_of_what_is_fixed_may_be_one_with_the_value() -> None:
-    form = Frame(((1, 2, 3, 40), (4, 5, 6, 40), (7, 8)), (None, 0), ({}, {}))
-    drafter = opened([50], form, answer=[1, 2, 3, 41, 20, 21, 4])
-    assert list(draft_of(drafter).tokens) == [5, 6, 41, 20, 21, 7, 8]
-    drafter.observe(1, [5, 6, 41, 20])
-    assert list(draft_of(drafter).tokens) == [21, 7, 8]
-
-
-def test_a_value_without_an_earlier_one_is_recalled_and_ends_as_that_of_another_form() -> None:
-    read = Frame(((1, 2, 9, 30, 31, 32, 33), (70, 71)), (None,), ({},))
-    edit = Frame(((1, 2, 10, 30, 31, 32, 33), (4, 5, 6), (7, 8)), (None, None), ({}, {}))
-    earlier = [1, 2, 9, 30, 31, 32, 33, 20, 21, 70, 71, 50]
-    drafter = opened(earlier, read, edit, answer=[1, 2, 10])
-    assert list(draft_of(drafter, 31).tokens) == [30, 31, 32, 33, 20, 21, 4, 5, 6]
-    drafter.observe(1, [30, 31, 32, 33, 20])
-    assert list(draft_of(drafter, 31).tokens) == [21, 4, 5, 6]
-
-
-def test_a_cursor_does_not_go_on_behind_what_stands_before_a_value() -> None:
-    form = Frame(((1, 2, 3), (4, 5)), (None,), ({},))
-    read = [9, 30, 31, 32, 33, 34, 35, 36, 37, 60, 61, 62, 63]
-    drafter = opened(read, form, range(60, 70), answer=[30, 31, 32, 33, 34, 1, 2, 3, 60, 61, 62])
-    assert draft_of(drafter).bucket // NUM_CLASSES == VIEW
-
-
-def test_a_value_that_is_copied_ends_where_the_earlier_one_did() -> None:
-    value = range(20, 30)
-    drafter = opened([50], EDIT, answer=[1, 2, 3, *value, 4, 5, 6])
-    assert list(draft_of(drafter, 31).tokens) == [*value[:-1], 97, 8]
-    # After a change it is found again within that value.
-    for token in (20, 21, 99, 23, 24):
-        drafter.observe(1, [token])
-    assert list(draft_of(drafter, 31).tokens) == [*value[5:-1], 97, 8]
-
-
-def test_forms_that_begin_alike_are_fixed_up_to_where_they_differ() -> None:
-    forms = Forms()
-    forms.add(Frame(((1, 2, 3), (9,)), (None,), ({},)))
-    forms.add(Frame(((1, 2, 4, 5), (9,)), (None,), ({},)))
-    assert not forms.is_fixed
-    forms.advance(1, 1)
-    assert forms.is_fixed
-    assert forms.draft([], 8, list)[0] == [2]
-    forms.advance(2, 2)
-    assert not forms.is_fixed
-    forms.advance(4, 3)
-    assert forms.draft([], 8, list)[0] == [5]
-    assert forms.advance(5, 4)
-    assert forms.source is None
-
-
-def test_a_form_can_be_filled_in_again_and_begun_anew() -> None:
-    forms = Forms()
-    forms.add(EDIT)
-    call = [1, 2, 3, 30, 4, 5, 6, 31, 7, 8]
-    begins = [forms.advance(token, at) for at, token in enumerate([*call, 60, 1, 2, *call], 1)]
-    assert [at for at, is_begin in enumerate(begins, 1) if is_begin] == [3, 7, 16, 20]
-
-
-def test_a_value_that_is_like_a_recalled_one_is_recalled_too() -> None:
-    form = Frame(((1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11)), (None, None, 1), ({}, {}, {}))
-    earlier = [1, 2, 3, 30, 4, 5, 6, 20, 21, 7, 8, 9, 20, 22, 10, 11]
-    drafter = opened([*earlier, 50], form, answer=[1, 2, 3, 30, 4, 5])
-    assert list(draft_of(drafter, 31).tokens)[:6] == [6, 20, 21, 7, 8, 9]

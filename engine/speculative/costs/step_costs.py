@@ -149,10 +149,10 @@ class _Waiting:
 
 
 class Trials:
-    """Schedules trials of shapes that would pay if they cost less than estimated, by counting chances.
+    """Decides when to try a shape that would pay if it cost less than estimated.
 
-    A trial that confirms the estimate doubles the chances until the next; after any other, the next is at
-    once.
+    Chances to try it are counted. A trial that confirms the estimate doubles the number of chances until
+    the next trial. After a surprise, the next chance is a trial.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Trials:
         return waiting.num_missed > waiting.patience
 
     def note(self, shape: Shape, is_news: bool) -> None:
-        """Count a real step of a shape. is_news: whether it took less than estimated, or far more."""
+        """Count a step of a shape. is_news: whether it took less than estimated, or far more."""
         if waiting := self._waiting.get(shape):
             if is_news:
                 waiting.patience = 0
@@ -210,10 +210,11 @@ MAX_WRONG_SHAPES = 2
 class StepCosts:
     """The expected seconds of a step by its rows, widths and conditions, and bounds on them.
 
-    If the table has only guesses, the first real step shows how long a plain one takes. Learned are effects
-    on the logarithm of the table's costs. Plain steps have a common effect, one by conditions, and one by
-    rows under these conditions. A verification step has the plain step's effects, then one common to
-    verification steps, one by shape, one by conditions, and one by shape under these.
+    If the table has only guesses, the first observed step shows how long a plain one takes. What is learned
+    are effects, which are added to the logarithm of the table's costs. A plain step's cost has an effect
+    common to all, one of its conditions, and one of its number of rows under them. A verification step has
+    these, and one common to verification steps, one of its shape, one of its conditions, and one of its shape
+    under them.
 
     table: costs known in advance; seconds by shape count as measured.
     widths: the table's, in ascending order; the first is 1.
@@ -277,9 +278,10 @@ class StepCosts:
         return even_s * sum_s / self._table_s(num_rows, widest)
 
     def least_steps(self, num_rows: int, under: Conditions = USUAL) -> Callable[[int], float]:
-        """Return a function from a width to the least seconds of such a step, should its estimate be wrong.
+        """Return a function from a width to the least seconds that such a step can take.
 
-        These are the seconds of the next narrower width of real steps, and at least a plain step's.
+        The width's own estimate may be wrong: what counts is the next narrower width that was observed, and
+        at least a plain step.
         """
         step_s = self.even_steps(num_rows, under)
         known = [w for w in self.widths if w > 1 and (num_rows, w) in self._wide_of]
@@ -291,14 +293,14 @@ class StepCosts:
         return least_s
 
     def most_s(self, widths: Sequence[int], under: Conditions = USUAL) -> float:
-        """Return the maximum seconds of a verification step, from real ones; see StepBounds."""
+        """Return the maximum seconds of a verification step, by observed steps; see StepBounds."""
         if not self.is_learned:
             return self.step_s(widths, under)
         plain_s = self.seconds(len(widths), 1, under)
         return self.bounds.most_s(len(widths), self._num_fed(widths), plain_s, under)
 
     def least_plain_s(self, num_rows: int, under: Conditions = USUAL) -> float | None:
-        """Return the minimum seconds of a plain step, from real ones; None if no comparable one was seen."""
+        """Return the minimum seconds of a plain step, by observed ones; None if none is comparable."""
         if not self.is_learned:
             return self.seconds(num_rows, 1, under)
         return self.bounds.least_plain_s(num_rows, under)
@@ -323,7 +325,7 @@ class StepCosts:
         return StepPrice(num_rows, width, step_s(width) / step_s(1), is_seen)
 
     def learned_ratios(self) -> dict[Shape, float]:
-        """Return the costs of all shapes that real steps had, relative to plain steps of as many rows."""
+        """Return the costs of all observed shapes, relative to plain steps of as many rows."""
         shapes = [shape for shape in self._wide_of if self.batched or shape[0] == 1]
         return {shape: self.price(*shape).ratio for shape in shapes}
 

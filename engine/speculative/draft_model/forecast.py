@@ -282,7 +282,7 @@ PREFILL_ONE_PROMPT_IN = 8
 
 @dataclass
 class TokenYield:
-    """Learns how many target tokens a drafted token becomes on average: 1 with equal vocabularies.
+    """Learns how many target tokens a translated draft has per drafted token: 1 with equal vocabularies.
 
     prior: the yield over all rows. This one starts from it and passes all observations on to it. None if this
         is the yield over all rows.
@@ -298,7 +298,7 @@ class TokenYield:
 
     @property
     def ratio(self) -> float:
-        """Target tokens per drafted token, over the drafts that became at least one target token."""
+        """Target tokens per drafted token, over the drafts of which translation left any."""
         prior = self.prior.ratio if self.prior else 1.0
         return (self._target_tokens + prior * YIELD_PRIOR_TOKENS) / (
             self._drafted_tokens + YIELD_PRIOR_TOKENS
@@ -306,12 +306,12 @@ class TokenYield:
 
     @property
     def nonempty_rate(self) -> float:
-        """The share of drafts that become at least one target token."""
+        """The share of drafts of which translation leaves at least one target token."""
         prior = self.prior.nonempty_rate if self.prior else 1.0
         return (self._nonempty_drafts + prior * YIELD_PRIOR_DRAFTS) / (self._drafts + YIELD_PRIOR_DRAFTS)
 
     def add(self, num_drafted: int, num_translated: int) -> None:
-        """Count a draft of num_drafted tokens that became num_translated target tokens."""
+        """Count a draft of num_drafted tokens that was translated to num_translated target tokens."""
         if self.prior:
             self.prior.add(num_drafted, num_translated)
         self._drafts = YIELD_DECAY * self._drafts + 1.0

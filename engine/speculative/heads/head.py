@@ -130,10 +130,10 @@ class TargetEnds:
 
 
 class DraftCache:
-    """One layer's cache while a draft is made: the cache itself for the newest position, then copies.
+    """Wraps one layer's cache while a draft is made, with mlx-lm's cache protocol.
 
-    It has mlx-lm's cache protocol. The underlying cache is written once, so rows may end in different
-    columns. Drafted tokens are appended to the columns that this first write returned.
+    Only the newest position is written to the underlying cache, so rows may end in different columns.
+    Drafted tokens are appended to a copy of the columns that this first write returned.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -165,9 +165,10 @@ class DraftCache:
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        """Return the attention mask of the next N tokens, which see all columns held and each other.
+        """Return the attention mask of the next N tokens: booleans, or None if all see everything.
 
-        Returns None or booleans. The first call is for the newest position alone, and only it has a window.
+        The first call is for the newest position alone. Its mask is the underlying cache's, with the window.
+        Later tokens see what that position saw, and each other.
         """
         if self._held is None:
             mask = self._cache.make_mask(N, return_array=return_array, window_size=window_size)

@@ -2,19 +2,13 @@
 
 import json
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from reprise.drafters.base import DraftQuery, SequenceStart, finish
-from reprise.drafters.suffix import SuffixDrafter
-from reprise.engine.interface.request import Frame, SignedLines, View
-from reprise.engine.speculative.acceptance import count_accepted
-from reprise.engine.text.markers import HARMONY
+from reprise.engine.interface.request import View
 from reprise.server.prompt import views as making
 from reprise.server.prompt.views import (
     AS_IT_IS,
@@ -23,9 +17,7 @@ from reprise.server.prompt.views import (
     ArgumentForm,
     Shown,
     ViewMaker,
-    call_forms,
     probe_arguments,
-    rendered_call,
 )
 from tests.server.fake_engine import CALLING, FakeTokenizer
 
@@ -34,13 +26,13 @@ CODE = 'def area(w, h):\n    """The area."""\n    return w * h  # ü\n'
 NUMBERED = "".join(f"{at:6}→{line}\n" for at, line in enumerate(CODE.splitlines(), 1))
 
 
-def tool(name: str, *keys: str, about: str = "") -> Json:
+def tool(name: str, *keys: str) -> Json:
     parameters = {
         "type": "object",
         "properties": {key: {"type": "string"} for key in keys},
         "required": [*keys],
     }
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
 
 
 EDIT = tool("edit", "path", "oldText", "newText")
@@ -80,11 +72,7 @@ def make(maker: ViewMaker, *messages: Json, tools: tuple[Json, ...] = (), owner:
 
 
 def texts(views: list[View]) -> list[str]:
-    return [bytes([*view]).decode() for view in views if not isinstance(view, Frame | SignedLines)]
-
-
-def signed(views: list[View]) -> list[SignedLines]:
-    return [view for view in views if isinstance(view, SignedLines)]
+    return [bytes([*view]).decode() for view in views]
 
 
 def result(text: str) -> Json:
@@ -108,44 +96,6 @@ def test_where_arguments_have_no_escapes_a_plain_result_has_no_view() -> None:
 
 def test_without_tools_there_are_no_escapes() -> None:
     assert texts(make(maker_of(JsonTokenizer()), {"role": "user", "content": NUMBERED})) == [CODE]
-
-
-def test_where_patches_are_spoken_of_a_text_has_its_lines_with_each_sign() -> None:
-    patch = tool("apply_patch", "input", about="*** Begin Patch ...")
-    (lines,) = signed(make(maker_of(JsonTokenizer()), result(NUMBERED), tools=(patch,)))
-    for sign, ids, ends in zip(" -+", (lines.kept, lines.removed, lines.added), lines.ends, strict=True):
-        assert bytes([*ids]).decode() == escaped("".join(f"{sign}{line}\n" for line in CODE.splitlines()))
-        assert bytes([*ids[: ends[0]]]).decode() == escaped(f"{sign}def area(w, h):\n")
-        assert len(ends) == 3
-        assert ends[-1] == len(ids)
-    asked = {"role": "system", "content": "Answer with a unified diff."}
-    (lines,) = signed(make(maker_of(JsonTokenizer()), asked, result(CODE)))
-    assert bytes([*lines.removed]).decode() == "".join(f"-{line}\n" for line in CODE.splitlines())
-
-
-def test_lines_of_patches_are_made_in_slices_but_for_very_long_ones() -> None:
-    long = "".join(f"value_{at} = other_{at}\n" for at in range(500))
-    patch = tool("apply_patch", "input", about="*** Begin Patch ...")
-    views: list[View] = []
-    text = f"{'x' * 5 * making.SLICE_CHARACTERS}\n{long}"
-    slices = maker_of(RawTokenizer()).make([result(text)], [patch], "", views)
-    assert sum(1 for _ in slices) > 500 * making.LINE_CHARACTERS // making.SLICE_CHARACTERS
-    (lines,) = signed(views)
-    assert [len(ends) for ends in lines.ends] == [500] * 3
-
-
-def test_what_is_fixed_in_a_patch_is_around_its_path_and_its_hunks() -> None:
-    patch = tool("apply_patch", "input", about="*** Begin Patch ...")
-    views = make(maker_of(JsonTokenizer()), tools=(patch,))
-    forms = [[bytes(part).decode() for part in view.fixed] for view in views if isinstance(view, Frame)]
-    call = '<tool_call>{"name": "apply_patch", "arguments": {"input": "*** Begin Patch\\n*** Update File:'
-    assert [call, "@@\\n", '*** End Patch"}}</tool_call>'] in forms
-    assert ["--- a/", "+++ b/", "@@ -"] in forms
-    assert ["--- a/", "+++ b/", "@@ -"] not in [
-        [bytes(part).decode() for part in view.fixed]
-        for view in make(maker_of(JsonTokenizer()), tools=(EDIT,))
-        if isinstance(view, Frame)
-    ]
 
 
 def test_what_a_call_wrote_has_a_view_as_results_have_it() -> None:
@@ -191,7 +141,7 @@ def test_a_slice_reads_few_lines_however_short_they_are(monkeypatch: pytest.Monk
     for _ in slices:
         assert sum(num_lines) <= 100
         num_lines.clear()
-    assert "7\\n" * 3000 in [bytes([*view]).decode() for view in views if not isinstance(view, Frame)]
+    assert "7\\n" * 3000 in texts(views)
 
 
 def test_views_are_kept_for_their_owner_alone() -> None:
@@ -218,6 +168,13 @@ def test_what_is_kept_is_bounded_and_what_was_used_last_stays() -> None:
     assert texts(views) == [CODE.replace("area", "used")]
 
 
+def test_texts_without_views_are_kept_within_the_same_bound() -> None:
+    maker = maker_of(RawTokenizer(), 1000)
+    for at in range(100):
+        make(maker, result(CODE.replace("area", f"name_{at}")))
+    assert 0 < maker.kept_bytes <= 1000
+
+
 def test_the_views_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(making, "MAX_TOKENS", 1000)
     many = [result(NUMBERED.replace("area", f"name_{at}")) for at in range(100)]
@@ -238,64 +195,6 @@ def test_a_new_result_has_views_also_where_those_of_older_ones_fill_the_room(
         views = texts(make(maker, *many[:num_results]))
         assert any(f"name_{num_results - 1}(" in view for view in views)
         assert 500 < sum(map(len, views)) < 1000
-
-
-@pytest.mark.parametrize("tokenizer", [JsonTokenizer(), RawTokenizer()])
-def test_a_call_is_a_form_with_the_tool_s_keys(tokenizer: FakeTokenizer) -> None:
-    frames = [view for view in make(maker_of(tokenizer), tools=(EDIT,)) if isinstance(view, Frame)]
-    fixed = [bytes(part).decode() for part in frames[-1].fixed]
-    assert frames[-1].copied == (None, None, 1)
-    assert len(fixed) == 4
-    for part, word in zip(fixed, ("edit", "oldText", "newText", "</"), strict=True):
-        assert word in part
-
-
-@pytest.mark.parametrize(
-    ("names", "copied"),
-    [
-        (("old_string", "new_string"), (None, 0)), (("path", "old_str", "new_str"), (None, None, 1)),
-        (("search", "replace"), (None, 0)), (("path", "content"), (None, None)), (("new_name",), (None,)),
-    ],
-)  # fmt: skip
-def test_an_argument_with_the_name_of_a_replacement_is_like_the_one_that_it_replaces(
-    names: tuple[str, ...], copied: tuple[int | None, ...]
-) -> None:
-    tokenizer = RawTokenizer()
-    render = partial(rendered_call, render=lambda messages: "".join(map(tokenizer.text, messages)))
-    ((_, found),) = call_forms(tool("edit", *names), lambda call: [render(call)], AS_IT_IS)
-    assert found == copied
-
-
-def test_a_tool_without_texts_has_no_form() -> None:
-    assert list(call_forms(tool("look"), lambda _: [""], AS_IT_IS)) == []
-
-
-def test_a_template_that_does_not_show_calls_makes_no_forms_of_them() -> None:
-    assert list(call_forms(EDIT, lambda _: [""], AS_IT_IS)) == []
-
-
-@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
-def test_gpt_oss_s_calls_are_drafted_as_it_writes_them(separators: tuple[str, str]) -> None:
-    tokenizer = JsonTokenizer()
-    tokenizer.markers = replace(tokenizer.markers, call_format=HARMONY)
-    arguments = {"path": "a.py", "oldText": "    return w * h + 1", "newText": "    return w * h + 2"}
-    answer = list((
-        "<|channel|>analysis<|message|>It is wrong.<|end|><|start|>assistant<|channel|>commentary "
-        f"to=functions.edit <|constrain|>json<|message|>{json.dumps(arguments, separators=separators)}"
-    ).encode())  # fmt: skip
-    drafter, num_drafted = SuffixDrafter(0), 0
-    finish(drafter.open(SequenceStart(1, [*b"Read."])))
-    for view in make(maker_of(tokenizer), result(CODE), tools=(EDIT,)):
-        finish(drafter.add_view(1, view))
-    at = 0
-    while at < len(answer):
-        accepted = count_accepted(drafter.propose(DraftQuery(1, 31)).tokens, answer[at:])
-        num_drafted += accepted
-        drafter.observe(1, answer[at : at + accepted + 1])
-        at += accepted + 1
-    # All but the reasoning, the path, the name of the tool, and what changes.
-    print(num_drafted, len(answer))
-    assert num_drafted > 0.8 * len(answer)
 
 
 @pytest.mark.parametrize("is_ascii", [False, True])
@@ -324,23 +223,3 @@ def test_a_model_without_calls_has_no_escapes() -> None:
     tokenizer = JsonTokenizer()
     tokenizer.markers = replace(CALLING, call_start=None, call_end=None, call_format="")
     assert texts(make(maker_of(tokenizer), result(CODE), tools=(EDIT,))) == []
-
-
-class JoiningTokenizer(JsonTokenizer):
-    """The same, but a bracket and a quotation mark are one token."""
-
-    JOINED = 200
-
-    def encode_answer(self, text: str) -> list[int]:
-        return [self.JOINED if byte == 0 else byte for byte in text.replace(')"', "\0").encode()]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(')"' if token == self.JOINED else chr(token) for token in ids)
-
-
-def test_what_follows_a_value_may_begin_in_one_token_with_the_value_s_last() -> None:
-    frames = [view for view in make(maker_of(JoiningTokenizer()), tools=(EDIT,)) if isinstance(view, Frame)]
-    edit = frames[-1]
-    for fixed, joints in zip(edit.fixed[1:], edit.joints, strict=True):
-        assert joints == {ord(")"): (JoiningTokenizer.JOINED, *fixed[1:])}
-    assert edit.joints[0]

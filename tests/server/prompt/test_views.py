@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from reprise.engine.interface.request import Frame
 from tests.server.fake_engine import wait_first
 
 CHAT = "/v1/chat/completions"
@@ -14,9 +13,9 @@ BODY = {"messages": [{"role": "user", "content": NUMBERED}], "max_tokens": 3}
 
 
 async def texts_of(app, request):
-    """Return the views of a request that are texts, once all are made."""
+    """Return the views of a request, once all are made."""
     await asyncio.gather(*app.state.service.making_views)
-    return [bytes([*view]).decode() for view in request.views if not isinstance(view, Frame)]
+    return [bytes([*view]).decode() for view in request.views]
 
 
 async def ask(client, **fields):
