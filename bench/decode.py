@@ -96,7 +96,6 @@ FLAGS = (
          "be repeated.", is_repeated=True),
     Flag("--strategies", options.names, "A,B", ("auto",), "Of a draft model with another vocabulary: any of "
          f"{', '.join(STRATEGIES)} (see --draft-translation of `reprise serve`)."),
-    *options.of_settings("translation_prefix_tokens"),
     Flag("--costs", options.names, "A,B", ("own",), "Step costs to decide by: own (as this machine shows "
          "them), equal (a step costs the same at every width), forced (every draft is verified whole), "
          f"or a curve: {', '.join(built_in())}, or a result document."),
@@ -169,8 +168,7 @@ def settings_of(arguments: argparse.Namespace, draft_model: Path | None, strateg
     return Settings(
         model=arguments.model and str(arguments.model), prefix_cache_bytes=0,
         draft_model=None if draft_model is None else str(draft_model), max_rows=max(8, arguments.streams),
-        num_draft_tokens=max(arguments.num_draft_tokens),
-        translation_prefix_tokens=arguments.translation_prefix_tokens, **chosen,
+        num_draft_tokens=max(arguments.num_draft_tokens), **chosen,
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from reprise.config.setting import Setting
 from reprise.config.settings import GROUPS, SETTINGS
-from reprise.config.sources import CONFIG_VARIABLE, Resolved, resolve, suggestion
+from reprise.config.sources import CONFIG_VARIABLE, Resolved, resolve
+from reprise.config.unknown import explain_unknown
 
 _PLACEHOLDERS = {
     "model": "FOLDER|NAME",
@@ -26,6 +27,8 @@ _PLACEHOLDERS = {
     "seconds": "SECONDS",
     "threshold": "FRACTION",
     "overhead": "FRACTION",
+    "gate": "auto|on|off|FRACTION",
+    "split": "pipeline|tensor|LAYERS",
     "record": "FILE",
     "path": "FOLDER",
 }
@@ -109,8 +112,10 @@ def resolve_arguments(arguments: argparse.Namespace, environment: Mapping[str, s
 def unknown_arguments(parser: Parser, unknown: list[str]) -> UsageError:
     """Return the error for unknown arguments; for a mistyped flag it suggests the closest known one."""
     first = unknown[0].split("=")[0]
-    closest = suggestion(first, parser.flags(), "--") if first.startswith("-") else ""
-    return UsageError(f"unknown argument {first}{closest or f' (see {parser.prog} --help)'}")
+    known = parser.flags() if first.startswith("-") else ()
+    return UsageError(
+        explain_unknown(f"argument {first}", first, known, "--", f" (see {parser.prog} --help)")
+    )
 
 
 class _Help(argparse.Action):
@@ -125,9 +130,9 @@ class _Help(argparse.Action):
         titles = [title for title in GROUPS if title.lower() == said]
         titles = titles or [title for title in GROUPS if said and (said == "all" or said in title.lower())]
         shown = {name for title in titles for name in GROUPS[title]}
-        for action in parser._actions:
-            if action.dest in shown:
-                action.help = _help_of(SETTINGS[action.dest])
+        for action in parser._actions if shown else ():
+            is_shown = action.dest in shown
+            action.help = _help_of(SETTINGS[action.dest]) if is_shown else argparse.SUPPRESS
         if not shown:
             parser.epilog = f"settings, by group:\n{''.join(map(_names_of, GROUPS))}\n{_PRECEDENCE}"
         parser.print_help()

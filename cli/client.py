@@ -178,8 +178,6 @@ def started(arguments: list[str], show: Show) -> Iterator[Server]:
         "json",
         "--log-level",
         "info",
-        "--drain-s",
-        "0",
     ]
     # A key would be for others, and this server is for nobody else.
     command = [sys.executable, "-P", "-m", "reprise", "serve", *arguments, *flags]

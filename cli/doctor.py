@@ -26,7 +26,7 @@ from reprise.cli.convert import progress_bar
 from reprise.cli.find_model import with_converted, with_found
 from reprise.cli.output import format_bytes
 from reprise.config.agents.known import WANTED_TOKENS
-from reprise.config.settings import Settings
+from reprise.config.settings import Settings, cache_folder, costs_file
 
 if TYPE_CHECKING:
     # Every command would load them.
@@ -138,9 +138,8 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
     yield check_python()
     yield check_packages()
     yield check_disk(Path(constants.HF_HUB_CACHE).expanduser(), "models")
-    if settings.costs_file:
-        yield check_disk(Path(settings.costs_file).parent, "what is learned")
-    yield from check_costs(settings.costs_file)
+    yield check_disk(cache_folder(), "what is learned")
+    yield from check_costs(costs_file())
     yield check_port(settings)
     with trial() as process:
         try:
@@ -349,12 +348,8 @@ MAX_MODELS = 5
 """Newest entries to show: each version of MLX has its own."""
 
 
-def check_costs(file: str | None) -> Iterator[Check]:
+def check_costs(path: Path) -> Iterator[Check]:
     """Check the file of learned step costs: whether it can be read, its age, and the costs of each model."""
-    if file is None:
-        yield Check(FILE, "ok", "learned anew after every start (--costs-file none)")
-        return
-    path = Path(file)
     try:
         kept = dict(json.loads(path.read_text()))
         age_s = time.time() - path.stat().st_mtime
@@ -607,7 +602,7 @@ def answer(settings: Settings, measures_costs: bool) -> Answer:
     from reprise.engine.interface.request import DraftChoice, GenerationRequest, Sampling
     from reprise.engine.speculative.costs.step_costs import StepCosts
 
-    settings = replace(settings, costs_file=None, ngram_table_file=None, prefix_cache_dir=None, record=None)
+    settings = replace(settings, keeps_costs=False, ngram_table_file=None, prefix_cache_dir=None, record=None)
     # By these costs every draft is worth verifying, so that verification is tried too.
     flat = StepCosts({(1, 1): 1.0, (1, 32): 1.0}, is_learned=False)
     with LocalEngine(settings, None if measures_costs else flat, say) as local:

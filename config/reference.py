@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from reprise.config.setting import Setting
-from reprise.config.settings import GROUPS, SETTINGS, default_costs_file
+from reprise.config.settings import GROUPS, SETTINGS
 from reprise.config.sources import CONFIG_VARIABLE
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
@@ -57,9 +57,6 @@ def _row(known: Setting) -> tuple[str, str, str, str]:
 
 
 def _default(known: Setting) -> str:
-    if known.name == "costs_file":
-        # Not the default of this process: the page must be the same on every machine that generates it.
-        return f"`{default_costs_file({})}` (in `XDG_CACHE_HOME` if it is set)"
     is_prose = known.default in (None, ())
     return known.default_text if is_prose else f"`{known.default_text}`"
 

@@ -22,7 +22,7 @@ from reprise.config.loopback import takes_proxy
 OWN, MLX_LM, LLAMA = "reprise", "mlx_lm.server", "llama-server"
 PLAIN, UNCACHED, DRAFTING = f"{OWN}-none", f"{OWN}-uncached", f"{MLX_LM}-draft"
 # Keys that the environment sets are switched off.
-_SERVE = ("serve", "--api-key", "", "--api-key-file", "none")
+_SERVE = ("serve", "--api-key", "")
 COMMANDS = {
     OWN: (sys.executable, "-m", "reprise", *_SERVE, "--model"),
     MLX_LM: (sys.executable, "-m", "mlx_lm", "server", "--model"),

@@ -46,7 +46,7 @@ ANSWER = Answer(
 def test_all_is_well_with_the_bundled_model(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("REPRISE_COSTS_FILE", str(tmp_path / "costs.json"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["doctor", "--json", "--port", "0", "--api-key", "key"]) == 0
     checks = json.loads(capfd.readouterr().out)["checks"]
     assert [check["name"] for check in checks] == [
@@ -147,12 +147,12 @@ def test_a_full_or_a_missing_disk_is_found(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_file_of_costs_may_lack_or_be_broken(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
-    (none,), (missing,) = check_costs(None), check_costs(str(file))
-    assert level(none) == level(missing) == "ok"
+    (missing,) = check_costs(file)
+    assert level(missing) == "ok"
     assert missing.found.startswith("nothing is learned yet")
     for text in ("{", "5"):
         file.write_text(text)
-        (unreadable,) = check_costs(str(file))
+        (unreadable,) = check_costs(file)
         assert level(unreadable) == "warning"
 
 
@@ -179,7 +179,7 @@ def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
         "d": {"ratios": [[1, 8]]},
     }
     file.write_text(json.dumps(entries))
-    whole, *models = check_costs(str(file))
+    whole, *models = check_costs(file)
     assert whole.found == "of 4 model(s), written 0 days ago"
     assert {check.name for check in models} == {"costs of a model"}, "--share shows these"
     assert [level(check) for check in models] == ["warning", "warning", "ok", "ok"]
@@ -188,7 +188,7 @@ def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
         "m (4-bit): nothing of steps of up to 8 tokens",
     ]
     file.write_text(json.dumps({f"{at}": {"ratios": []} for at in range(9)}))
-    assert len(list(check_costs(str(file)))) == 1 + MAX_MODELS
+    assert len(list(check_costs(file))) == 1 + MAX_MODELS
 
 
 def test_what_the_trial_raises_does_not_bring_mlx_into_the_process_that_waits() -> None:
