@@ -24,7 +24,6 @@ _PLACEHOLDERS = {
     "bytes": "BYTES",
     "tokens": "TOKENS",
     "s": "SECONDS",
-    "seconds": "SECONDS",
     "threshold": "FRACTION",
     "overhead": "FRACTION",
     "gate": "auto|on|off|FRACTION",
@@ -85,10 +84,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         help="Show this, or the settings of a group, such as --help drafting, or --help all.",
     )  # fmt: skip
     parser.add_argument(
-        "--config",
-        metavar="FILE",
+        "--config", metavar="FILE",
         help=f"TOML file of settings, with lines such as max_rows = 4. Default: none ({CONFIG_VARIABLE})",
-    )
+    )  # fmt: skip
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
         for known in map(SETTINGS.__getitem__, names):

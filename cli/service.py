@@ -19,7 +19,6 @@ from reprise.config.version import DISTRIBUTION
 
 HELP = "Run the server in the background and at every login, by launchd or systemd."
 
-_NOT_INSTALLED = "not installed; `reprise service install` does that"
 STOP_S = 50
 """Seconds that the server gets to end: more than requests, engine and connections get (DRAIN_S, STUCK_S
 and LAST_WRITES_S in server/run.py)."""
@@ -92,9 +91,7 @@ def _install(arguments: argparse.Namespace) -> int:
 
 
 def _status(_arguments: argparse.Namespace) -> int:
-    supervisor = find_supervisor()
-    if not supervisor.file.is_file():
-        print(_NOT_INSTALLED)
+    if (supervisor := _installed()) is None:
         return 1
     state = supervisor.state()
     print(f"{state.description}; defined in {supervisor.file}")
@@ -109,10 +106,17 @@ def _logs(arguments: argparse.Namespace) -> int:
         raise FailedError(f"cannot run {command[0]}: {fault.strerror}") from fault
 
 
-def _remove(_arguments: argparse.Namespace) -> int:
+def _installed() -> "Supervisor | None":
+    """Return the supervisor if the service is installed; otherwise say that it is not."""
     supervisor = find_supervisor()
-    if not supervisor.file.is_file():
-        print(_NOT_INSTALLED)
+    if supervisor.file.is_file():
+        return supervisor
+    print("not installed; `reprise service install` does that")
+    return None
+
+
+def _remove(_arguments: argparse.Namespace) -> int:
+    if (supervisor := _installed()) is None:
         return 1
     supervisor.stop()
     supervisor.file.unlink(missing_ok=True)

@@ -124,15 +124,19 @@ def level(check: Check) -> str:
     return check.level
 
 
+def metal(gibibytes: int | None) -> doctor.Device:
+    return doctor.Device("M4", 24 * GIB, None if gibibytes is None else gibibytes * GIB)
+
+
 def test_memory_is_compared_with_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     known = psutil.virtual_memory()._replace(total=32 * GIB, available=8 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: known)
-    assert [level(doctor.check_memory(24 * GIB, weights * GIB)) for weights in (4, 16, 28)] == [
+    assert [level(doctor.check_memory(metal(24), weights * GIB)) for weights in (4, 16, 28)] == [
         "ok", "warning", "problem",
     ]  # fmt: skip
-    assert level(doctor.check_wired_limit(None, 28 * GIB)) == "ok"
-    assert level(doctor.check_wired_limit(24 * GIB, 16 * GIB)) == "ok"
-    assert "iogpu.wired_limit_mb=29696" in doctor.check_wired_limit(24 * GIB, 28 * GIB).advice
+    assert level(doctor.check_wired_limit(metal(None), 28 * GIB)) == "ok"
+    assert level(doctor.check_wired_limit(metal(24), 16 * GIB)) == "ok"
+    assert "iogpu.wired_limit_mb=29696" in doctor.check_wired_limit(metal(24), 28 * GIB).advice
 
 
 def test_a_full_or_a_missing_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,9 +310,8 @@ def test_what_is_shared_holds_no_texts_names_or_paths(tmp_path: Path) -> None:
     )
     checks = [Check("model", "problem", f"{private} is broken", f"look into {private}")]
     device = Device("Apple M4 (Metal)", GIB, GIB)
-    made = doctor.make_report(
-        Settings(model=str(private)), checks, device, ANSWER, [tmp_path / "verify.json"]
-    )
+    found = doctor.Findings(checks, device, ANSWER)
+    made = doctor.make_report(Settings(model=str(private)), found, [tmp_path / "verify.json"])
     text = json.dumps(made)
     for secret in ("alice", "diary", "I am", str(tmp_path), str(Path.home())):
         assert secret not in text
