@@ -97,7 +97,6 @@ class BodyLimit:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.max_body_bytes, self.body_timeout_s = MAX_BODY_BYTES, BODY_TIMEOUT_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body and pass the request on, or send an error."""
@@ -107,19 +106,19 @@ class BodyLimit:
         body, more_body = bytearray(), True
         try:
             coding = self._check_headers(Headers(scope=scope))
-            async with asyncio.timeout(self.body_timeout_s):
-                while more_body and len(body) <= self.max_body_bytes:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while more_body and len(body) <= MAX_BODY_BYTES:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return
                     body += message.get("body", b"")
                     more_body = message.get("more_body", False)
-            if len(body) > self.max_body_bytes:
-                raise _too_large(self.max_body_bytes)
-            whole = bytes(body) if coding is None else await decoded(bytes(body), coding, self.max_body_bytes)
+            if len(body) > MAX_BODY_BYTES:
+                raise _too_large(MAX_BODY_BYTES)
+            whole = bytes(body) if coding is None else await decoded(bytes(body), coding, MAX_BODY_BYTES)
         except TimeoutError:
             slow = ApiError(
-                f"The request body did not arrive within {self.body_timeout_s:g} seconds. Send it faster.",
+                f"The request body did not arrive within {BODY_TIMEOUT_S:g} seconds. Send it faster.",
                 status=408,
                 code="body_timeout",
                 headers={"Connection": "close"},
@@ -145,8 +144,8 @@ class BodyLimit:
                 code="too_many_headers",
             )
         declared = headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > self.max_body_bytes:
-            raise _too_large(self.max_body_bytes)
+        if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+            raise _too_large(MAX_BODY_BYTES)
         given = headers.get("content-encoding", "")
         coding = given.strip().lower()
         if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
