@@ -26,7 +26,6 @@ _PLACEHOLDERS = {
     "s": "SECONDS",
     "threshold": "FRACTION",
     "overhead": "FRACTION",
-    "gate": "auto|on|off|FRACTION",
     "split": "pipeline|tensor|LAYERS",
     "record": "FILE",
     "path": "FOLDER",
@@ -167,6 +166,6 @@ def _help_of(known: Setting) -> str:
 
 def _placeholder(known: Setting) -> str:
     if known.choices:
-        return "|".join(known.choices)
+        return "|".join((*known.choices, *(["N"] if known.kind == "number" else ())))
     last_word = known.name.rpartition("_")[2]
     return _PLACEHOLDERS.get(last_word) or ("TEXT" if known.kind in ("text", "list") else "N")

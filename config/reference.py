@@ -63,7 +63,8 @@ def _default(known: Setting) -> str:
 
 def _limits(known: Setting) -> str:
     if known.choices:
-        return f"One of {', '.join(f'`{choice}`' for choice in known.choices)}."
+        more = ", or a number" if known.kind == "number" else ""
+        return f"One of {', '.join(f'`{choice}`' for choice in known.choices)}{more}."
     if known.at_most is not None:
         return f"From {known.at_least} to {known.at_most}."
     # A lower limit of 0 or 1 is obvious for a count.

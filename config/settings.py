@@ -15,7 +15,6 @@ KEY = re.compile(r"[!-~]+")
 """A key that an HTTP header can carry: visible ASCII characters without spaces."""
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-_GATE = re.compile(r"auto|on|off|[0-9]*\.?[0-9]+")
 
 
 def cache_folder() -> Path:
@@ -126,11 +125,12 @@ class Settings(ModelSettings):
         "Maximum slowdown of a request against plain decoding, as a fraction, plus six plain steps.",
         at_least=0,
     )
-    gate: str = setting(
+    gate: Literal["auto", "on", "off"] | float = setting(
         "auto",
         "How --draft-type auto treats a prompt of whose 3-grams a fraction below 0.01 repeats: auto expects "
         "little of drafts until they are accepted, on drafts nothing from lookups, off treats it like any "
         "other prompt. A number such as 0.05 is auto with this fraction.",
+        at_least=0,
     )
     exact: bool = setting(
         False,
@@ -208,8 +208,6 @@ class Settings(ModelSettings):
             raise SettingsError(
                 f"split is {self.split!r}; it must be pipeline, tensor or numbers such as 20,12"
             )
-        if not _GATE.fullmatch(self.gate):
-            raise SettingsError(f"gate is {self.gate!r}; it must be auto, on, off or a number such as 0.05")
         if self.prefix_cache_dir is not None and self.prefix_cache_bytes == 0:
             raise SettingsError(
                 "prefix_cache_dir is set, so prefix_cache_bytes must be above 0: prefixes are read into it"

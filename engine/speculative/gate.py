@@ -102,7 +102,7 @@ def _decide(
         if settings.gate == "on":
             return GateDecision(otherwise, reason, (*first, *fresh), None, DOUBT, False, lookups)
         return GateDecision(otherwise, reason, everything, None, DOUBT, False)
-    threshold = GATE_THRESHOLD if settings.gate in ("auto", "on") else float(settings.gate)
+    threshold = GATE_THRESHOLD if isinstance(settings.gate, str) else settings.gate
     compared = f"repetition {score:.3f}, threshold {threshold:g}"
     if score >= threshold:
         return GateDecision("lookup", compared, everything, score)

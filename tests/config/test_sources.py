@@ -268,14 +268,19 @@ def test_what_is_no_setting_any_more_is_named_with_what_to_do_wherever_it_is_set
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"gate": "perhaps"}, "gate is 'perhaps'; it must be auto, on, off or a number"),
-        ({"gate": "-1"}, "gate is '-1'; it must be auto, on, off or a number"),
+        ({"gate": "perhaps"}, "gate is 'perhaps'; it must be one of auto, on, off, or a number"),
+        ({"gate": "-1"}, "gate is -1.0; it must be at least 0"),
         ({"split": "20,"}, "split is '20,'; it must be pipeline, tensor or numbers"),
     ],
 )
 def test_a_word_or_numbers_are_checked(given, complaint):
     with pytest.raises(SettingsError, match=complaint):
         resolve(given)
+
+
+def test_a_word_or_a_number_is_the_same_in_a_file_and_a_flag(toml):
+    assert resolve({"gate": "0.05"}).settings.gate == resolve(file=toml("gate = 0.05")).settings.gate == 0.05
+    assert resolve({"gate": "on"}).settings.gate == resolve(file=toml('gate = "on"')).settings.gate == "on"
 
 
 def test_the_numbers_of_a_split_are_layers_of_a_pipeline():

@@ -1,6 +1,7 @@
 """Which prompts the gate takes for repetitive."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,12 @@ from tests.engine.support import prompt_of, request
     [
         ("auto", 0.02, 1.0),
         ("auto", 0.005, DOUBT),
-        ("0.05", 0.02, DOUBT),
-        ("0.05", 0.06, 1.0),
-        ("0", 0.0, 1.0),
+        (0.05, 0.02, DOUBT),
+        (0.05, 0.06, 1.0),
+        (0, 0.0, 1.0),
     ],
 )
-def test_a_number_is_auto_with_another_threshold(gate: str, score: float, doubt: float) -> None:
+def test_a_number_is_auto_with_another_threshold(gate: Any, score: float, doubt: float) -> None:
     asked = replace(request(prompt_of(9)), draft=DraftChoice())
     decision = decide(asked, Settings(gate=gate), None, score=score)
     assert (decision.doubt, bool(decision.drafters)) == (doubt, True)
