@@ -12,7 +12,7 @@ from reprise.bench.workloads import WORKLOADS
 from reprise.config.settings import KEY, SETTINGS
 from reprise.engine.model.convert.sources import is_converted_first, is_path
 
-MACHINES = "hosts", "split", "split_layers", "join_timeout_s"
+MACHINES = "hosts", "split"
 """Settings of a model on several machines."""
 
 Parser = Callable[[str], Any]

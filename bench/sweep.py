@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             longest = max(arguments.num_draft_tokens)
             settings = Settings(
                 **options.settings(arguments, "model", "draft_model", "draft_translation"),
-                prefix_cache_bytes=0, max_rows=1, costs_file=None, num_draft_tokens=longest,
+                prefix_cache_bytes=0, max_rows=1, keeps_costs=False, num_draft_tokens=longest,
             )  # fmt: skip
             with Answering(arguments, progress, settings, forced_costs(longest), meter) as local:
                 found |= measure_break_even(local, own or local.chats(arguments.chats))

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from reprise.config.setting import Setting
 from reprise.config.settings import GROUPS, SETTINGS
-from reprise.config.sources import CONFIG_VARIABLE, Resolved, resolve, suggestion
+from reprise.config.sources import CONFIG_VARIABLE, Resolved, resolve
+from reprise.config.unknown import explain_unknown
 
 _PLACEHOLDERS = {
     "model": "FOLDER|NAME",
@@ -23,9 +24,9 @@ _PLACEHOLDERS = {
     "bytes": "BYTES",
     "tokens": "TOKENS",
     "s": "SECONDS",
-    "seconds": "SECONDS",
     "threshold": "FRACTION",
     "overhead": "FRACTION",
+    "split": "pipeline|tensor|LAYERS",
     "record": "FILE",
     "path": "FOLDER",
 }
@@ -82,10 +83,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         help="Show this, or the settings of a group, such as --help drafting, or --help all.",
     )  # fmt: skip
     parser.add_argument(
-        "--config",
-        metavar="FILE",
+        "--config", metavar="FILE",
         help=f"TOML file of settings, with lines such as max_rows = 4. Default: none ({CONFIG_VARIABLE})",
-    )
+    )  # fmt: skip
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
         for known in map(SETTINGS.__getitem__, names):
@@ -109,8 +109,10 @@ def resolve_arguments(arguments: argparse.Namespace, environment: Mapping[str, s
 def unknown_arguments(parser: Parser, unknown: list[str]) -> UsageError:
     """Return the error for unknown arguments; for a mistyped flag it suggests the closest known one."""
     first = unknown[0].split("=")[0]
-    closest = suggestion(first, parser.flags(), "--") if first.startswith("-") else ""
-    return UsageError(f"unknown argument {first}{closest or f' (see {parser.prog} --help)'}")
+    known = parser.flags() if first.startswith("-") else ()
+    return UsageError(
+        explain_unknown(f"argument {first}", first, known, "--", f" (see {parser.prog} --help)")
+    )
 
 
 class _Help(argparse.Action):
@@ -125,9 +127,9 @@ class _Help(argparse.Action):
         titles = [title for title in GROUPS if title.lower() == said]
         titles = titles or [title for title in GROUPS if said and (said == "all" or said in title.lower())]
         shown = {name for title in titles for name in GROUPS[title]}
-        for action in parser._actions:
-            if action.dest in shown:
-                action.help = _help_of(SETTINGS[action.dest])
+        for action in parser._actions if shown else ():
+            is_shown = action.dest in shown
+            action.help = _help_of(SETTINGS[action.dest]) if is_shown else argparse.SUPPRESS
         if not shown:
             parser.epilog = f"settings, by group:\n{''.join(map(_names_of, GROUPS))}\n{_PRECEDENCE}"
         parser.print_help()
@@ -164,6 +166,6 @@ def _help_of(known: Setting) -> str:
 
 def _placeholder(known: Setting) -> str:
     if known.choices:
-        return "|".join(known.choices)
+        return "|".join((*known.choices, *(["N"] if known.kind == "number" else ())))
     last_word = known.name.rpartition("_")[2]
     return _PLACEHOLDERS.get(last_word) or ("TEXT" if known.kind in ("text", "list") else "N")

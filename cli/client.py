@@ -126,14 +126,11 @@ class Server:
         except urllib.error.HTTPError as error:
             if error.code == 401:
                 raise UsageError(f"{self.url} wants an API key: pass --api-key") from None
-            raise RefusedError(
-                error.code, _message(error) or f"{self.url}{path} answers with status {error.code}"
-            ) from None
+            said = _message(error) or f"{self.url}{path} answers with status {error.code}"
+            raise RefusedError(error.code, said) from None
         except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise NoServerError(
-                f"no server at {self.url} ({reason}): start `reprise serve`, or pass --url"
-            ) from None
+            said = f"no server at {self.url} ({getattr(error, 'reason', error)})"
+            raise NoServerError(f"{said}: start `reprise serve`, or pass --url") from None
         return response
 
     @property
@@ -169,23 +166,10 @@ def started(arguments: list[str], show: Show) -> Iterator[Server]:
     arguments: those of `reprise serve`. show: called with each stage of the start and its share done.
     Raises UsageError with the server's last line of output if it does not start.
     """
-    flags = [
-        "--port",
-        "0",
-        "--host",
-        "127.0.0.1",
-        "--log-format",
-        "json",
-        "--log-level",
-        "info",
-        "--drain-s",
-        "0",
-    ]
+    flags = ["--port", "0", "--host", "127.0.0.1", "--log-format", "json", "--log-level", "info"]
     # A key would be for others, and this server is for nobody else.
     command = [sys.executable, "-P", "-m", "reprise", "serve", *arguments, *flags]
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("REPRISE_API_KEY")
-    }
+    environment = {name: value for name, value in os.environ.items() if name != "REPRISE_API_KEY"}
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

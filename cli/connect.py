@@ -6,17 +6,8 @@ from pathlib import Path
 
 from reprise.cli.arguments import UsageError
 from reprise.cli.client import DEFAULT_URL, RefusedError, Server, add_server_arguments
-from reprise.config.agents.config_file import (
-    ConfigFileError,
-    difference,
-    forget,
-    has_backup,
-    keep,
-    read,
-    render,
-    undo,
-    write,
-)
+from reprise.config.agents import config_file
+from reprise.config.agents.config_file import ConfigFileError, difference, has_backup, read, render
 from reprise.config.agents.known import AGENTS, AgentFile, ServedModel, explain_context
 from reprise.config.model_settings import BUNDLED_NAME
 
@@ -29,20 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("agent", choices=AGENTS, help="The agent: %(choices)s.", metavar="AGENT")
     add_server_arguments(parser)
     parser.add_argument(
-        "--model",
-        "--served-model-name",
-        metavar="NAME",
+        "--model", "--served-model-name", metavar="NAME",
         help="Model for the agent: a name that the server lists, or answers to, such as claude-sonnet-4-5 "
         "where an agent insists on one (`reprise serve --served-model-name`). Default: the first that it "
         "lists",
-    )
+    )  # fmt: skip
     changes = parser.add_mutually_exclusive_group()
     changes.add_argument(
-        "--write",
-        action="store_true",
+        "--write", action="store_true",
         help="Merge the settings into the agent's files, after showing the difference. Each is kept as it "
         "was, beside it, with .before-reprise at the end of its name.",
-    )
+    )  # fmt: skip
     changes.add_argument(
         "--undo", action="store_true", help="Put the agent's files back as they were before --write."
     )
@@ -105,17 +93,17 @@ def _write(files: tuple[AgentFile, ...]) -> None:
     kept = {path: before for path, before, change in news if change and not has_backup(path)}
     try:
         for path, before in kept.items():
-            keep(path, before)
+            config_file.keep(path, before)
         for path, text, change in zip(paths, texts, changes, strict=True):
             if change:
                 print(change)
-                write(path, text)
+                config_file.write(path, text)
             print(f"{path} is {'written' if change else 'up to date'}")
     except ConfigFileError:
         # Else a later --undo would put back this text, whatever the file holds by then.
         for path, before in kept.items():
             if read(path) == before:
-                forget(path)
+                config_file.forget(path)
         raise
     if any(has_backup(path) for path in paths):
         print("to put back what was there before, run it with --undo in place of --write")
@@ -127,13 +115,10 @@ def _undo(files: tuple[AgentFile, ...]) -> bool:
     try:
         for path, file in paths.items():
             held = read(path) or ""
-            undo(file, path)
+            config_file.undo(file, path)
             print(difference(path, held, read(path) or ""))
-            print(
-                f"{path} is as it was before"
-                if path.exists()
-                else f"{path} is deleted: there was none before"
-            )
+            is_there = path.exists()
+            print(f"{path} is {'as it was before' if is_there else 'deleted: there was none before'}")
     except ConfigFileError as fault:
         raise UsageError(str(fault)) from None
     if not paths:

@@ -18,34 +18,27 @@ HELP = "Convert a GGUF file, a model on the hub or a folder of one into a folder
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the source, the folder and the weights' type and bits to the parser."""
     parser.add_argument(
-        "source",
-        metavar="SOURCE",
+        "source", metavar="SOURCE",
         help="A GGUF file, as LM Studio and Ollama keep them (llama, qwen2, qwen3 and gemma3); a folder in "
         "Hugging Face's format; a name on the hub; or smollm2.",
-    )
+    )  # fmt: skip
     parser.add_argument("folder", metavar="DIR", help="Folder to make.")
     parser.add_argument(
-        "--bits",
-        type=int,
-        choices=(4, 8),
+        "--bits", type=int, choices=(4, 8),
         help="Quantise to so many bits. Weights of a GGUF file in Q4_0, Q4_1, Q4_K, Q5_K or Q8_0 stay as "
         "they are, also without this, unless they have more bits. Default: what the file has quantised in "
         "another way gets the next number of bits that MLX has above its own; all else is not quantised.",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--group-size",
-        type=int,
-        choices=(32, 64, 128),
-        default=64,
+        "--group-size", type=int, choices=(32, 64, 128), default=64,
         help="Weights with one scale, for --bits. Default: 64.",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--dtype",
-        choices=("float16", "bfloat16", "float32"),
+        "--dtype", choices=("float16", "bfloat16", "float32"),
         help="Type of what is not quantised, and of scales. Default: the source's; for quantised weights of "
         "a GGUF file float16 if they stay so, else bfloat16, and on the CPU float32, which is much faster "
         "there.",
-    )
+    )  # fmt: skip
     parser.add_argument("--dequantize", action="store_true", help="Write no quantised weights.")
     parser.add_argument(
         "--adapter", metavar="FOLDER", help="LoRA adapter in mlx-lm's format to fuse with it."

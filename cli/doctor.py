@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,14 +19,14 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
 from reprise.cli.convert import progress_bar
 from reprise.cli.find_model import with_converted, with_found
 from reprise.cli.output import format_bytes
 from reprise.config.agents.known import WANTED_TOKENS
-from reprise.config.settings import Settings
+from reprise.config.settings import Settings, cache_folder, costs_file
 
 if TYPE_CHECKING:
     # Every command would load them.
@@ -42,19 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --json, --share, --results and the arguments of `reprise serve` to the parser."""
     parser.add_argument("--json", action="store_true", help="Print the checks as JSON.")
     parser.add_argument(
-        "--share",
-        action="store_true",
+        "--share", action="store_true",
         help="Print figures for a bug report instead: machine, versions, what steps cost (measured now), and "
         "those of --results. No texts, names or paths.",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--results",
-        metavar="FILE",
-        type=Path,
-        nargs="+",
-        default=[],
+        "--results", metavar="FILE", type=Path, nargs="+", default=[],
         help="Result documents (--json of `reprise verify` and `reprise bench`) to summarize with --share.",
-    )
+    )  # fmt: skip
     add_settings(parser)
     parser.usage = "%(prog)s [--json] [--share] [--results FILE ...] [--config FILE] [--SETTING VALUE ...]"
     parser.set_defaults(run=run)
@@ -122,9 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"checks": [asdict(check) for check in found.checks]}, indent=2))
     else:
         num_warnings = sum(check.level == "warning" for check in found.checks)
-        print(
-            f"\n{num_problems} problem(s), {num_warnings} warning(s); `reprise doctor --share` is for reports"
-        )
+        counts = f"{num_problems} problem(s), {num_warnings} warning(s)"
+        print(f"\n{counts}; `reprise doctor --share` is for reports")
     return 1 if num_problems else 0
 
 
@@ -138,9 +132,8 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
     yield check_python()
     yield check_packages()
     yield check_disk(Path(constants.HF_HUB_CACHE).expanduser(), "models")
-    if settings.costs_file:
-        yield check_disk(Path(settings.costs_file).parent, "what is learned")
-    yield from check_costs(settings.costs_file)
+    yield check_disk(cache_folder(), "what is learned")
+    yield from check_costs(costs_file())
     yield check_port(settings)
     with trial() as process:
         try:
@@ -157,10 +150,7 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
         inspected = [(check_model(process, name, source)) for name, source in models.items()]
         yield from (check for check, _ in inspected)
         weights = sum(num_bytes for _, num_bytes in inspected)
-        memory = [
-            check_memory(found.device.usable_bytes, weights),
-            check_wired_limit(found.device.working_set_bytes, weights),
-        ]
+        memory = [check_memory(found.device, weights), check_wired_limit(found.device, weights)]
         yield from memory
         if any(check.level == "problem" for check in [*memory, *(check for check, _ in inspected)]):
             yield Check("answer", "warning", "not tried, since the model cannot be loaded")
@@ -225,7 +215,7 @@ def _print(check: Check) -> None:
 
 def _print_report(settings: Settings, found: Findings, results: list[Path]) -> None:
     try:
-        report = make_report(settings, found.checks, found.device, found.answer, results)
+        report = make_report(settings, found, results)
     except (OSError, ValueError) as fault:
         raise UsageError(f"--results: {fault}") from fault
     print("reprise: what follows is for the report; it holds no texts, names or paths", file=sys.stderr)
@@ -260,20 +250,16 @@ def check_packages() -> Check:
     return Check("packages", "ok", shown)
 
 
-def check_memory(usable_bytes: int, weight_bytes: int | None) -> Check:
-    """Check that the weights fit into the memory that models and caches may use, and into free memory.
-
-    weight_bytes: size of the weights of all models that will be loaded; None if unknown.
-    """
+def check_memory(device: Device, weights: int) -> Check:
+    """Check that weights, in bytes, fit into the memory that models and caches may use, and that is free."""
     import psutil
 
     memory = psutil.virtual_memory()
     found = (
         f"{format_bytes(memory.total)}, {format_bytes(memory.available)} of it free; "
-        f"models and caches may use {format_bytes(usable_bytes)}"
+        f"models and caches may use {format_bytes(device.usable_bytes)}"
     )
-    weights = weight_bytes or 0
-    if weights > usable_bytes:
+    if weights > device.usable_bytes:
         advice = f"the weights take {format_bytes(weights)}: choose a smaller or a quantized model"
         return Check("memory", "problem", found, advice)
     if weights > memory.available:
@@ -282,16 +268,13 @@ def check_memory(usable_bytes: int, weight_bytes: int | None) -> Check:
     return Check("memory", "ok", found)
 
 
-def check_wired_limit(working_set_bytes: int | None, weight_bytes: int | None) -> Check:
-    """Check that the weights fit into the memory that macOS lets Metal keep resident.
-
-    working_set_bytes: size of that memory; None without Metal. weight_bytes: None if unknown.
-    """
-    if working_set_bytes is None:
+def check_wired_limit(device: Device, weights: int) -> Check:
+    """Check that weights, in bytes, fit into the memory that macOS lets Metal keep resident."""
+    if device.working_set_bytes is None:
         return Check("wired limit", "ok", "none without Metal")
-    found = f"{format_bytes(working_set_bytes)} may stay resident for Metal"
-    if weight_bytes and weight_bytes > working_set_bytes:
-        megabytes = -(-weight_bytes // 2**20) + 1024
+    found = f"{format_bytes(device.working_set_bytes)} may stay resident for Metal"
+    if weights > device.working_set_bytes:
+        megabytes = -(-weights // 2**20) + 1024
         advice = f"raise it with sudo sysctl iogpu.wired_limit_mb={megabytes}, or choose a smaller model"
         return Check("wired limit", "problem", found, advice)
     return Check("wired limit", "ok", found)
@@ -349,12 +332,8 @@ MAX_MODELS = 5
 """Newest entries to show: each version of MLX has its own."""
 
 
-def check_costs(file: str | None) -> Iterator[Check]:
+def check_costs(path: Path) -> Iterator[Check]:
     """Check the file of learned step costs: whether it can be read, its age, and the costs of each model."""
-    if file is None:
-        yield Check(FILE, "ok", "learned anew after every start (--costs-file none)")
-        return
-    path = Path(file)
     try:
         kept = dict(json.loads(path.read_text()))
         age_s = time.time() - path.stat().st_mtime
@@ -480,9 +459,6 @@ between two looks at what it has said. It speaks before each trial of the model 
 Show = Callable[[str, float], None]
 """Called with the current task and its share done."""
 
-_Result = TypeVar("_Result")
-_Given = ParamSpec("_Given")
-
 
 class TrialError(Exception):
     """The trial's process ended or hung, or its function raised; the message is one line."""
@@ -499,37 +475,29 @@ class Trial:
         self._said = said
         self.show: Show = lambda _stage, _share: None
 
-    def call(
-        self, function: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
-    ) -> _Result:
+    def call(self, function: Callable[..., Any], *given: Any) -> Any:
         """Run a function in the trial's process, and return its result. Raises TrialError."""
         from concurrent.futures import wait
         from concurrent.futures.process import BrokenProcessPool
 
         try:
-            future = self._pool.submit(_outcome, partial(function, *given, **named))
+            future = self._pool.submit(_outcome, partial(function, *given))
             heard_at = monotonic()
             while not wait([future], TICK_S).done:
                 while not self._said.empty():
                     heard_at = monotonic()
                     self.show(*self._said.get())
                 if monotonic() - heard_at > LIMIT_S:
-                    self.kill()
+                    for process in (self._pool._processes or {}).values():
+                        process.kill()
                     raise TrialError(f"nothing came within {LIMIT_S:g} seconds")
             result, told = future.result()
         except BrokenProcessPool as fault:
-            raise TrialError(
-                "the process ended without a word, as after a fault in MLX or a driver"
-            ) from fault
+            said = "the process ended without a word, as after a fault in MLX or a driver"
+            raise TrialError(said) from fault
         if told is not None:
             raise TrialError(told)
-        returned: _Result = result
-        return returned
-
-    def kill(self) -> None:
-        """End the process."""
-        for process in (self._pool._processes or {}).values():
-            process.kill()
+        return result
 
 
 @contextmanager
@@ -547,7 +515,7 @@ def trial() -> Iterator[Trial]:
         pool.shutdown(cancel_futures=True)
 
 
-def _outcome(function: Callable[[], _Result]) -> tuple[Any, str | None]:
+def _outcome(function: Callable[[], Any]) -> tuple[Any, str | None]:
     """Return a function's result, or its exception as one line.
 
     Not the exception itself: unpickling an engine's exception would import MLX on a thread of the waiting
@@ -607,7 +575,7 @@ def answer(settings: Settings, measures_costs: bool) -> Answer:
     from reprise.engine.interface.request import DraftChoice, GenerationRequest, Sampling
     from reprise.engine.speculative.costs.step_costs import StepCosts
 
-    settings = replace(settings, costs_file=None, ngram_table_file=None, prefix_cache_dir=None, record=None)
+    settings = replace(settings, keeps_costs=False, ngram_table_file=None, prefix_cache_dir=None, record=None)
     # By these costs every draft is worth verifying, so that verification is tried too.
     flat = StepCosts({(1, 1): 1.0, (1, 32): 1.0}, is_learned=False)
     with LocalEngine(settings, None if measures_costs else flat, say) as local:
@@ -644,13 +612,7 @@ _OF_ANSWER = ("num_tokens", "load_s", "tokens_per_s", "is_equal")
 _KEY = re.compile(r"\w{1,40}")
 
 
-def make_report(
-    settings: Settings,
-    checks: Sequence[Check],
-    device: Device | None,
-    answer: Answer | None,
-    results: Iterable[Path],
-) -> dict[str, Any]:
+def make_report(settings: Settings, found: Findings, results: Iterable[Path]) -> dict[str, Any]:
     """Return the figures of a bug report, by name.
 
     results: paths of result documents of `reprise verify` and `reprise bench`.
@@ -658,11 +620,12 @@ def make_report(
     """
     from reprise.bench.document import describe_machine, read
 
+    device, answer = found.device, found.answer
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
         "device": asdict(device) if device else None,
-        "checks": {check.name: check.level for check in checks},
+        "checks": {check.name: check.level for check in found.checks},
         "model": {"source": source_of(settings)} | (summarize(answer.model) if answer else {}),
         "answer": {name: getattr(answer, name) for name in _OF_ANSWER} if answer else None,
         "cost_curve": answer.cost_curve if answer else [],
@@ -683,12 +646,8 @@ def summarize_results(document: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a result document; see summarize()."""
     from reprise.bench.document import SECTIONS
 
-    kept = {
-        name: document[name]
-        for name in ("date", "reprise", "machine", "model", *SECTIONS)
-        if name in document
-    }
-    return dict(summarize(kept))
+    shown = ("date", "reprise", "machine", "model", *SECTIONS)
+    return dict(summarize({name: document[name] for name in shown if name in document}))
 
 
 def summarize(found: Any) -> Any:

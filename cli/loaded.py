@@ -40,12 +40,9 @@ def find(server: Server) -> list[dict[str, Any]]:
     """
     cards = server.models()
     if "state" in cards[0]:
-        rows = [_row(card, card["state"], card["size_bytes"], card) for card in cards]
-    else:
-        # One model for good, under each of its names.
-        health = server.get("/health")
-        rows = [_row(cards[0], "loaded", cards[0]["meta"]["size"], health)]
-    return rows
+        return [_row(card, card["state"], card["size_bytes"], card) for card in cards]
+    # One model for good, under each of its names.
+    return [_row(cards[0], "loaded", cards[0]["meta"]["size"], server.get("/health"))]
 
 
 def _row(card: dict[str, Any], state: str, num_bytes: int, counts: dict[str, Any]) -> dict[str, Any]:
@@ -62,22 +59,15 @@ def _row(card: dict[str, Any], state: str, num_bytes: int, counts: dict[str, Any
 
 
 def _print_ps(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("model", style="bold", overflow="fold")
-    table.add_column("state")
-    for name in ("size", "context", "running", "waiting"):
-        table.add_column(name, justify="right", no_wrap=True)
-    has_faults = any(row["fault"] for row in rows)
-    if has_faults:
-        table.add_column("cannot be loaded", overflow="fold")
+    numbers = ("size", "context", "running", "waiting")
+    faults = ("cannot be loaded",) if any(row["fault"] for row in rows) else ()
+    lines = []
     for row in rows:
         state = row["state"] if row["progress"] is None else f"{row['state']}, {100 * row['progress']:.0f} %"
-        cells = [row["name"], state, format_bytes(row["size_bytes"]), format_count(row["context_tokens"])]
-        cells += [str(row["running"]), str(row["waiting"])]
-        table.add_row(*cells, *([row["fault"] or ""] if has_faults else []))
-    print_table(table)
+        sizes = format_bytes(row["size_bytes"]), format_count(row["context_tokens"])
+        cells = (row["name"], state, *sizes, str(row["running"]), str(row["waiting"]))
+        lines.append((*cells, *(row["fault"] or "" for _ in faults)))
+    print_table(lines, ("model", "state", *numbers, *faults), numbers)
 
 
 LOAD_HELP = "Have a running server load a model."
@@ -87,11 +77,10 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, --keep-alive and the server's address and key to the parser."""
     parser.add_argument("name", metavar="NAME", help="Name of the model, as `reprise ps --all` shows it.")
     parser.add_argument(
-        "--keep-alive",
-        metavar="TIME",
+        "--keep-alive", metavar="TIME",
         help='How long it stays without requests: seconds or "5m"; -1 for good. Default: as the server was '
         "started (--idle-unload-s)",
-    )
+    )  # fmt: skip
     add_server_arguments(parser)
     parser.set_defaults(run=_load)
 

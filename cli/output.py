@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from collections.abc import Iterable, Sequence
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -27,8 +27,20 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
 
 
-def print_table(table: "Table") -> None:
-    """Print a table whose cells are plain text."""
+def print_table(
+    rows: "Iterable[Sequence[str]]", names: "Sequence[str]" = (), right: "Sequence[str]" = (), title: str = ""
+) -> None:
+    """Print rows of plain text. names: of the columns; none without a head. right: those set to the right."""
+    # Imported here so that other commands do not load it.
     from rich.console import Console
+    from rich.table import Table
 
+    table = Table(title=title, title_justify="left", show_header=bool(names), box=None, pad_edge=False)
+    for at, name in enumerate(names or ("", "")):
+        if name in right:
+            table.add_column(name, justify="right", no_wrap=True)
+        else:
+            table.add_column(name, style="" if at else "bold", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     Console(highlight=False, markup=False).print(table)

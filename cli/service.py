@@ -1,7 +1,6 @@
 """`reprise service`: run the server in the background, at every login, by launchd or systemd."""
 
 import argparse
-import math
 import os
 import re
 import shutil
@@ -16,15 +15,13 @@ from pathlib import Path
 from reprise.cli import serve
 from reprise.cli.arguments import FailedError, Parser, UsageError, resolve_arguments, unknown_arguments
 from reprise.config.atomic_files import write_whole
-from reprise.config.settings import Settings
 from reprise.config.version import DISTRIBUTION
 
 HELP = "Run the server in the background and at every login, by launchd or systemd."
 
-_NOT_INSTALLED = "not installed; `reprise service install` does that"
-EXIT_S = 40
-"""Seconds that the server gets to end, beside those in which running requests may finish: more than it gives
-its engine and its connections (STUCK_S and LAST_WRITES_S in server/run.py)."""
+STOP_S = 50
+"""Seconds that the server gets to end: more than requests, engine and connections get (DRAIN_S, STUCK_S
+and LAST_WRITES_S in server/run.py)."""
 
 _FOREIGN = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN", "XDG_CACHE_HOME")
 """Other programs' variables that affect the server."""
@@ -76,8 +73,8 @@ def find_program() -> str:
 
 def _install(arguments: argparse.Namespace) -> int:
     supervisor = find_supervisor()
-    stop_s = math.ceil(_settings_of(arguments.arguments).drain_s) + EXIT_S
-    text = supervisor.render([find_program(), "serve", *arguments.arguments], Path.cwd(), stop_s)
+    _check(arguments.arguments)
+    text = supervisor.render([find_program(), "serve", *arguments.arguments], Path.cwd())
     if arguments.print:
         print(text, end="")
         return 0
@@ -94,9 +91,7 @@ def _install(arguments: argparse.Namespace) -> int:
 
 
 def _status(_arguments: argparse.Namespace) -> int:
-    supervisor = find_supervisor()
-    if not supervisor.file.is_file():
-        print(_NOT_INSTALLED)
+    if (supervisor := _installed()) is None:
         return 1
     state = supervisor.state()
     print(f"{state.description}; defined in {supervisor.file}")
@@ -111,10 +106,17 @@ def _logs(arguments: argparse.Namespace) -> int:
         raise FailedError(f"cannot run {command[0]}: {fault.strerror}") from fault
 
 
-def _remove(_arguments: argparse.Namespace) -> int:
+def _installed() -> "Supervisor | None":
+    """Return the supervisor if the service is installed; otherwise say that it is not."""
     supervisor = find_supervisor()
-    if not supervisor.file.is_file():
-        print(_NOT_INSTALLED)
+    if supervisor.file.is_file():
+        return supervisor
+    print("not installed; `reprise service install` does that")
+    return None
+
+
+def _remove(_arguments: argparse.Namespace) -> int:
+    if (supervisor := _installed()) is None:
         return 1
     supervisor.stop()
     supervisor.file.unlink(missing_ok=True)
@@ -122,15 +124,15 @@ def _remove(_arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _settings_of(arguments: list[str]) -> Settings:
-    """Return the service's settings. Raises UsageError or SettingsError, as its start would."""
+def _check(arguments: list[str]) -> None:
+    """Raise UsageError or SettingsError if the server would not start with these arguments."""
     parser = Parser(prog="reprise serve", allow_abbrev=False)
     serve.add_arguments(parser)
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise unknown_arguments(parser, unknown)
     # The service does not see the variables of this shell.
-    return resolve_arguments(serve.take_named(known), {}).settings
+    resolve_arguments(serve.take_named(known), {})
 
 
 class ServiceError(FailedError):
@@ -205,7 +207,7 @@ class Launchd:
         """Return the path of the log, in the folder that Console shows."""
         return self._home / "Library" / "Logs" / "reprise.log"
 
-    def render(self, command: Sequence[str], folder: Path, stop_s: int) -> str:
+    def render(self, command: Sequence[str], folder: Path) -> str:
         """Return the property list as XML."""
         # Imported here so that other commands do not load it.
         import plistlib
@@ -218,7 +220,7 @@ class Launchd:
             # Started again after a crash, but not after it was asked to stop.
             "KeepAlive": {"SuccessfulExit": False},
             "ThrottleInterval": THROTTLE_S,
-            "ExitTimeOut": stop_s,
+            "ExitTimeOut": STOP_S,
             # The default, Standard, lets macOS slow a job down.
             "ProcessType": "Interactive",
             "StandardOutPath": str(self.log),
@@ -308,10 +310,10 @@ class Systemd:
         config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
         return Path(config) / "systemd" / "user" / UNIT
 
-    def render(self, command: Sequence[str], folder: Path, stop_s: int) -> str:
+    def render(self, command: Sequence[str], folder: Path) -> str:
         """Return the text of the unit file."""
         return _TEXT.format(
-            command=" ".join(map(quote, command)), folder=str(folder).replace("%", "%%"), stop_s=stop_s
+            command=" ".join(map(quote, command)), folder=str(folder).replace("%", "%%"), stop_s=STOP_S
         )
 
     def check(self) -> None:

@@ -1,5 +1,6 @@
 """Settings for the served models and the loading of their weights."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -8,6 +9,7 @@ from reprise.config.setting import setting
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 BUNDLED_NAME = "reprise-demo"
+SPLIT = re.compile(r"pipeline|tensor|[0-9]+(,[0-9]+)*")
 
 
 def display_name(source: str) -> str:
@@ -53,12 +55,6 @@ class ModelSettings:
     kv_bits: int | None = setting(
         None, "Quantize keys and values to this many bits, 4 or 8.", unset="not quantized"
     )
-    mask_token_id: int | None = setting(
-        None,
-        "Mask token of a WeDLM model, in place of the one that its configuration names.",
-        at_least=0,
-        unset="the configuration's, or 151665",
-    )
     trust_remote_code: bool = setting(
         False, "Allow a model that needs it to run the Python code in its folder."
     )
@@ -89,9 +85,6 @@ class ModelSettings:
         "models in the hub's cache.",
         unset="with --models-dir, if only this machine can connect",
     )
-    load_timeout_s: float = setting(
-        300.0, "Seconds that a request waits for its model to be loaded. Then it gets a 503.", at_least=0.01
-    )
     idle_unload_s: float | None = setting(
         None,
         "Seconds without a request after which a model is unloaded, unless requests say otherwise "
@@ -105,18 +98,21 @@ class ModelSettings:
         unset="one machine",
         holds="path",
     )
-    split: Literal["pipeline", "tensor"] = setting(
+    split: str = setting(
         "pipeline",
-        "How a model on several machines is split: pipeline by its layers, tensor within each layer.",
+        "How a model on several machines is split: pipeline by its layers, evenly; tensor within each layer; "
+        "numbers such as 20,12 by so many layers for each machine. Rank 0, the first, has the last layers.",
     )
-    split_layers: str | None = setting(
-        None,
-        "Layers of each machine with --split pipeline, such as 20,12. Rank 0 has the last ones.",
-        unset="as even as possible",
-    )
-    join_timeout_s: float = setting(
-        60.0, "Seconds in which all machines that share a model must have joined.", at_least=1
-    )
+
+    @property
+    def split_kind(self) -> Literal["pipeline", "tensor"]:
+        """Whether a model on several machines is split by its layers, or within each."""
+        return "tensor" if self.split == "tensor" else "pipeline"
+
+    @property
+    def split_layers(self) -> tuple[int, ...]:
+        """The layers of each machine, rank 0 first; empty to split them evenly, or within each layer."""
+        return tuple(map(int, self.split.split(","))) if self.split[0].isdigit() else ()
 
     @property
     def serves_several(self) -> bool:

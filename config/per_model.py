@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 from reprise.config.setting import SettingsError, Value
 from reprise.config.settings import GROUPS, SETTINGS, Settings
+from reprise.config.unknown import explain_unknown
 
 Section = Mapping[str, Value]
 """Values of a section's settings, by their names."""
 
 OWN = (
-    *("chat_template", "mask_token_id", "trust_remote_code", "adapter_path", "draft_model"),
+    *("chat_template", "trust_remote_code", "adapter_path", "draft_model"),
     *GROUPS["Windowed decoding"],
 )
 """Settings that were chosen for the model that the server starts with. Others have them only by a section."""
@@ -29,11 +29,10 @@ PER_MODEL = frozenset(
         "max_rows",
         "max_queue",
         "prefill_chunk_tokens",
-        "max_stall_ms",
         "default_max_tokens",
         "prefix_cache_bytes",
     }
-) - {"costs_file"}
+)
 """Settings that a section may set."""
 
 DRAFT_TYPES_OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
@@ -49,9 +48,7 @@ def check_section(name: str, given: object) -> Section:
         if key in SETTINGS and key not in PER_MODEL:
             raise SettingsError(f"{key} holds for the whole server: set it outside of {where}")
         if key not in SETTINGS:
-            closest = get_close_matches(key, PER_MODEL, n=1)
-            hint = f"; did you mean {closest[0]}?" if closest else ""
-            raise SettingsError(f"unknown setting {key} in {where}{hint}")
+            raise SettingsError(explain_unknown(f"setting {key} in {where}", key, PER_MODEL))
     try:
         return {key: SETTINGS[key].check(value) for key, value in given.items()}
     except SettingsError as fault:

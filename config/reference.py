@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from reprise.config.setting import Setting
-from reprise.config.settings import GROUPS, SETTINGS, default_costs_file
+from reprise.config.settings import GROUPS, SETTINGS
 from reprise.config.sources import CONFIG_VARIABLE
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
@@ -57,16 +57,14 @@ def _row(known: Setting) -> tuple[str, str, str, str]:
 
 
 def _default(known: Setting) -> str:
-    if known.name == "costs_file":
-        # Not the default of this process: the page must be the same on every machine that generates it.
-        return f"`{default_costs_file({})}` (in `XDG_CACHE_HOME` if it is set)"
     is_prose = known.default in (None, ())
     return known.default_text if is_prose else f"`{known.default_text}`"
 
 
 def _limits(known: Setting) -> str:
     if known.choices:
-        return f"One of {', '.join(f'`{choice}`' for choice in known.choices)}."
+        more = ", or a number" if known.kind == "number" else ""
+        return f"One of {', '.join(f'`{choice}`' for choice in known.choices)}{more}."
     if known.at_most is not None:
         return f"From {known.at_least} to {known.at_most}."
     # A lower limit of 0 or 1 is obvious for a count.

@@ -31,7 +31,8 @@ class Setting:
     """One setting, with everything that flags, environment variables, help and docs need to know.
 
     optional: None is allowed. Text and TOML, which has no null, write it as "none".
-    choices: the allowed values; empty if every value of the kind is allowed.
+    choices: the allowed values, or words that are allowed in place of a number; empty if every value of the
+        kind is allowed.
     secret: the value is never shown, neither in error messages nor by `reprise config`.
     unset: the effect of None as text, such as "the model's own limit"; empty if it has none.
     is_path: whether a leading ~ means the home folder.
@@ -85,7 +86,7 @@ class Setting:
             value = tuple(part.strip() for part in text.split(",")) if text else ()
         elif self.kind == "boolean":
             value = _BOOLEANS.get(text.lower(), text)
-        elif self.kind in ("whole number", "number"):
+        elif self.kind in ("whole number", "number") and text not in self.choices:
             try:
                 value = int(text) if self.kind == "whole number" else float(text)
             except ValueError:
@@ -100,6 +101,8 @@ class Setting:
         if self.optional and value in (None, "none"):
             return None
         match self.kind, value:
+            case "number", str(word) if word in self.choices:
+                return word
             case "text", str(text) if text and (not self.choices or text in self.choices):
                 # Not Path's: it drops the ./ and the last /, which tell folders from names on the hub.
                 return os.path.expanduser(text) if self.is_path else text  # noqa: PTH111
@@ -130,7 +133,8 @@ class Setting:
 
     def _expected(self) -> str:
         if self.choices:
-            expected = "one of " + ", ".join(self.choices)
+            number = ["or a number"] if self.kind == "number" else []
+            expected = "one of " + ", ".join([*self.choices, *number])
         elif self.kind == "text":
             expected = "non-empty text"
         elif self.kind == "list":
@@ -173,11 +177,13 @@ def make_setting(name: str, annotation: Any, default: Any, metadata: dict[str, A
     """Build the Setting that a declared field's annotation and metadata describe.
 
     annotation: str, int, float, bool, tuple[str, ...] or a Literal of strings; str and int also as
-        str | None and int | None.
+        str | None and int | None; float also after a Literal.
     """
     members = get_args(annotation)
     if getattr(annotation, "__origin__", None) is Literal:
         return Setting(name=name, kind="text", default=default, choices=members, **metadata)
+    if members and (words := get_args(members[0])) and members[1] is float:
+        return Setting(name=name, kind="number", default=default, choices=words, **metadata)
     optional = type(None) in members
     plain = members[0] if optional else getattr(annotation, "__origin__", annotation)
     return Setting(name=name, kind=_KINDS[plain], default=default, optional=optional, **metadata)

@@ -8,20 +8,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_type_hints
 
-from reprise.config.model_settings import ModelSettings
+from reprise.config.model_settings import SPLIT, ModelSettings
 from reprise.config.setting import Setting, SettingsError, make_setting, setting
 
 KEY = re.compile(r"[!-~]+")
 """A key that an HTTP header can carry: visible ASCII characters without spaces."""
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-LOOP_GUARD_TOKENS = 2048
-"""How many tokens that only repeat one text end an answer, unless something else is said."""
 
 
-def default_costs_file(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the default file for learned costs of steps, in the user's cache folder (XDG_CACHE_HOME)."""
-    return str(Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "reprise" / "step_costs.json")
+def cache_folder() -> Path:
+    """Return the folder of what is converted, learned and computed once (XDG_CACHE_HOME)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "reprise"
+
+
+def costs_file() -> Path:
+    """Return the file of what steps were learned to cost."""
+    return cache_folder() / "step_costs.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +38,10 @@ class Settings(ModelSettings):
     port: int = setting(8000, "Port to listen on. 0 chooses a free one.", at_least=0, at_most=65535)
     api_key: tuple[str, ...] = setting(
         (),
-        "Key that clients must send; repeat the flag for several. Other users of this machine can see "
-        "flags, so prefer the environment variable or --api-key-file.",
+        "Key that clients must send; repeat the flag for several. @FILE stands for the keys in a file, one "
+        "per line; lines that start with # are comments. Other users of this machine can see flags: prefer "
+        "@FILE or the environment variable.",
         holds="secret",
-    )
-    api_key_file: str | None = setting(
-        None,
-        "File of keys that clients must send, one per line. Lines that start with # are comments.",
-        holds="path",
     )
     insecure: bool = setting(
         False, "Let other machines, and the web pages of any site, use the server without an API key."
@@ -62,41 +61,12 @@ class Settings(ModelSettings):
         256, "Maximum requests that wait for a row. Further requests get a 429.", at_least=0
     )
     prefill_chunk_tokens: int = setting(2048, "Maximum prompt tokens prefilled per step.", at_least=1)
-    max_stall_ms: float = setting(
-        50.0,
-        "Milliseconds by which prefill may lengthen a step while rows decode, or three plain steps if these "
-        "take longer; exceeded in at most one of a hundred such steps. 0: as little as a prompt needs to "
-        "advance.",
-        at_least=0,
-    )
-    keep_alive_s: float = setting(
-        10.0,
-        "Seconds of silence on a stream after which the server shows that it is alive: by an event (ping, "
-        "response.in_progress), in chats and completions by a comment.",
-        at_least=0.01,
-    )
-    drain_s: float = setting(
-        10.0, "Seconds that running requests get to finish when the server stops.", at_least=0
-    )
-    stall_seconds: float = setting(
-        120.0,
-        "Seconds without a token or prefill progress, while there is work, after which /health returns 503.",
-        at_least=0.1,
-    )
     default_max_tokens: int | None = setting(
         None,
         "Maximum tokens of an answer whose request sets no limit.",
         at_least=1,
         unset="max_new_tokens of the model's generation_config.json, else all the room left in the context",
     )
-    loop_guard_tokens: int | None = setting(
-        None,
-        "End an answer whose last tokens, so many or more, are one text at least eight times over, if its "
-        "request sets no limit of tokens. 0: never, unless a request asks for it.",
-        at_least=0,
-        unset=f"{LOOP_GUARD_TOKENS}; for the bundled model 128, as its generation_config.json says",
-    )
-    max_n: int = setting(8, "Maximum choices (n) per request.", at_least=1)
     max_images: int = setting(
         20,
         "Maximum images of a conversation that a model sees. Of more, the oldest are shown as a line of "
@@ -104,33 +74,11 @@ class Settings(ModelSettings):
         "that reads text.",
         at_least=0,
     )
-    max_image_tokens: int = setting(
-        2560,
-        "Maximum tokens of an image, as far as the model takes so few: larger ones are made smaller. A "
-        "client that asks for low detail gets 256 at most.",
-        at_least=256,
-    )
     unknown_fields: Literal["refuse", "ignore"] = setting(
         "ignore",
         "What to do with what of a request has no effect here or can only be shown as text: leave it out or "
         "show it, and name it in x-reprise-ignored; or refuse it with a 400. Fields that other servers have "
         "are never refused.",
-    )
-    keep_billing_line: bool = setting(
-        False,
-        "Keep the line at the head of Claude Code's system prompt that changes with every request. Without "
-        "it the prompts of a session share their beginning, which is then cached.",
-    )
-    max_body_bytes: int = setting(
-        32 * 2**20,
-        "Maximum size of a request body, also once it is decompressed. A larger one gets a 413.",
-        at_least=1,
-    )
-    body_timeout_s: float = setting(
-        60.0,
-        "Seconds that a client may take to send a request's headers, and again to send its body. A slower "
-        "body gets a 408; slower headers close the connection.",
-        at_least=0.01,
     )
     memory_bytes: int | None = setting(
         None,
@@ -163,12 +111,6 @@ class Settings(ModelSettings):
         "they save few tokens for their size.",
         at_least=1,
     )
-    response_store_bytes: int = setting(
-        64 * 2**20,
-        "Maximum memory for stored responses of /v1/responses, which later requests can continue. 0 stores "
-        "none.",
-        at_least=0,
-    )
     draft_type: Literal[
         "auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model", "mtp", "dflash", "wedlm"
     ] = setting("auto", "Where drafts come from. A request can choose another type.")
@@ -183,25 +125,17 @@ class Settings(ModelSettings):
         "Maximum slowdown of a request against plain decoding, as a fraction, plus six plain steps.",
         at_least=0,
     )
-    gate: Literal["auto", "on", "off"] = setting(
+    gate: Literal["auto", "on", "off"] | float = setting(
         "auto",
-        "How --draft-type auto treats a prompt that is not repetitive (see --gate-threshold): auto "
-        "expects little of drafts until they are accepted, on drafts nothing from lookups, off treats it "
-        "like any other prompt.",
-    )
-    gate_threshold: float = setting(
-        0.01, "Fraction of a prompt's 3-grams that must repeat for it to count as repetitive.", at_least=0
+        "How --draft-type auto treats a prompt of whose 3-grams a fraction below 0.01 repeats: auto expects "
+        "little of drafts until they are accepted, on drafts nothing from lookups, off treats it like any "
+        "other prompt. A number such as 0.05 is auto with this fraction.",
+        at_least=0,
     )
     exact: bool = setting(
         False,
         "Draft only with widths (tokens per row and step) whose logits equal those of plain decoding byte "
         "for byte. They are tested at startup.",
-    )
-    costs_file: str | None = setting(
-        default_costs_file(),
-        "File that keeps the learned costs of steps; its folder keeps the tokens' bytes. With none, both are "
-        "found anew after each start.",
-        holds="path",
     )
     draft_model: str | None = setting(
         None,
@@ -211,14 +145,9 @@ class Settings(ModelSettings):
     )
     dflash_window: int | None = setting(
         None,
-        "Positions at the end of a long text that a DFlash drafter keeps, besides --dflash-sink at its "
-        "beginning: its time and memory then stop growing, and it may draft worse. With none it keeps all.",
+        "Positions at the end of a long text that a DFlash drafter keeps, besides 64 at its beginning: its "
+        "time and memory then stop growing, and it may draft worse. With none it keeps all.",
         at_least=1,
-    )
-    dflash_sink: int = setting(
-        64,
-        "Positions at the beginning of a text that a DFlash drafter keeps with --dflash-window.",
-        at_least=0,
     )
     draft_translation: Literal["auto", "context", "shared", "none"] = setting(
         "auto",
@@ -226,12 +155,6 @@ class Settings(ModelSettings):
         "their text after the last committed tokens, shared drafts only tokens that "
         "both vocabularies have, none keeps ids as they are. auto is none for equal vocabularies, else "
         "context.",
-    )
-    translation_prefix_tokens: int = setting(
-        5,
-        "Number of committed tokens that --draft-translation context encodes together with a draft.",
-        at_least=1,
-        at_most=32,
     )
     ngram_mod_size: int = setting(16, "Tokens that ngram-mod hashes to look up the next one.", at_least=1)
     ngram_table_entries: int = setting(
@@ -260,24 +183,11 @@ class Settings(ModelSettings):
         "at least one. With none it fills in one at a time.",
         at_least=0,
     )
-    wedlm_pos_penalty_factor: float = setting(
-        0.01, "Uncertainty that windowed decoding adds for each position ahead.", at_least=0
-    )
-    wedlm_anchor: bool = setting(
-        False,
-        "Let every step of windowed decoding also fill in the next token, as plain decoding would.",
-    )
     log_format: Literal["text", "json"] = setting("text", "Format of log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "Least severe level that is logged."
-    )
-    verbose: bool = setting(
-        False,
-        "Let the banner also say what only matters to who tunes the server: batch, sampling, tools, where "
-        "costs of steps come from, exact widths.",
-    )
-    log_prompts: bool = setting(
-        False, "Also write prompts and answers to the log, of each at most a million characters."
+        "info",
+        "Least severe level that is logged. With debug the banner also says what only matters to who tunes "
+        "the server: batch, sampling, tools, where costs of steps come from, exact widths.",
     )
     record: str | None = setting(
         None,
@@ -285,15 +195,19 @@ class Settings(ModelSettings):
         "Only its owner may read it.",
         holds="path",
     )
-    record_bytes: int = setting(
-        2**30, "Maximum size of the --record file. Once it is full, nothing more is recorded.", at_least=1
-    )
+
+    keeps_costs: bool = True
+    """No setting: benchmarks and checks, which neither use nor change what servers learn, set it to False."""
 
     def __post_init__(self) -> None:
         for name, known in SETTINGS.items():
             object.__setattr__(self, name, known.check(getattr(self, name)))
         if self.kv_bits not in (None, 4, 8):
             raise SettingsError(f"kv_bits is {self.kv_bits}; it must be 4 or 8, or none")
+        if not SPLIT.fullmatch(self.split):
+            raise SettingsError(
+                f"split is {self.split!r}; it must be pipeline, tensor or numbers such as 20,12"
+            )
         if self.prefix_cache_dir is not None and self.prefix_cache_bytes == 0:
             raise SettingsError(
                 "prefix_cache_dir is set, so prefix_cache_bytes must be above 0: prefixes are read into it"
@@ -320,7 +234,7 @@ class Settings(ModelSettings):
     @property
     def needs_key(self) -> bool:
         """Whether clients must send an API key."""
-        return bool(self.api_key or self.api_key_file)
+        return bool(self.api_key)
 
 
 def _check_access(
@@ -330,7 +244,7 @@ def _check_access(
 
     is_open_allowed: whether the origins may include "*", which means every site.
     """
-    if not all(KEY.fullmatch(key) for key in keys):
+    if not all(key.startswith("@") or KEY.fullmatch(key) for key in keys):
         raise SettingsError("api_key must be visible ASCII characters without spaces")
     for name in hosts:
         if not _NAME.fullmatch(name):
@@ -354,7 +268,9 @@ def _check_access(
 def _declared() -> dict[str, Setting]:
     types = get_type_hints(Settings)
     return {
-        f.name: make_setting(f.name, types[f.name], f.default, dict(f.metadata)) for f in fields(Settings)
+        f.name: make_setting(f.name, types[f.name], f.default, dict(f.metadata))
+        for f in fields(Settings)
+        if f.metadata
     }
 
 

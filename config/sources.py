@@ -1,15 +1,15 @@
 """Merge settings from defaults, a file, the environment and flags, and remember where each came from."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from reprise.config.per_model import Section, check_section, settings_of
 from reprise.config.setting import Setting, SettingsError
 from reprise.config.settings import SETTINGS, Settings
+from reprise.config.unknown import explain_unknown
 
 CONFIG_VARIABLE = "REPRISE_CONFIG"
 SECTIONS = "models"
@@ -79,16 +79,6 @@ def resolve(
     return Resolved(settings, origins, sections)
 
 
-def suggestion(unknown: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return "; did you mean X?" for the closest known name, or "" if none is close.
-
-    prefix: the names' common start. It is not compared, as it would make any two names look alike.
-    """
-    bare = {name.removeprefix(prefix): name for name in known}
-    closest = get_close_matches(unknown.removeprefix(prefix), list(bare), n=1)
-    return f"; did you mean {bare[closest[0]]}?" if closest else ""
-
-
 def _read(file: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -98,7 +88,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise SettingsError(f"{file} is not valid TOML: {error}") from None
     for key in table:
         if key not in SETTINGS and key != SECTIONS:
-            raise SettingsError(f"unknown setting {key} in {file}{suggestion(key, SETTINGS)}")
+            raise SettingsError(explain_unknown(f"setting {key} in {file}", key, SETTINGS))
     return table
 
 
@@ -116,7 +106,7 @@ def _from_variables(environment: Mapping[str, str]) -> dict[str, str]:
         if not variable.startswith(_PREFIX) or variable == CONFIG_VARIABLE:
             continue
         if variable not in by_variable:
-            closest = suggestion(variable, (*by_variable, CONFIG_VARIABLE), _PREFIX)
-            raise SettingsError(f"unknown variable {variable} in the environment{closest}")
+            what, known = f"variable {variable} in the environment", (*by_variable, CONFIG_VARIABLE)
+            raise SettingsError(explain_unknown(what, variable, known, _PREFIX))
         texts[by_variable[variable]] = text
     return texts

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from reprise.engine.interface.models import StartProgress
 from reprise.engine.interface.spans import EngineSpan, SpanClock, span
+from reprise.engine.interface.status import STALL_S
 from reprise.engine.pool.model_engine import STOPPING
 from reprise.engine.pool.residency import Residency
 from reprise.engine.pool.served_models import KnownModels, ServedModel
@@ -46,7 +47,7 @@ class Loop:
         self._current: ServedModel | None = None
         self._until = 0.0
         self._spans = SpanClock(get_args(EngineSpan))
-        self._watchdog = Watchdog(known.settings.stall_seconds, self._progress_made, self._note_stall)
+        self._watchdog = Watchdog(STALL_S, self._progress_made, self._note_stall)
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._started = threading.Event()
         self._start_error: BaseException | None = None

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from reprise.config.setting import SettingsError
 from reprise.config.settings import SETTINGS, Settings
-from reprise.config.sources import suggestion
+from reprise.config.unknown import explain_unknown
 from reprise.engine.interface.request import DraftType
 from reprise.server.errors import ApiError, UnavailableError
 
@@ -332,7 +332,7 @@ class LLM:
     ) -> None:
         for name in settings:
             if name not in SETTINGS:
-                raise SettingsError(f"unknown setting {name}{suggestion(name, SETTINGS)}")
+                raise SettingsError(explain_unknown(f"setting {name}", name, SETTINGS))
         chosen = Settings(model=None if model is None else str(model), **settings)
         if not self._one.acquire(blocking=False):
             raise SettingsError(

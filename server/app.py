@@ -28,7 +28,7 @@ from reprise.server.metrics.registry import Metrics
 from reprise.server.ollama_api import routes as ollama
 from reprise.server.openai_api import chat, embeddings
 from reprise.server.openai_api.responses import routes as responses
-from reprise.server.openai_api.responses.store import ResponseStore
+from reprise.server.openai_api.responses.store import STORE_BYTES, ResponseStore
 
 if TYPE_CHECKING:
     from reprise.engine.engine import Engine
@@ -44,9 +44,9 @@ def create_app(models: "Engine", settings: Settings) -> FastAPI:
     Raises SettingsError if the key file cannot be used or the record file cannot be written.
     """
     keys = load_keys(settings)
-    responses = ResponseStore(settings.response_store_bytes)
+    responses = ResponseStore(STORE_BYTES)
     counters = Metrics(models, responses.sizes)
-    recorder = Recorder(Path(settings.record), settings.record_bytes) if settings.record else None
+    recorder = Recorder(Path(settings.record)) if settings.record else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -75,7 +75,7 @@ def create_app(models: "Engine", settings: Settings) -> FastAPI:
     complete_document(app, models, settings, BODIES, OPEN_PATHS if keys else ())
     all_routes = (*app.routes, *(route for routes in ROUTES for route in routes.router.routes))
     install_error_handlers(app, [route for route in all_routes if isinstance(route, Route)])
-    app.add_middleware(BodyLimit, settings=settings)
+    app.add_middleware(BodyLimit)
     app.add_middleware(EarlyStreams)
     app.add_middleware(Access, settings=settings, keys=keys)
     if settings.cors_origin:

@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.text import Text
 
 from reprise.config.model_settings import BUNDLED_NAME
-from reprise.config.settings import Settings
+from reprise.config.settings import Settings, costs_file
 from reprise.engine.interface.embeddings import SPECIAL, Purpose
 from reprise.engine.interface.models import ModelEntry, ModelInfo
 
@@ -136,7 +136,7 @@ NAMED_HEADS = {"mtp": "an MTP head", "dflash": "a DFlash drafter"}
 
 
 def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo) -> str:
-    """Describe the source of drafts and, with --verbose, the source of the step costs.
+    """Describe the source of drafts and, at log level debug, the source of the step costs.
 
     can_draft: whether drafting works for the model at all.
     """
@@ -151,14 +151,13 @@ def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo) -> str
         model = f" with {NAMED_HEADS[info.head]}{model and f' ({settings.draft_model})'}"
     if info.draft_strategy not in (None, "none"):
         model += f" (translated: {info.draft_strategy})"
-    if not settings.verbose:
+    if settings.log_level != "debug":
         how = "where they save time" if settings.draft_type == "auto" else f"by {settings.draft_type}"
         return f"on, {how}{model}"
-    file, home = settings.costs_file, str(Path.home())
-    if file and file.startswith(f"{home}/"):
+    file, home = str(costs_file()), str(Path.home())
+    if file.startswith(f"{home}/"):
         file = f"~{file.removeprefix(home)}"
-    costs = f"step costs from {file}" if file else "step costs learned anew at every start"
-    return f"{settings.draft_type}{model}, {costs}"
+    return f"{settings.draft_type}{model}, step costs from {file}"
 
 
 def _decoding(settings: Settings) -> str:
@@ -166,9 +165,8 @@ def _decoding(settings: Settings) -> str:
         return ""
     threshold = settings.wedlm_entropy_threshold
     how = "one by one" if threshold is None else f"entropy below {threshold:g}"
-    anchor = ", anchored" if settings.wedlm_anchor else ""
     window = f"window of {settings.wedlm_window_size}"
-    return f"streaming ({window}, {how}{anchor}): answers may differ from those of plain decoding"
+    return f"streaming ({window}, {how}): answers may differ from those of plain decoding"
 
 
 def _sampling(settings: Settings, info: ModelInfo) -> str:
@@ -205,10 +203,10 @@ def banner(
 ) -> str:
     """Return the banner: the model, the server's address and settings, and a curl command to try it.
 
-    With --verbose it also has the facts that matter only when tuning the server.
+    At log level debug it also has the facts that matter only when tuning the server.
     drafts, others: the texts of describe_drafts(), and of describe_models() if there are several.
     """
-    is_verbose = settings.verbose
+    is_verbose = settings.log_level == "debug"
     names = dict.fromkeys((info.name, *settings.served_model_name))
     size = f"{info.short_size} parameters"
     is_demo = info.name == BUNDLED_NAME and not is_verbose

@@ -31,7 +31,7 @@ STATUSES = (
     (404, "The requested model is not one that this server serves."),
     (408, "The client took too long to send the request body."),
     (409, "The request is right, but the server as it was started cannot do it."),
-    (413, "The request body is larger than --max-body-bytes."),
+    (413, "The request body is larger than 32 MiB."),
     (415, "The Content-Type is not JSON."),
     (415, "The body is compressed in a way that is not decoded here."),
     (429, "The request queue is full, or as many downloads run as may."),
@@ -241,7 +241,7 @@ def from_load(fault: Exception) -> ApiError:
     """
     if isinstance(fault, TimeoutError):
         return UnavailableError(
-            f"The model '{fault}' was not loaded in time (--load-timeout-s). Try again later.",
+            f"The model '{fault}' was not loaded in time. Try again later.",
             code="load_timeout",
             headers=retry_after(LOAD_RETRY_S),
         )

@@ -1,8 +1,7 @@
-"""The log: one line per request, as text or JSON. Prompts and answers are logged only with --log-prompts."""
+"""The log: one line per request, as text or JSON. It has no prompts and no answers."""
 
 import json
 import logging
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -14,17 +13,11 @@ from typing import Literal, TextIO
 from starlette.types import Scope
 
 LOGGER = logging.getLogger("reprise")
-_PROMPTS = logging.getLogger("reprise.prompts")
-_PROMPTS.disabled = True
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 CURRENT_ID: ContextVar[str | None] = ContextVar("reprise.request_id", default=None)
 """The id of the request that is being served. Every log line about the request carries it."""
 _TEXT_LINE, _TEXT_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
 _RECORD = "reprise.record"
 MAX_IGNORED_CHARACTERS = 1000
-MAX_LOGGED = 2**20
-"""Maximum characters of a prompt or of an answer that are logged."""
-_FRAGMENT_CHARACTERS = 2**14
 
 
 @dataclass(slots=True)
@@ -213,42 +206,12 @@ class LoadingLog:
             LOGGER.info("%s, %d %%", what, 100 * share, extra={"fields": fields})
 
 
-def is_logging_prompts() -> bool:
-    """Return whether prompts and answers are logged."""
-    return _PROMPTS.isEnabledFor(logging.INFO)
-
-
-def log_prompt(what: str, text: str | bytes) -> None:
-    """Log a prompt or an answer on one line, if prompts are logged and the text is not empty.
-
-    Longer text is cut to MAX_LOGGED characters or bytes. Slow: call it on a thread.
-    """
-    if not text or not is_logging_prompts():
-        return
-    shown, more = text[:MAX_LOGGED], len(text) - MAX_LOGGED
-    if isinstance(shown, bytes):
-        shown = shown.decode(errors="ignore" if more > 0 else "replace")
-    # In fragments, between which other threads run.
-    starts = range(0, len(shown), _FRAGMENT_CHARACTERS)
-    fragments = (_UNPRINTABLE.sub(_escaped, shown[start : start + _FRAGMENT_CHARACTERS]) for start in starts)
-    rest = f"... and {more} more" if more > 0 else ""
-    _PROMPTS.info("%s %s%s", what, "".join(fragments), rest)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return ascii(found[0])[1:-1]
-
-
 def configure_logs(
     log_format: Literal["text", "json"],
     log_level: str,
     stream: TextIO | None = None,
-    *,
-    log_prompts: bool = False,
 ) -> None:
     """Write the log to a stream, standard error by default, in the given format.
-
-    log_prompts: also log prompts and answers, at level info.
 
     Libraries log only warnings and errors: at level debug they would log the texts that they send.
     """
@@ -258,4 +221,3 @@ def configure_logs(
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
     LOGGER.setLevel(log_level.upper())
-    _PROMPTS.disabled = not log_prompts

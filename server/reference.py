@@ -166,7 +166,7 @@ code by `python -m reprise.server.reference`, for version {VERSION}. Do not edit
   has the table of what is left out of a conversation, and why.
 - Paths work without `/v1`, with `/v1` twice, with a doubled slash and with a slash at the end.
 - Bodies are JSON, and have the header `Content-Type: application/json` or none. From a browser they need it.
-- If the server was started with API keys (`--api-key`, `--api-key-file`), every endpoint except `/health`
+- If the server was started with API keys (`--api-key`), every endpoint except `/health`
   and the page needs one: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it.
   A stored response belongs to the key that created it. With `--ngram-scope api-key`, requests with different
   keys share no drafts.

@@ -30,6 +30,7 @@ from reprise.engine.interface.errors import ModelError, SharedTableError
 from reprise.server.app import create_app
 from reprise.server.banner import LoadingBar, banner, describe_drafts, describe_models
 from reprise.server.http.access import load_keys
+from reprise.server.http.body import BODY_TIMEOUT_S
 from reprise.server.http.connection_limits import MAX_ACCEPTED, MAX_UNACCEPTED, uvicorn_config
 from reprise.server.http.while_loading import WhileLoading
 from reprise.server.logs import LOGGER, LoadingLog, configure_logs
@@ -47,6 +48,8 @@ Prepare = Callable[[Settings, "StartProgress"], Settings]
 UNWATCHED_EVERY_S = 10.0
 """Seconds between two lines of a text log about the progress of a start that no terminal shows."""
 
+DRAIN_S = 10.0
+"""Seconds that running requests get to finish when the server stops; a second signal ends them at once."""
 KEEP_CONNECTION_S = 75
 """How long an idle connection stays open: longer than clients keep one, so that they close it first."""
 LAST_WRITES_S = 5
@@ -67,7 +70,7 @@ class HttpServer(uvicorn.Server):
         self._app = create_app(engine, settings)
         config = uvicorn_config(
             self._app,
-            settings.body_timeout_s,
+            BODY_TIMEOUT_S,
             lifespan="on",
             backlog=MAX_ACCEPTED,
             timeout_keep_alive=KEEP_CONNECTION_S,
@@ -77,7 +80,7 @@ class HttpServer(uvicorn.Server):
         self.fault: str | None = None
         self._num_signals = 0
         self._engine, self._settings = engine, settings
-        self._drain_s = settings.drain_s
+        self._drain_s = DRAIN_S
 
     def note_death(self, reason: str) -> None:
         """Shut down because the engine died. Called on the engine's thread."""
@@ -175,7 +178,7 @@ def _start(
     sections: Mapping[str, Section],
     prepare: Prepare,
 ) -> int:
-    configure_logs(settings.log_format, settings.log_level, log_prompts=settings.log_prompts)
+    configure_logs(settings.log_format, settings.log_level)
     if "MLX_RANK" in os.environ:
         if settings.may_unload:
             return _fail(
@@ -335,7 +338,7 @@ def exposure_error(settings: Settings, bound: socket.socket) -> str | None:
         return None
     return (
         f"listening on {settings.host} lets other machines use this server, but no API key is set; set one "
-        "with --api-key or --api-key-file, or allow it with --insecure"
+        "with --api-key, or allow it with --insecure"
     )
 
 

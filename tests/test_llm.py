@@ -25,14 +25,8 @@ ENDLESS = SamplingParams(max_tokens=60_000, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Where measurements are kept, instead of the person's own folder."""
-    return {"costs_file": str(tmp_path_factory.mktemp("costs") / "costs.json")}
-
-
-@pytest.fixture(scope="module")
-def llm(costs: dict[str, str]) -> Iterator[LLM]:
-    with LLM(progress=False, max_rows=4, max_queue=1, **costs) as made:
+def llm() -> Iterator[LLM]:
+    with LLM(progress=False, max_rows=4, max_queue=1) as made:
         yield made
 
 
@@ -198,9 +192,9 @@ def test_a_fault_while_a_batch_begins_cancels_what_has_begun(llm: LLM) -> None:
 
 
 @pytest.mark.usefixtures("llm")
-def test_one_is_open_at_a_time_and_knows_its_settings(costs: dict[str, str]) -> None:
+def test_one_is_open_at_a_time_and_knows_its_settings() -> None:
     with pytest.raises(SettingsError, match="close it first"):
-        LLM(**costs)
+        LLM()
     with pytest.raises(SettingsError, match="unknown setting max_row; did you mean max_rows"):
         LLM(max_row=3)
 

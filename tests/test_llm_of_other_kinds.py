@@ -28,7 +28,6 @@ def test_a_model_that_sees_is_shown_images_in_three_ways(tmp_path: Path) -> None
     with LLM(
         write_seeing(tmp_path / "model", "qwen3_vl"),
         progress=False,
-        costs_file=str(tmp_path / "costs.json"),
     ) as seeing:
         ways = [image, file.getvalue(), str(tmp_path / "image.png")]
         answers = [seeing.chat(asked(shown), params) for shown in ways]
@@ -38,8 +37,8 @@ def test_a_model_that_sees_is_shown_images_in_three_ways(tmp_path: Path) -> None
         assert other.prompt_token_ids == answers[0].prompt_token_ids
 
 
-def test_a_model_that_embeds(tmp_path: Path) -> None:
-    with LLM(minilm(), progress=False, costs_file=str(tmp_path / "costs.json")) as embedding:
+def test_a_model_that_embeds() -> None:
+    with LLM(minilm(), progress=False) as embedding:
         one, two = embedding.embed(["The cat sits.", "Rates rose."])
         assert len(one) == 384
         assert sum(number * number for number in one) == pytest.approx(1, abs=1e-5)
@@ -52,4 +51,4 @@ def test_a_model_that_embeds(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="The LLM is closed"):
         embedding.embed("x")
     with pytest.raises(ModelError, match="/nowhere/at/all"):
-        LLM("/nowhere/at/all", progress=False, costs_file=str(tmp_path / "costs.json"))
+        LLM("/nowhere/at/all", progress=False)

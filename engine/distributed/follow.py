@@ -18,6 +18,7 @@ from reprise.engine.distributed.model_parts import Agreement, Shard, load_part
 from reprise.engine.distributed.rank_0 import LOST_STATUS, leave
 from reprise.engine.distributed.ranks import (
     BEAT_S,
+    JOIN_TIMEOUT_S,
     Channel,
     Place,
     RanksLostError,
@@ -28,6 +29,7 @@ from reprise.engine.distributed.ranks import (
     share_token,
 )
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.status import STALL_S
 
 RETURNS_COPIES = frozenset(
     ("cut_slice", "leading", "split_slice", "take_state", "kv_slice", "state", "cut_parts")
@@ -117,7 +119,7 @@ class Follower:
             signal.signal(sig, signal.SIG_IGN)
         settings = self._settings
         refuse_settings(settings)
-        self._channel = join_rank_0(self._place, find_facts(settings), settings.join_timeout_s)
+        self._channel = join_rank_0(self._place, find_facts(settings), JOIN_TIMEOUT_S)
         if (said := self._channel.receive()) != "join":
             raise ModelError(said["refused"])
         group = begin_group(self._place)
@@ -180,14 +182,13 @@ class Follower:
             leave(LOST_STATUS, f"{self._place.name(0)} has died or left: {fault}")
 
     def _beat(self) -> None:
-        stall_s = self._settings.stall_seconds
         while True:
             time.sleep(BEAT_S)
-            if time.monotonic() - self._heard_at > stall_s:
+            if time.monotonic() - self._heard_at > STALL_S:
                 name = self._place.name(0)
                 leave(
                     LOST_STATUS,
-                    f"{name} has not been heard for {stall_s:g} seconds: it is stopped or cut off",
+                    f"{name} has not been heard for {STALL_S:g} seconds: it is stopped or cut off",
                 )
             try:
                 num_done = self._replica.num_done if self._replica else 0

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from reprise.config.atomic_files import remove_unfinished
 from reprise.config.settings import Settings
-from reprise.engine.distributed.ranks import Place, read_split_layers
+from reprise.engine.distributed.ranks import Place
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import Progress
 from reprise.engine.kv_cache.buffers import KVSlice, State
@@ -41,18 +41,16 @@ DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "m
 
 
 def split_model(
-    model: Any, group: mx.distributed.Group, split: Split, layers: Sequence[int] | None, name: str
+    model: Any, group: mx.distributed.Group, split: Split, layers: Sequence[int], name: str
 ) -> list[int] | None:
     """Reduce a model to this rank's part; return the number of layers of each rank in a pipeline, else None.
 
-    layers: how many each rank is to have, rank 0 first; None for an even split.
+    layers: how many each rank is to have, rank 0 first; empty for an even split.
     name: the model's name, for messages.
     Raises ModelError if the model cannot be split in this way.
     """
     if split == "pipeline":
         return _split_layers(model, group, layers, name)
-    if layers is not None:
-        raise ModelError("--split-layers is for --split pipeline")
     if not hasattr(model, "shard"):
         other = "; --split pipeline works" if _pipelined(model) is not None else ""
         raise ModelError(f"mlx-lm cannot split {name} within its layers (--split tensor){other}")
@@ -64,9 +62,7 @@ def split_model(
     return None
 
 
-def _split_layers(
-    model: Any, group: mx.distributed.Group, layers: Sequence[int] | None, name: str
-) -> list[int]:
+def _split_layers(model: Any, group: mx.distributed.Group, layers: Sequence[int], name: str) -> list[int]:
     inner = _pipelined(model)
     if inner is None:
         other = "; --split tensor works" if hasattr(model, "shard") else ""
@@ -77,7 +73,7 @@ def _split_layers(
     if len(chosen) != group.size() or min(chosen) < 1 or sum(chosen) != num_layers:
         given = ",".join(map(str, chosen))
         raise ModelError(
-            f"--split-layers {given}: {name} has {num_layers} layers for {group.size()} ranks; give each "
+            f"--split {given}: {name} has {num_layers} layers for {group.size()} ranks; give each "
             f"of them at least one, and {num_layers} in all"
         )
     inner.pipeline(group, split=chosen)
@@ -315,8 +311,7 @@ def load_part(
 
     def split(model: Any) -> None:
         nonlocal layers
-        given = read_split_layers(settings.split_layers)
-        layers = split_model(model, group, settings.split, given, settings.model_source)
+        layers = split_model(model, group, settings.split_kind, settings.split_layers, settings.model_source)
 
     loaded = make_loader(settings, split=split)(progress)
     given = settings.memory_bytes or usable_bytes()
@@ -329,7 +324,7 @@ def load_part(
     weight_bytes = loaded.info.weight_bytes
     facts = PartFacts(loaded.info.device, layers, dict(kinds), recurrent, weight_bytes, given - weight_bytes)
     shard = Shard(loaded.model)
-    shard.place = f"{settings.split} {layers} of {group.size()}"
+    shard.place = f"{settings.split_kind} {layers} of {group.size()}"
     if settings.prefix_cache_dir is not None and group.rank():
         shard.files = _open_files(loaded.model, settings, f"{shard.place} {group.rank()}", group)
     loaded.model = shard
@@ -365,7 +360,7 @@ def find_room(place: Place, parts: list[PartFacts]) -> int:
         if unknown or part.recurrent != ours.recurrent:
             raise ModelError(
                 f"{place.name(rank)} keeps caches of kinds ({', '.join(sorted(part.kinds))}) that do not go "
-                f"with those of rank 0 ({', '.join(sorted(ours.kinds))}): choose another --split-layers, so "
+                f"with those of rank 0 ({', '.join(sorted(ours.kinds))}): choose other layers (--split), so "
                 "that rank 0, which has the last layers, has some of each kind"
             )
         share = max(part.kinds[kind] / ours.kinds[kind] for kind in part.kinds)

@@ -21,6 +21,7 @@ from reprise.config.settings import Settings
 from reprise.engine.distributed.leader import Leader, SharedModel
 from reprise.engine.distributed.model_parts import PartFacts, find_room, load_part
 from reprise.engine.distributed.ranks import (
+    JOIN_TIMEOUT_S,
     Peers,
     Place,
     RanksLostError,
@@ -33,6 +34,7 @@ from reprise.engine.distributed.ranks import (
 )
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import Progress
+from reprise.engine.interface.status import STALL_S
 from reprise.engine.model.loading import LoadedModel
 
 CTRL_C = b"\x03"
@@ -112,7 +114,7 @@ class Ranks:
         place, settings = self._place, self._settings
         refuse_settings(settings)
         show = progress or (lambda _: None)
-        channels = await_ranks(place, find_facts(settings), settings.join_timeout_s, lambda: show(0.0))
+        channels = await_ranks(place, find_facts(settings), JOIN_TIMEOUT_S, lambda: show(0.0))
         for channel in channels:
             channel.send("join")
         group = begin_group(place)
@@ -123,7 +125,7 @@ class Ranks:
                 reason = f"what says it is {place.name(rank)} is not the process that is in MLX's group"
                 refuse_all(channels, reason)
                 raise ModelError(reason)
-        peers = self._peers = Peers(place, channels, settings.stall_seconds)
+        peers = self._peers = Peers(place, channels, STALL_S)
         peers.on_loss = self._lose
         peers.start()
 
@@ -145,7 +147,7 @@ class Ranks:
         loaded.info = replace(
             loaded.info,
             num_layers=sum(ours.layers) if ours.layers else loaded.info.num_layers,
-            fingerprint=_fingerprint(loaded.info.fingerprint, settings.split, parts),
+            fingerprint=_fingerprint(loaded.info.fingerprint, settings.split_kind, parts),
             ranks=tuple(_describe(place, peers, rank, part) for rank, part in enumerate(parts)),
         )
         return loaded

@@ -144,7 +144,7 @@ class Channel:
         return data
 
 
-COMPARED = ("split", "split_layers", "kv_bits", "max_context_tokens", "trust_remote_code")
+COMPARED = ("split", "kv_bits", "max_context_tokens", "trust_remote_code")
 """Settings that must be equal. The others matter on rank 0 only."""
 
 SAMPLES, SAMPLE_BYTES = 64, 4096
@@ -213,22 +213,8 @@ def _digest(config: Path, files: Sequence[Path]) -> str:
     return digest.hexdigest()[:32]
 
 
-def read_split_layers(text: str | None) -> Sequence[int] | None:
-    """Parse --split-layers, such as `20,12`: the number of layers of each rank, rank 0 first.
-
-    Raises ModelError if it is no such list.
-    """
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ModelError(f"--split-layers {text}: it must be numbers such as 20,12") from None
-
-
 REFUSED: Mapping[str, str] = {
     "wire_weights": "weights cannot be wired yet",
-    "mask_token_id": "WeDLM models cannot be split",
 }
 
 
@@ -251,6 +237,9 @@ def refuse_settings(settings: Settings) -> None:
     if settings.wedlm_decoding != "off":
         raise ModelError("--wedlm-decoding: WeDLM models cannot be split over several machines")
 
+
+JOIN_TIMEOUT_S = 60.0
+"""Seconds in which all machines that share a model must have joined: mlx.launch starts them at once."""
 
 BEAT_S = 0.5
 """Seconds between two signs of life, in both directions."""
@@ -431,7 +420,7 @@ def await_ranks(
             log.info("waiting for %s, up to %.0f s", missing, max(0.0, deadline - time.monotonic()))
             channel = _accept(server, deadline, tick)
             if channel is None:
-                refused = f"{missing} did not join within {timeout_s:g} seconds (--join-timeout-s)"
+                refused = f"{missing} did not join within {timeout_s:g} seconds"
                 break
             said = _first_word(channel)
             if said is None:
@@ -456,7 +445,7 @@ def join_rank_0(place: Place, facts: Facts, timeout_s: float) -> Channel:
         except OSError as fault:
             if time.monotonic() > deadline:
                 raise ModelError(
-                    f"{place.name(0)} did not answer within {timeout_s:g} seconds (--join-timeout-s): {fault}"
+                    f"{place.name(0)} did not answer within {timeout_s:g} seconds: {fault}"
                 ) from fault
             time.sleep(RETRY_S)
     channel.limit_wait(None)

@@ -30,7 +30,7 @@ from reprise.engine.interface.models import StartProgress
 from reprise.engine.interface.spans import span
 from reprise.engine.interface.status import EngineCounts
 from reprise.engine.kv_cache.per_row import Caches
-from reprise.engine.memory.prefill_plan import PrefillCosts, PrefillLimits, count_fitting
+from reprise.engine.memory.prefill_plan import MAX_STALL_MS, PrefillCosts, PrefillLimits, count_fitting
 from reprise.engine.pool.model_engine import Cancel, Embed, Inbox, Message, ModelEngine
 
 log = logging.getLogger("reprise.engine")
@@ -345,7 +345,7 @@ class EmbeddingEngine(ModelEngine):
     ) -> None:
         super().__init__(settings, inbox)
         self.worker = EmbeddingWorker(
-            settings.max_stall_ms, settings.prefill_chunk_tokens, settings.prefix_cache_bytes
+            MAX_STALL_MS, settings.prefill_chunk_tokens, settings.prefix_cache_bytes
         )
         self._name, self._count_decoding = name, count_decoding
 

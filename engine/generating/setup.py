@@ -9,6 +9,7 @@ from reprise.config.settings import GROUPS, SETTINGS, Settings
 from reprise.engine.batch.batch import Batch, Device
 from reprise.engine.generating.worker import Worker
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.images import MAX_IMAGE_TOKENS
 from reprise.engine.interface.models import ModelInfo, Progress, StartProgress
 from reprise.engine.kv_cache.exact_widths import Exactness, Tried, find_exact_shapes
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
@@ -83,7 +84,7 @@ def make_worker(
         make_sources = None
     loaded.info = replace(loaded.info, batching=sharing.describe())
     _log_weights(loaded.info, may_draft=make_sources is not None)
-    _limit_sight(loaded, settings, sharing)
+    _limit_sight(loaded, sharing)
     head = _make_head_drafter(loaded, makers.find_head) if make_sources else None
     translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
     model = translated or head
@@ -198,10 +199,10 @@ def _prepare_windows(loaded: LoadedModel, settings: Settings, sharing: Sharing) 
     loaded.info = replace(info, can_decode_windows=fault is None)
 
 
-def _limit_sight(loaded: LoadedModel, settings: Settings, sharing: Sharing) -> None:
+def _limit_sight(loaded: LoadedModel, sharing: Sharing) -> None:
     """Limit the tokens of images; without rows that can place them, the model gets no images."""
     if vision := loaded.info.vision:
-        most = max(vision.min_tokens, min(vision.max_tokens, settings.max_image_tokens))
+        most = max(vision.min_tokens, min(vision.max_tokens, MAX_IMAGE_TOKENS))
         loaded.info = replace(loaded.info, vision=replace(vision, max_tokens=most))
     # Their places have three axes, which only rows that share a forward pass keep.
     if loaded.sight and loaded.sight.has_axes and not sharing:
@@ -223,7 +224,7 @@ def _make_queue(
     if prefixes.cache:
         memory_budget.prefixes.append(prefixes.cache)
     checkpoints = Checkpoints(prefixes, loaded.tokenizer.openings)
-    prefiller = Prefiller(loaded.model, settings, prefixes, checkpoints, device, head.taps if head else None)
+    prefiller = Prefiller(loaded.model, prefixes, checkpoints, device, head.taps if head else None)
     prefiller.sight = loaded.sight
     return RequestQueue(settings, memory_budget, prefixes, prefiller)
 
@@ -253,11 +254,15 @@ def _prefix_bytes(settings: Settings, memory_budget: MemoryBudget) -> int:
     return memory_budget.room_bytes // PREFIX_CACHE_SHARE
 
 
+TRANSLATION_PREFIX_TOKENS = 5
+"""Committed tokens that are encoded together with a draft: what is before them hardly changes its tokens."""
+
+
 def _make_draft_model(draft: LoadedModel, target: LoadedModel, settings: Settings) -> DraftModel:
     names = f"{draft.info.name} cannot draft for {target.info.name}"
     try:
         translation = Translation.between(
-            draft.tokenizer, target.tokenizer, settings.draft_translation, settings.translation_prefix_tokens
+            draft.tokenizer, target.tokenizer, settings.draft_translation, TRANSLATION_PREFIX_TOKENS
         )
     except VocabularyError as fault:
         raise ModelError(f"{names}: {fault}; use a draft model of the same family, or none") from fault

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from hashlib import shake_256
 from typing import Any, Literal
 
+MAX_IMAGE_TOKENS = 2560
+"""Maximum tokens of an image, as far as the model takes so few; larger ones are made smaller. An image then
+takes little longer than 2,048 tokens of text, the longest chunk by default."""
+
 OPEN, _CLOSE = "\ufdd2", "\ufdd3"
 """Around an image's number. Unicode keeps both from ever being characters."""
 MARK = re.compile(f"{OPEN}([0-9]+){_CLOSE}")

@@ -6,12 +6,16 @@ from typing import Literal
 
 from reprise.engine.interface.errors import RETRY_AFTER_S
 
+STALL_S = 120.0
+"""Seconds without a token or prefill progress, while there is work, that count as a stall: longer than steps
+take on slow machines."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A snapshot for /health.
 
-    state: "stalled" while there are requests but there has been no progress for stall_seconds.
+    state: "stalled" while there are requests but there has been no progress for STALL_S.
     num_running, num_waiting: requests that have been admitted, and those in the queue.
     fault: why the engine is dead or stalled. retry_after_s: see EngineError.
     """

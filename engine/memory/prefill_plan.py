@@ -119,8 +119,12 @@ def _parts(num_tokens: int, context: float) -> tuple[float, float, float]:
 MIN_CHUNK_TOKENS = 4
 """Prompt tokens that a step feeds where nothing says how long it may take, so that prompts advance."""
 
+MAX_STALL_MS = 50.0
+"""Milliseconds by which prefill may lengthen a step while rows decode: a pause that readers hardly see. It is
+exceeded in at most one of a hundred such steps."""
+
 STALL_STEPS = 3.0
-"""Plain steps that the chunks of a step may take where these are longer than --max-stall-ms. A forward pass
+"""Plain steps that the chunks of a step may take where these are longer than MAX_STALL_MS. A forward pass
 of one token takes about one, and estimates have a margin: with less, a chunk would be little else."""
 
 ALONE_S, ALONE_STEPS = 1.0, 4.0
@@ -269,8 +273,8 @@ class PrefillPlanner:
     tower_costs: the costs of the vision tower's units of work, by whether rows decode and kind of stage.
     """
 
-    def __init__(self, max_stall_ms: float, device: Device) -> None:
-        self._max_stall_ms, self._device = max_stall_ms, device
+    def __init__(self, device: Device) -> None:
+        self._max_stall_ms, self._device = MAX_STALL_MS, device
         # By whether rows decode, and whether log probabilities are wanted. A model's chunks of 2,048 tokens
         # say little about its chunks of 32.
         self._costs: defaultdict[tuple[bool, bool], PrefillCosts] = defaultdict(PrefillCosts)

@@ -19,7 +19,7 @@ from mlx_lm.utils import get_total_parameters, load_adapters, load_config
 from mlx_lm.utils import load_model as load_model_of
 from mlx_lm.utils import load_tokenizer as load_wrapped
 
-from reprise.config.settings import Settings
+from reprise.config.settings import Settings, cache_folder
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import ModelInfo, Progress
 from reprise.engine.kv_cache.per_row import keeps_all_tokens, leaves, make_caches
@@ -50,23 +50,20 @@ class LoadOptions:
 
     trusts_code: run Python code that comes with the model, if the model requires it.
     cache_folder: keeps tables of tokens, and findings about the model, between starts.
-    chat_template, mask_token_id: replace the model's own. Only a WeDLM model has a mask token.
+    chat_template: replaces the model's own.
     adapter: the folder of a LoRA adapter. sees: also load the model's vision tower, if that is supported.
     """
 
     trusts_code: bool = False
     cache_folder: Path | None = None
     chat_template: str | None = None
-    mask_token_id: int | None = None
     adapter: str | None = None
     sees: bool = False
 
     @classmethod
     def of(cls, settings: Settings) -> "LoadOptions":
         """Return the options that the settings set for every model: trusts_code and cache_folder."""
-        # Where costs are kept, tables of tokens are too.
-        file = settings.costs_file
-        return cls(settings.trust_remote_code, Path(file).parent if file else None)
+        return cls(settings.trust_remote_code, cache_folder() if settings.keeps_costs else None)
 
 
 NO_OPTIONS = LoadOptions()
@@ -170,7 +167,6 @@ def make_loader(settings: Settings, name: str | None = None, split: Split | None
     options = replace(
         LoadOptions.of(settings),
         chat_template=read_template(settings.chat_template),
-        mask_token_id=settings.mask_token_id,
         adapter=settings.adapter_path,
         sees=settings.max_images > 0 and split is None,
     )
@@ -222,7 +218,6 @@ def load_model(
         loaded: Any = load_model_of(
             folder,
             lazy=True,
-            model_config=None if options.mask_token_id is None else {"mask_token_id": options.mask_token_id},
             get_model_classes=classes_without_heads,
             trust_remote_code=options.trusts_code,
         )
@@ -242,8 +237,6 @@ def load_model(
                 "--trust-remote-code if you trust its author"
             ) from fault
         raise ModelError(f"cannot load the model {source}: {fault}") from fault
-    if options.mask_token_id is not None and config.get("model_type") != wedlm.MODEL_TYPE:
-        raise ModelError(f"--mask-token-id is for WeDLM models; {source} is a {config.get('model_type')}")
     if split:
         split(model)
     read_all(model, progress)

@@ -44,15 +44,15 @@ def find_mask_token(config: dict[str, Any]) -> int:
     """Return a configuration's mask token, or else the fallback. Raises ValueError if that id is unusable."""
     named, size = config.get("mask_token_id"), int(config["vocab_size"])
     token = FALLBACK_MASK_TOKEN if named is None else int(named)
-    origin = "that checkpoints without one use" if named is None else "of the configuration or the flag"
+    origin = "that checkpoints without one use" if named is None else "of the configuration"
     if not 0 <= token < size:
         raise ValueError(
             f"the mask token {token} {origin} is not in the vocabulary of {size} tokens; "
-            "--mask-token-id names another"
+            "its config.json can name another (mask_token_id)"
         )
     ends = config.get("eos_token_id")
     if token in (ends if isinstance(ends, list) else [ends]):
-        raise ValueError(f"the mask token {token} {origin} ends answers; --mask-token-id names another")
+        raise ValueError(f"the mask token {token} {origin} ends answers; name another in config.json")
     return token
 
 

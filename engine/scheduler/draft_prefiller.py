@@ -12,6 +12,7 @@ from time import perf_counter
 
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.memory.prefill_plan import MAX_STALL_MS
 from reprise.engine.scheduler.prefixes import num_shared
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes, TextPrefill
 from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
@@ -186,7 +187,7 @@ class DraftPrefiller:
         while (chosen := self._choose(members)) is not None:
             row, prefill, plain_s = chosen
             share_s = min(s.drafts.slowdown_budget.share_to_prefill_s for s in members if s.drafts)
-            limit_s = max(plain_s, min(self._proposers.settings.max_stall_ms / 1000, share_s))
+            limit_s = max(plain_s, min(MAX_STALL_MS / 1000, share_s))
             if has_computed and perf_counter() - start + self._slice_s(members[row], prefill) > limit_s:
                 return
             self._run_slice(members, row, prefill, limit_s)

@@ -39,7 +39,6 @@ class Prefiller:
     def __init__(
         self,
         model: Any,
-        settings: Settings,
         prefixes: Prefixes,
         checkpoints: Checkpoints,
         device: Device,
@@ -53,7 +52,7 @@ class Prefiller:
         self._model = model
         self._prefixes, self.checkpoints = prefixes, checkpoints
         self.device = device
-        self.planner = PrefillPlanner(settings.max_stall_ms, device)
+        self.planner = PrefillPlanner(device)
 
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""

@@ -19,6 +19,9 @@ LOOKUPS = {
 }
 """Draft type -> the drafters that look text up, in the order in which they are asked."""
 
+GATE_THRESHOLD = 0.01
+"""Fraction of a prompt's 3-grams that must repeat for it to count as repetitive; --gate can name another."""
+
 DOUBT = 2.0
 """Power to which prior acceptance rates are raised if the prompt does not repeat itself. See Acceptance."""
 
@@ -99,8 +102,9 @@ def _decide(
         if settings.gate == "on":
             return GateDecision(otherwise, reason, (*first, *fresh), None, DOUBT, False, lookups)
         return GateDecision(otherwise, reason, everything, None, DOUBT, False)
-    compared = f"repetition {score:.3f}, threshold {settings.gate_threshold:g}"
-    if score >= settings.gate_threshold:
+    threshold = GATE_THRESHOLD if isinstance(settings.gate, str) else settings.gate
+    compared = f"repetition {score:.3f}, threshold {threshold:g}"
+    if score >= threshold:
         return GateDecision("lookup", compared, everything, score)
     if settings.gate == "on":
         return GateDecision(otherwise, compared, (*first, *fresh), score)

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from reprise.engine.interface.embeddings import Purpose
+from reprise.engine.interface.images import MAX_IMAGE_TOKENS
 from reprise.engine.interface.models import ModelEntry
 from reprise.server.errors import ApiError
 from reprise.server.generation.answer import TokenStream
@@ -283,7 +284,7 @@ def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
             default_prompt=recipe.default_prompt,
         )
     if vision is not None:
-        most = max(vision.min_tokens, min(vision.max_tokens, service.settings.max_image_tokens))
+        most = max(vision.min_tokens, min(vision.max_tokens, MAX_IMAGE_TOKENS))
         example_tokens, max_images = min(most, vision.example_tokens), service.settings.max_images
         fields["vision"] = VisionCard(example_tokens=example_tokens, max_tokens=most, max_images=max_images)
         fields["modalities"] = Modalities(input=["text", "image"])

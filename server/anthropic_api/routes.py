@@ -204,6 +204,6 @@ async def count_tokens(request: Request) -> Response:
 
 def _converted(request: Request, leased: LeasedModel, body: ConversationFields) -> ChatRequest:
     notes = Notes(leased.settings.unknown_fields == "refuse")
-    chat = to_chat_request(body, notes, drops_billing=not leased.settings.keep_billing_line)
+    chat = to_chat_request(body, notes)
     note_ignored(request, notes.entries())
     return chat

@@ -366,14 +366,13 @@ class CountTokensRequest(ConversationFields):
     """The body of POST /v1/messages/count_tokens."""
 
 
-def to_chat_request(body: ConversationFields, notes: Notes, *, drops_billing: bool = True) -> ChatRequest:
+def to_chat_request(body: ConversationFields, notes: Notes) -> ChatRequest:
     """Translate a body to a chat request. That of a body to count tokens has only what makes the prompt.
 
     notes: records fields of chats that are left out or understood in another form.
-    drops_billing: whether to leave out the billing line of the system prompt; see kept_system().
     Raises BadRequestError, which has the chat request's names of fields.
     """
-    system = kept_system(body.system) if drops_billing else body.system
+    system = kept_system(body.system)
     shown = Message("system", system, joint="\n", at="system")
     is_thinking = body.thinking is not None and body.thinking.type != "disabled"
     chat: Json = {

@@ -8,7 +8,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,9 +23,9 @@ from reprise.server.generation.prepare import Prepared
 from reprise.server.generation.recorder import fill_record, record_lines
 from reprise.server.generation.service import LeasedModel, wait_unless_gone
 from reprise.server.http.error_responses import error_frame, internal_error, note_error
-from reprise.server.http.executor import FORMAT, PROMPT_LOG, SMALL_BYTES, client_of
+from reprise.server.http.executor import FORMAT, SMALL_BYTES, client_of
 from reprise.server.http.request_log import record_of
-from reprise.server.logs import LOGGER, RequestRecord, is_logging_prompts, log_prompt
+from reprise.server.logs import LOGGER, RequestRecord
 from reprise.server.output.parts import (
     ChoiceOutput,
     ChoiceTokens,
@@ -108,13 +107,18 @@ class EventQueue:
         self._timer = self._loop.call_later(left_s, self._check_silence)
 
 
+KEEP_ALIVE_S = 10.0
+"""Seconds of silence after which a stream shows that the server is alive, by an event (ping,
+response.in_progress) or a comment, before clients and proxies give it up."""
+
+
 class Submission:
     """The sequences of one HTTP request: submits them, receives their events, cancels those still running.
 
     on_first: called on the event loop when the first token of any sequence has come.
     ended: usage of the sequences that have ended, normally or not, by index.
     finished: the final events of the sequences that ended normally, by index.
-    deltas: the deltas of each choice; a stream keeps them only if prompts are logged.
+    deltas: the deltas of each choice of a whole response; a stream keeps none.
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class Submission:
         grammar = prepared.body.requested_grammar
         self._grammar_param = grammar[1] if grammar else "tools"
         self._on_first = on_first
-        self._event_queue = EventQueue(leased.settings.keep_alive_s)
+        self._event_queue = EventQueue(KEEP_ALIVE_S)
         self._num_submitted = 0
         self._failure: Failed | None = None
 
@@ -161,7 +165,7 @@ class Submission:
             raise
 
     async def receive(self) -> list[tuple[int, Delta | Finished]]:
-        """Wait for an event and return all that have arrived; none after keep_alive_s without an event.
+        """Wait for an event and return all that have arrived; none after KEEP_ALIVE_S without an event.
 
         Raises ApiError if a sequence failed, once all earlier events have been returned.
         """
@@ -196,8 +200,6 @@ class Submission:
                 events.append((index, event))
                 if isinstance(event, Finished):
                     self.finished[index] = event
-                elif is_logging_prompts():
-                    self.deltas[index].append(event)
         return events
 
     def _take(self, index: int, is_streaming: bool, event: Event) -> None:
@@ -270,7 +272,7 @@ class RequestOutput:
     async def receive(self) -> list[tuple[int, Part]]:
         """Wait for a part and return all that have arrived, as (index of the choice, part).
 
-        Returns an empty list after keep_alive_s without a part, even while a long tool call is generated or
+        Returns an empty list after KEEP_ALIVE_S without a part, even while a long tool call is generated or
         the answer is checked. Raises ApiError if a sequence failed, once all earlier events have been
         returned.
         """
@@ -278,7 +280,7 @@ class RequestOutput:
         if self._events:
             # More had arrived than are read at once. Let other requests come next.
             await asyncio.sleep(0)
-        deadline = time.monotonic() + self._leased.settings.keep_alive_s
+        deadline = time.monotonic() + KEEP_ALIVE_S
         while not parts and time.monotonic() <= deadline:
             if not self._is_everything_read:
                 parts += await self._read_events(deadline)
@@ -390,9 +392,6 @@ class RequestOutput:
         submission, record = self.submission, self._record
         if self._ending is not None:
             self._ending[1].cancel()
-        for index, deltas in enumerate(submission.deltas if is_logging_prompts() else ()):
-            answered = "".join(delta.text for delta in deltas)
-            await PROMPT_LOG.run(copy_context().run, log_prompt, f"answered [{index}]", answered)
         has_failed = submission.has_failed
         await submission.close()
         fill_record(record, submission.engine_requests, submission.ended, submission.num_choices)
@@ -450,7 +449,7 @@ async def write_frames(
     """Yield the frames of a stream, from the first parts to the end or to an error.
 
     scope: the request's.
-    first: the parts received before the headers were sent; empty if none arrived within keep_alive_s.
+    first: the parts received before the headers were sent; empty if none arrived within KEEP_ALIVE_S.
     """
     events = first
     try:

@@ -18,7 +18,7 @@ from reprise.server.errors import (
     from_load,
     retry_after,
 )
-from reprise.server.generation.service import Service, find_loadable, resolve
+from reprise.server.generation.service import LOAD_TIMEOUT_S, Service, find_loadable, resolve
 from reprise.server.http.executor import MODEL_FILES
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER
@@ -63,7 +63,7 @@ async def unload(service: Service, model: str | None) -> None:
     name = await find_loadable(service, resolve(service, model))
     future = await MODEL_FILES.run(service.models.unload, name)
     try:
-        async with asyncio.timeout(service.settings.load_timeout_s):
+        async with asyncio.timeout(LOAD_TIMEOUT_S):
             await asyncio.wrap_future(future)
     except Exception as fault:
         raise from_load(TimeoutError(name) if isinstance(fault, TimeoutError) else fault) from fault

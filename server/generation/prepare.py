@@ -12,7 +12,7 @@ from typing import get_args
 from fastapi import Request
 from pydantic_core import to_json
 
-from reprise.config.settings import LOOP_GUARD_TOKENS, Settings
+from reprise.config.settings import Settings
 from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.events import Delta, Finished
 from reprise.engine.interface.images import PromptImage
@@ -56,7 +56,7 @@ from reprise.server.prompt.encoder import (
 from reprise.server.prompt.length import check_ids, check_length, truncate
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
-from reprise.server.requests.generation_fields import GenerationFields, WindowFields
+from reprise.server.requests.generation_fields import MAX_N, GenerationFields, WindowFields
 from reprise.server.requests.json_schema import modern
 from reprise.server.requests.tools import Tool
 from reprise.server.tools.formats import find_format
@@ -344,6 +344,10 @@ def choice_seed(seed: int, choice: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
+POS_PENALTY_FACTOR = 0.01
+"""Uncertainty that windowed decoding adds for each position ahead, unless the request names another."""
+
+
 def choose_window(body: WindowFields, info: ModelInfo, settings: Settings) -> WindowSettings | None:
     """Return the window settings of a request, or None if it is not decoded in windows.
 
@@ -372,8 +376,8 @@ def choose_window(body: WindowFields, info: ModelInfo, settings: Settings) -> Wi
         info.mask_token_id,
         size,
         None if threshold == "none" else threshold,
-        settings.wedlm_pos_penalty_factor if factor is None else factor,
-        settings.wedlm_anchor if body.wedlm_anchor is None else body.wedlm_anchor,
+        POS_PENALTY_FACTOR if factor is None else factor,
+        bool(body.wedlm_anchor),
     )
 
 
@@ -394,8 +398,8 @@ def make_engine_requests(
     Raises BadRequestError if the model or the settings do not allow a token id, the prompt's length, n, or
     the fields of windowed decoding.
     """
-    if body.n > settings.max_n:
-        raise bad_field("n", f"is {body.n}; at most {settings.max_n} choices are allowed (--max-n)")
+    if body.n > MAX_N:
+        raise bad_field("n", f"is {body.n}; at most {MAX_N} choices are allowed")
     num_sequences = len(prompts.token_ids) * body.n
     if num_sequences > settings.capacity:
         raise BadRequestError(
@@ -412,7 +416,7 @@ def make_engine_requests(
     seed = secrets.randbits(63) if body.seed is None else body.seed
     defaults = settings.sampling_defaults == "model"
     limits = info.answer_limits if defaults else AnswerLimits()
-    guard = _loop_guard(body, settings, limits)
+    guard = _loop_guard(body, limits)
     most = body.requested_max_tokens or settings.default_max_tokens or limits.max_tokens
     samplings = [_sampling(body, choice_seed(seed, choice), info, defaults) for choice in range(body.n)]
     requests: list[GenerationRequest] = []
@@ -449,15 +453,18 @@ def make_engine_requests(
     return requests
 
 
-def _loop_guard(body: GenerationFields, settings: Settings, limits: AnswerLimits) -> int:
+LOOP_GUARD_TOKENS = 2048
+"""How many tokens that only repeat one text end an answer, unless its request or the model names another
+number: more than a text has that is meant to repeat itself."""
+
+
+def _loop_guard(body: GenerationFields, limits: AnswerLimits) -> int:
     """Return after how many looping tokens to end an answer; 0 for never."""
     if body.loop_guard_tokens is not None:
         return body.loop_guard_tokens
     # A client that sets a limit is obeyed.
     if body.requested_max_tokens is not None:
         return 0
-    if settings.loop_guard_tokens is not None:
-        return settings.loop_guard_tokens
     return LOOP_GUARD_TOKENS if limits.loop_guard_tokens is None else limits.loop_guard_tokens
 
 

@@ -40,16 +40,20 @@ LAST_LINES_S = 2.0
 """How long close() waits for a free place in the queue, and then as long again for the thread to finish."""
 
 
+RECORD_BYTES = 2**30
+"""Maximum size of the file, so that a server whose file is forgotten does not fill the disk."""
+
+
 class Recorder:
-    """Appends lines to a file until it has max_bytes. Only the file's owner may read it.
+    """Appends lines to a file until it has RECORD_BYTES. Only the file's owner may read it.
 
     A line is written completely or not at all. If that fails the line is dropped, which is logged the first
     time, and later lines are still tried. The constructor raises SettingsError if the file cannot be written.
     """
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._max_bytes = max_bytes
+        self._max_bytes = RECORD_BYTES
         self._waiting: queue.Queue[MakeLines | None] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
@@ -104,7 +108,7 @@ class Recorder:
                 size = os.fstat(file).st_size
                 if size + len(line) > self._max_bytes:
                     self._is_full = True
-                    message = "%s is full at %d bytes; no more requests are recorded (--record-bytes)"
+                    message = "%s is full at %d bytes; no more requests are recorded"
                     self._warn_once(message, self.path, size)
                     return
                 # If a crash cut off the last line, the next one must not be appended to it.

@@ -386,12 +386,16 @@ async def lease_for(request: Request, body: Any, purpose: Purpose | None = "gene
     )
 
 
+LOAD_TIMEOUT_S = 300.0
+"""Seconds that a request waits for its model to be loaded: longer than large models take from slow disks."""
+
+
 async def _load(request: Request, service: Service, name: str, silence: bytes | None) -> ModelUse:
     """Load a model. If the response will be a stream, report the progress there.
 
-    Raises ApiError if the model cannot be loaded within --load-timeout-s, and ClientGoneError.
+    Raises ApiError if the model cannot be loaded within LOAD_TIMEOUT_S, and ClientGoneError.
     """
-    loop, limit_s = asyncio.get_running_loop(), service.settings.load_timeout_s
+    loop, limit_s = asyncio.get_running_loop(), LOAD_TIMEOUT_S
     acquiring = asyncio.ensure_future(MODEL_FILES.run(service.models.acquire, name))
     use: ModelUse | None = None
     try:

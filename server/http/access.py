@@ -22,11 +22,11 @@ from reprise.server.http.request_log import IGNORED, RELAXED
 
 
 def load_keys(settings: Settings) -> tuple[str, ...]:
-    """Return the digests of the valid API keys: --api-key and --api-key-file. Without any, none is needed.
+    """Return the digests of the valid API keys, those in files included. Without any, none is needed.
 
-    Raises SettingsError if the file has no usable keys.
+    Raises SettingsError if a file has no usable keys.
     """
-    return tuple(dict.fromkeys(map(digest, (*settings.api_key, *_read(settings.api_key_file)))))
+    return tuple(dict.fromkeys(map(digest, (key for given in settings.api_key for key in _read(given)))))
 
 
 def _owner_of(keys: Sequence[str], request: HTTPConnection) -> str:
@@ -39,8 +39,10 @@ def _owner_of(keys: Sequence[str], request: HTTPConnection) -> str:
     code = "missing_api_key"
     message = "This server requires an API key. Send one in the header Authorization: Bearer KEY."
     if given:
-        code, ways = "invalid_api_key", "--api-key, --api-key-file"
-        message = f"The API key is not valid. Send one of the keys that the server was started with ({ways})."
+        code = "invalid_api_key"
+        message = (
+            "The API key is not valid. Send one of the keys that the server was started with (--api-key)."
+        )
     raise ApiError(message, status=401, code=code, headers={"WWW-Authenticate": "Bearer"})
 
 
@@ -56,23 +58,25 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _read(file: str | None) -> list[str]:
-    if file is None:
-        return []
+def _read(given: str) -> list[str]:
+    """Return a key as it is given, or the keys in @FILE."""
+    if not given.startswith("@"):
+        return [given]
+    file = Path(given[1:]).expanduser()
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "it is not UTF-8 text"
-        raise SettingsError(f"cannot read the API keys in {file} (api_key_file): {reason}") from None
+        raise SettingsError(f"cannot read the API keys in {file} (api_key): {reason}") from None
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     keys = [(number, line) for number, line in lines if line and not line.startswith("#")]
     if wrong := [number for number, key in keys if not KEY.fullmatch(key)]:
         raise SettingsError(
-            f"line {wrong[0]} of {file} (api_key_file) is not a valid API key; a key is visible ASCII "
+            f"line {wrong[0]} of {file} (api_key) is not a valid API key; a key is visible ASCII "
             "characters without spaces"
         )
     if not keys:
-        raise SettingsError(f"{file} (api_key_file) has no keys; write one key per line")
+        raise SettingsError(f"{file} (api_key) has no keys; write one key per line")
     return [key for _, key in keys]
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import zlib
-from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
 
@@ -11,11 +10,10 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from reprise.config.settings import Settings
 from reprise.server.errors import ApiError, BadRequestError, requested_name, shortened
 from reprise.server.http.error_responses import refuse
-from reprise.server.http.executor import PROMPT_LOG, SMALL_BYTES, Executor, client_of
-from reprise.server.logs import is_logging_prompts, log_prompt, record_in
+from reprise.server.http.executor import SMALL_BYTES, Executor, client_of
+from reprise.server.logs import record_in
 from reprise.server.requests.fields import Notes, validate
 from reprise.server.requests.json_body import parse_liberally
 
@@ -78,11 +76,17 @@ def _bad_encoding(coding: str) -> BadRequestError:
 
 def _too_large(limit_bytes: int) -> ApiError:
     return ApiError(
-        f"The request body is larger than the limit of {limit_bytes} bytes. Send a smaller body, or start "
-        "the server with a larger --max-body-bytes.",
+        f"The request body is larger than the limit of {limit_bytes} bytes. Send a smaller body.",
         status=413,
         code="body_too_large",
     )
+
+
+MAX_BODY_BYTES = 32 * 2**20
+"""Maximum size of a request body, as in Anthropic's API. It holds for the decompressed body too."""
+
+BODY_TIMEOUT_S = 60.0
+"""Seconds that a client may take to send a request's headers, and again to send its body."""
 
 
 class BodyLimit:
@@ -91,10 +95,8 @@ class BodyLimit:
     The size limit applies with and without a Content-Length header, and to the decompressed body too.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.max_body_bytes = settings.max_body_bytes
-        self.body_timeout_s = settings.body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body and pass the request on, or send an error."""
@@ -104,20 +106,19 @@ class BodyLimit:
         body, more_body = bytearray(), True
         try:
             coding = self._check_headers(Headers(scope=scope))
-            async with asyncio.timeout(self.body_timeout_s):
-                while more_body and len(body) <= self.max_body_bytes:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while more_body and len(body) <= MAX_BODY_BYTES:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return
                     body += message.get("body", b"")
                     more_body = message.get("more_body", False)
-            if len(body) > self.max_body_bytes:
-                raise _too_large(self.max_body_bytes)
-            whole = bytes(body) if coding is None else await decoded(bytes(body), coding, self.max_body_bytes)
+            if len(body) > MAX_BODY_BYTES:
+                raise _too_large(MAX_BODY_BYTES)
+            whole = bytes(body) if coding is None else await decoded(bytes(body), coding, MAX_BODY_BYTES)
         except TimeoutError:
             slow = ApiError(
-                f"The request body did not arrive within {self.body_timeout_s:g} seconds. Send it faster, or "
-                "start the server with a larger --body-timeout-s.",
+                f"The request body did not arrive within {BODY_TIMEOUT_S:g} seconds. Send it faster.",
                 status=408,
                 code="body_timeout",
                 headers={"Connection": "close"},
@@ -143,8 +144,8 @@ class BodyLimit:
                 code="too_many_headers",
             )
         declared = headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > self.max_body_bytes:
-            raise _too_large(self.max_body_bytes)
+        if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+            raise _too_large(MAX_BODY_BYTES)
         given = headers.get("content-encoding", "")
         coding = given.strip().lower()
         if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
@@ -172,8 +173,6 @@ async def read_body(request: Request, model: type[ModelT]) -> ModelT:
     record.ignored += notes.entries()
     own = getattr(model, "names", {}).items()
     record.field_names |= {name: requested_name(path, record.field_names) for name, path in own}
-    if is_logging_prompts():
-        await PROMPT_LOG.run(copy_context().run, log_prompt, "asked", body)
     return parsed
 
 

@@ -47,8 +47,6 @@ FORMAT = Threads("format", 2)
 """Write long responses."""
 SCHEMA_CHECKS = Threads("schema-checks", 4)
 """Wait for the process that checks answers."""
-PROMPT_LOG = Threads("prompt-log", 1)
-"""Write prompts and answers to the log, in order."""
 CONTROL = Threads("control", 1)
 """Wait for the engine, or for the last writes of the record."""
 

@@ -19,6 +19,7 @@ from reprise.server.http.error_responses import (
 )
 from reprise.server.http.request_log import ID_PATTERN, REQUEST_ID
 from reprise.server.requests.fields import IS_ID, UNLIMITED, RequestModel
+from reprise.server.requests.generation_fields import MAX_N
 
 if TYPE_CHECKING:
     from reprise.engine.engine import Engine
@@ -94,7 +95,7 @@ def complete_document(
         components["headers"] = {"RequestId": _ID_RETURNED}
         known.update(deepcopy(_make_schemas(models, is_liberal)))
         if not engine.may_unload:
-            _limit(whole, engine, settings.max_n)
+            _limit(whole, engine, MAX_N)
         # The framework validates nothing here, so it never sends its own validation errors.
         for name in _FRAMEWORK_SCHEMAS:
             known.pop(name, None)

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from reprise.config.settings import Settings
 from reprise.server.errors import UnavailableError, retry_after
 from reprise.server.http.access import Access, load_keys
+from reprise.server.http.body import BODY_TIMEOUT_S
 from reprise.server.http.connection_limits import uvicorn_config
 from reprise.server.http.error_responses import HAS_BEGUN, error_frame, internal_error, refuse
 from reprise.server.http.request_log import REQUEST_ID, with_prefix
@@ -43,7 +44,7 @@ class WhileLoading:
         self._access = Access(self._answer, settings, load_keys(settings))
         config = uvicorn_config(
             self._serve,
-            settings.body_timeout_s,
+            BODY_TIMEOUT_S,
             interface="asgi3",
             lifespan="off",
             backlog=256,

@@ -349,7 +349,7 @@ GROUPS = (
         ),
         Metric(
             "reprise_response_store_budget_bytes",
-            "Maximum memory for stored responses (--response-store-bytes).",
+            "Maximum memory for stored responses.",
             lambda now: now.stored.get("budget_bytes"),
         ),
     ),

@@ -11,6 +11,7 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.cancellation import check_wanted
 from reprise.engine.interface.images import (
+    MAX_IMAGE_TOKENS,
     ImageProcessor,
     PromptImage,
     mark,
@@ -159,12 +160,11 @@ class ImageReader:
         """Decode an image, unless it is cached. Raises ImageError."""
         if image.fault:
             raise ImageError(image.fault)
-        budget = self._settings.max_image_tokens
-        digest = hashlib.sha256(repr((processor, image.detail, budget)).encode())
+        digest = hashlib.sha256(repr((processor, image.detail, MAX_IMAGE_TOKENS)).encode())
         digest.update(image.data.encode("ascii", "replace"))
         key = digest.digest()
         if (picture := self._kept.get(key)) is None:
-            picture = DECODER.decode(processor, image.data, image.detail, budget)
+            picture = DECODER.decode(processor, image.data, image.detail, MAX_IMAGE_TOKENS)
             self._kept.put(key, picture)
         return picture
 

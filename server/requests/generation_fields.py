@@ -41,6 +41,8 @@ from reprise.server.requests.json_schema import (
 from reprise.server.requests.lark import check_lark
 from reprise.server.requests.messages import parts_of
 
+MAX_N = 8
+"""Maximum choices (n): as many as the batch has rows by default."""
 MAX_CHOICES = 1000
 MAX_CHOICES_CHARACTERS = 32_768
 MAX_BAD_WORDS = 100
@@ -212,11 +214,11 @@ class WindowFields(RequestModel):
     """With wedlm_decoding: streaming, fill in all tokens of which the model is less uncertain than this, in
     nats, but at least one; none: one at a time. null: --wedlm-entropy-threshold. Not in OpenAI's API."""
     wedlm_pos_penalty_factor: Annotated[float, Field(ge=0)] | None = None
-    """With wedlm_decoding: streaming, the uncertainty to add for each position ahead. null:
-    --wedlm-pos-penalty-factor. Not in OpenAI's API."""
+    """With wedlm_decoding: streaming, the uncertainty to add for each position ahead. null: 0.01. Not in
+    OpenAI's API."""
     wedlm_anchor: bool | None = None
     """With wedlm_decoding: streaming, whether every step also fills in the next token, as plain decoding
-    would. null: --wedlm-anchor. Not in OpenAI's API."""
+    would. null: false. Not in OpenAI's API."""
 
 
 class DraftFields(RequestModel):
@@ -339,8 +341,8 @@ class GenerationFields(AcceptsPeerFields, WindowFields):
     OpenAI's API."""
     loop_guard_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     """The answer ends if so many of its last tokens, at least 64, are one text eight times over. 0: never.
-    null: --loop-guard-tokens, or what the model says, if the request sets no limit of tokens, else never. Not
-    in OpenAI's API."""
+    null: 2048, or what the model's generation_config.json says, if the request sets no limit of tokens, else
+    never. Not in OpenAI's API."""
     allowed_token_ids: TokenIds = ()
     """The token ids that may be chosen, unless a grammar allows none of them. Empty: all. Not in OpenAI's
     API."""
@@ -361,7 +363,7 @@ class GenerationFields(AcceptsPeerFields, WindowFields):
     timings_per_token: bool = False
     """Whether each chunk of a stream has timings. Not in OpenAI's API."""
     n: int = Field(1, ge=1, le=INT32_MAX)
-    """Number of choices to generate for each prompt; at most --max-n."""
+    """Number of choices to generate for each prompt; at most 8."""
     presence_penalty: Penalty = 0.0
     """Subtracted from the logit of each token that the answer already contains."""
     frequency_penalty: Penalty = 0.0

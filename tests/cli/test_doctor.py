@@ -46,7 +46,7 @@ ANSWER = Answer(
 def test_all_is_well_with_the_bundled_model(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("REPRISE_COSTS_FILE", str(tmp_path / "costs.json"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["doctor", "--json", "--port", "0", "--api-key", "key"]) == 0
     checks = json.loads(capfd.readouterr().out)["checks"]
     assert [check["name"] for check in checks] == [
@@ -124,15 +124,19 @@ def level(check: Check) -> str:
     return check.level
 
 
+def metal(gibibytes: int | None) -> doctor.Device:
+    return doctor.Device("M4", 24 * GIB, None if gibibytes is None else gibibytes * GIB)
+
+
 def test_memory_is_compared_with_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     known = psutil.virtual_memory()._replace(total=32 * GIB, available=8 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: known)
-    assert [level(doctor.check_memory(24 * GIB, weights * GIB)) for weights in (4, 16, 28)] == [
+    assert [level(doctor.check_memory(metal(24), weights * GIB)) for weights in (4, 16, 28)] == [
         "ok", "warning", "problem",
     ]  # fmt: skip
-    assert level(doctor.check_wired_limit(None, 28 * GIB)) == "ok"
-    assert level(doctor.check_wired_limit(24 * GIB, 16 * GIB)) == "ok"
-    assert "iogpu.wired_limit_mb=29696" in doctor.check_wired_limit(24 * GIB, 28 * GIB).advice
+    assert level(doctor.check_wired_limit(metal(None), 28 * GIB)) == "ok"
+    assert level(doctor.check_wired_limit(metal(24), 16 * GIB)) == "ok"
+    assert "iogpu.wired_limit_mb=29696" in doctor.check_wired_limit(metal(24), 28 * GIB).advice
 
 
 def test_a_full_or_a_missing_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,12 +151,12 @@ def test_a_full_or_a_missing_disk_is_found(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_file_of_costs_may_lack_or_be_broken(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
-    (none,), (missing,) = check_costs(None), check_costs(str(file))
-    assert level(none) == level(missing) == "ok"
+    (missing,) = check_costs(file)
+    assert level(missing) == "ok"
     assert missing.found.startswith("nothing is learned yet")
     for text in ("{", "5"):
         file.write_text(text)
-        (unreadable,) = check_costs(str(file))
+        (unreadable,) = check_costs(file)
         assert level(unreadable) == "warning"
 
 
@@ -179,7 +183,7 @@ def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
         "d": {"ratios": [[1, 8]]},
     }
     file.write_text(json.dumps(entries))
-    whole, *models = check_costs(str(file))
+    whole, *models = check_costs(file)
     assert whole.found == "of 4 model(s), written 0 days ago"
     assert {check.name for check in models} == {"costs of a model"}, "--share shows these"
     assert [level(check) for check in models] == ["warning", "warning", "ok", "ok"]
@@ -188,7 +192,7 @@ def test_costs_are_told_in_plain_words(tmp_path: Path) -> None:
         "m (4-bit): nothing of steps of up to 8 tokens",
     ]
     file.write_text(json.dumps({f"{at}": {"ratios": []} for at in range(9)}))
-    assert len(list(check_costs(str(file)))) == 1 + MAX_MODELS
+    assert len(list(check_costs(file))) == 1 + MAX_MODELS
 
 
 def test_what_the_trial_raises_does_not_bring_mlx_into_the_process_that_waits() -> None:
@@ -306,9 +310,8 @@ def test_what_is_shared_holds_no_texts_names_or_paths(tmp_path: Path) -> None:
     )
     checks = [Check("model", "problem", f"{private} is broken", f"look into {private}")]
     device = Device("Apple M4 (Metal)", GIB, GIB)
-    made = doctor.make_report(
-        Settings(model=str(private)), checks, device, ANSWER, [tmp_path / "verify.json"]
-    )
+    found = doctor.Findings(checks, device, ANSWER)
+    made = doctor.make_report(Settings(model=str(private)), found, [tmp_path / "verify.json"])
     text = json.dumps(made)
     for secret in ("alice", "diary", "I am", str(tmp_path), str(Path.home())):
         assert secret not in text

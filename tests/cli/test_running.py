@@ -29,9 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             if file.is_file():
                 (folder / name / file.name).symlink_to(file)
     stages = []
-    with started(
-        ["--models-dir", str(folder), "--costs-file", "none"], lambda *told: stages.append(told)
-    ) as one:
+    with started(["--models-dir", str(folder)], lambda *told: stages.append(told)) as one:
         assert ("Loading one", 1.0) in stages
         yield one
 

@@ -11,10 +11,10 @@ import pytest
 
 from reprise.cli import service
 from reprise.cli.main import main
-from reprise.cli.service import LABEL, UNIT, Launchd, Systemd
-from reprise.server.run import LAST_WRITES_S, STUCK_S
+from reprise.cli.service import LABEL, STOP_S, UNIT, Launchd, Systemd
+from reprise.server.run import DRAIN_S, LAST_WRITES_S, STUCK_S
 
-ARGUMENTS = ["--model", "/models/a b", "--served-model-name", 'x"$%y', "--drain-s", "40"]
+ARGUMENTS = ["--model", "/models/a b", "--served-model-name", 'x"$%y', "--max-rows", "4"]
 
 LAUNCHCTL = """\
 #!/bin/sh
@@ -161,18 +161,18 @@ def test_variables_that_the_service_does_not_see_are_named_without_their_values(
 
 
 def test_the_supervisor_waits_until_the_server_gives_itself_up() -> None:
-    assert service.EXIT_S > STUCK_S + LAST_WRITES_S
+    assert service.STOP_S > DRAIN_S + STUCK_S + LAST_WRITES_S
 
 
 def test_the_property_list_says_what_to_run_and_where() -> None:
     supervisor = Launchd()
-    text = supervisor.render(["/opt/bin/reprise", "serve", *ARGUMENTS], Path("/work & play"), 60)
+    text = supervisor.render(["/opt/bin/reprise", "serve", *ARGUMENTS], Path("/work & play"))
     found = plistlib.loads(text.encode())
     assert found["Label"] == LABEL == supervisor.file.stem
     assert found["ProgramArguments"] == ["/opt/bin/reprise", "serve", *ARGUMENTS]
     assert found["WorkingDirectory"] == "/work & play"
     assert (found["RunAtLoad"], found["KeepAlive"]) == (True, {"SuccessfulExit": False})
-    assert found["ExitTimeOut"] == 60
+    assert found["ExitTimeOut"] == STOP_S
     assert found["StandardErrorPath"].endswith("/Library/Logs/reprise.log")
 
 
@@ -180,7 +180,7 @@ def test_the_property_list_says_what_to_run_and_where() -> None:
 @pytest.mark.skipif(sys.platform != "darwin", reason="plutil is macOS's")
 def test_plutil_accepts_the_property_list(tmp_path: Path) -> None:
     file = tmp_path / "agent.plist"
-    file.write_text(Launchd().render(["/opt/bin/reprise", "serve", *ARGUMENTS], tmp_path, 60))
+    file.write_text(Launchd().render(["/opt/bin/reprise", "serve", *ARGUMENTS], tmp_path))
     subprocess.run(["plutil", "-lint", str(file)], check=True)
 
 
@@ -188,7 +188,7 @@ def test_plutil_accepts_the_property_list(tmp_path: Path) -> None:
 def test_systemd_accepts_the_unit_and_reads_the_same_arguments(tmp_path: Path) -> None:
     file = tmp_path / UNIT
     command = [shutil.which("env") or "", "serve", *ARGUMENTS, "two\nlines", "back\\slash"]
-    file.write_text(Systemd().render(command, tmp_path, 60))
+    file.write_text(Systemd().render(command, tmp_path))
     done = subprocess.run(
         ["systemd-analyze", "--user", "verify", str(file)], capture_output=True, text=True, check=False,
         env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},

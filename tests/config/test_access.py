@@ -50,7 +50,7 @@ def test_allowing_every_origin_needs_a_key_or_insecure():
     with pytest.raises(SettingsError, match="every web page"):
         Settings(cors_origin=("*",))
     assert Settings(cors_origin=("*",), api_key=(KEY,))
-    assert Settings(cors_origin=("*",), api_key_file="keys")
+    assert Settings(cors_origin=("*",), api_key=("@keys",))
     assert Settings(cors_origin=("*",), insecure=True)
 
 

@@ -36,9 +36,9 @@ def test_a_limit_is_allowed_and_the_number_beyond_it_is_not(name):
         ("port", "http", "port is 'http'; it must be a whole number between 0 and 65535"),
         ("port", "80.5", "port is '80.5'; it must be a whole number between 0 and 65535"),
         ("max_rows", "0", "max_rows is 0; it must be at least 1"),
-        ("drain_s", "-1", "drain_s is -1.0; it must be at least 0"),
-        ("drain_s", "nan", "drain_s is nan; it must be finite"),
-        ("drain_s", "inf", "drain_s is inf; it must be finite"),
+        ("draft_overhead", "-1", "draft_overhead is -1.0; it must be at least 0"),
+        ("draft_overhead", "nan", "draft_overhead is nan; it must be finite"),
+        ("draft_overhead", "inf", "draft_overhead is inf; it must be finite"),
         ("log_format", "xml", "log_format is 'xml'; it must be one of text, json"),
         ("host", "", "host is ''; it must be non-empty text"),
         ("model", "", "model is ''; it must be non-empty text, or none"),
@@ -58,7 +58,7 @@ def test_only_a_whole_number_from_a_file_is_a_whole_number(given):
 
 
 def test_a_whole_number_is_valid_for_any_number():
-    assert SETTINGS["keep_alive_s"].check(3) == 3
+    assert SETTINGS["idle_unload_s"].check(3) == 3
 
 
 def test_a_huge_number_gets_the_same_error_as_any_other():

@@ -3,11 +3,13 @@ from itertools import product
 
 import pytest
 
+from reprise.cli.arguments import Parser, UsageError, unknown_arguments
 from reprise.cli.config import as_toml
 from reprise.config.per_model import settings_of
 from reprise.config.setting import SettingsError
-from reprise.config.settings import SETTINGS, Settings, default_costs_file
+from reprise.config.settings import SETTINGS, Settings, costs_file
 from reprise.config.sources import Origin, resolve
+from reprise.config.unknown import REMOVED
 
 
 @pytest.fixture
@@ -48,15 +50,15 @@ def test_flags_win_over_environment_over_file_over_defaults(toml, in_file, in_en
 
 
 def test_sources_that_set_different_settings_are_combined(toml):
-    settings = resolve({"port": "1"}, {"REPRISE_MAX_ROWS": "2"}, toml("max_n = 3\n")).settings
-    assert settings == Settings(port=1, max_rows=2, max_n=3)
+    settings = resolve({"port": "1"}, {"REPRISE_MAX_ROWS": "2"}, toml("max_queue = 3\n")).settings
+    assert settings == Settings(port=1, max_rows=2, max_queue=3)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_can_be_set_by_its_variable(name):
     known = SETTINGS[name]
     samples = {"kv_bits": "8", "draft_type": "suffix", "ngram_table_entries": "4096"}
-    samples |= {"cors_origin": "http://localhost:3000", "max_image_tokens": "512"}
+    samples |= {"cors_origin": "http://localhost:3000"}
     text = samples.get(name) or (known.choices[-1] if known.choices else "9")
     if known.kind == "boolean":
         text = "true"
@@ -80,9 +82,10 @@ def test_impossible_combinations_of_settings_are_refused(given, complaint):
 
 def test_the_costs_are_kept_in_the_cache_folder_of_the_user(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert default_costs_file() == "/somewhere/reprise/step_costs.json"
+    assert str(costs_file()) == "/somewhere/reprise/step_costs.json"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_costs_file() == "~/.cache/reprise/step_costs.json"
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert str(costs_file()) == "/home/ada/.cache/reprise/step_costs.json"
 
 
 def test_a_flag_unsets_what_the_file_set(toml):
@@ -91,16 +94,16 @@ def test_a_flag_unsets_what_the_file_set(toml):
 
 
 def test_a_file_unsets_a_default_with_the_word_none(toml):
-    assert resolve(file=toml('costs_file = "none"')).settings.costs_file is None
+    assert resolve(file=toml('wedlm_entropy_threshold = "none"')).settings.wedlm_entropy_threshold is None
 
 
 def test_the_file_may_be_named_by_a_variable_and_a_flag_names_another(toml, tmp_path):
     file = toml("port = 1001\n")
     other = tmp_path / "other.toml"
-    other.write_text("max_n = 2\n")
+    other.write_text("max_queue = 2\n")
     environment = {"REPRISE_CONFIG": str(file)}
     assert resolve(environment=environment).settings == Settings(port=1001)
-    assert resolve(environment=environment, file=other).settings == Settings(max_n=2)
+    assert resolve(environment=environment, file=other).settings == Settings(max_queue=2)
 
 
 def test_variables_of_other_programs_are_ignored():
@@ -245,7 +248,45 @@ def test_names_of_the_hub_and_of_machines_stay_as_they_are():
     assert (settings.model, settings.hosts) == ("owner/model~1", "one,two")
 
 
-def test_the_documented_default_has_the_tilde(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert Settings(costs_file="~/costs.json").costs_file == f"{tmp_path}/costs.json"
-    assert str(tmp_path) not in SETTINGS["costs_file"].default_text
+@pytest.mark.parametrize("name", REMOVED)
+def test_what_is_no_setting_any_more_is_named_with_what_to_do_wherever_it_is_set(name, toml):
+    assert name not in SETTINGS
+    flag, variable = f"--{name.replace('_', '-')}", f"REPRISE_{name.upper()}"
+    for what, sources in (
+        (f"setting {name} in ", {"file": toml(f"{name} = 3\n")}),
+        (f'setting {name} in [models."one"]', {"file": toml(f'[models."one"]\n{name} = 3\n')}),
+        (f"variable {variable} in the environment", {"environment": {variable: "3"}}),
+    ):
+        with pytest.raises(SettingsError) as caught:
+            resolve(**sources)
+        assert str(caught.value).startswith(what)
+        assert str(caught.value).endswith(f" is gone: {REMOVED[name]}")
+    with pytest.raises(UsageError, match=f"^argument {flag} is gone: {re.escape(REMOVED[name])}$"):
+        raise unknown_arguments(Parser(), [f"{flag}=3"])
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"gate": "perhaps"}, "gate is 'perhaps'; it must be one of auto, on, off, or a number"),
+        ({"gate": "-1"}, "gate is -1.0; it must be at least 0"),
+        ({"split": "20,"}, "split is '20,'; it must be pipeline, tensor or numbers"),
+    ],
+)
+def test_a_word_or_numbers_are_checked(given, complaint):
+    with pytest.raises(SettingsError, match=complaint):
+        resolve(given)
+
+
+def test_a_word_or_a_number_is_the_same_in_a_file_and_a_flag(toml):
+    assert resolve({"gate": "0.05"}).settings.gate == resolve(file=toml("gate = 0.05")).settings.gate == 0.05
+    assert resolve({"gate": "on"}).settings.gate == resolve(file=toml('gate = "on"')).settings.gate == "on"
+
+
+def test_the_numbers_of_a_split_are_layers_of_a_pipeline():
+    found = [(one.split_kind, one.split_layers) for one in map(split, ("pipeline", "tensor", "20,12"))]
+    assert found == [("pipeline", ()), ("tensor", ()), ("pipeline", (20, 12))]
+
+
+def split(text):
+    return resolve({"split": text}).settings

@@ -16,7 +16,7 @@ AGENT_TOKENS = 36_305
 
 
 def test_it_takes_more_than_an_agent_s_first_prompt() -> None:
-    loaded = make_loader(Settings(costs_file=None))(None)
+    loaded = make_loader(Settings(keeps_costs=False))(None)
     assert loaded.info.context_tokens == 65_536 > AGENT_TOKENS
     limit = json.loads((BUNDLED_MODEL / "tokenizer_config.json").read_text())["model_max_length"]
     assert limit == loaded.info.context_tokens
@@ -24,7 +24,7 @@ def test_it_takes_more_than_an_agent_s_first_prompt() -> None:
 
 def test_with_little_memory_it_starts_with_a_shorter_context(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    loaded = make_loader(Settings(costs_file=None))(None)
+    loaded = make_loader(Settings(keeps_costs=False))(None)
     budget = make_memory_budget(loaded, Settings(memory_bytes=256 * 2**20), Sharing.GROUPS, None)
     assert 16_384 < loaded.info.context_tokens < 65_536
     assert budget.bytes_alone(loaded.info.context_tokens) <= budget.room_bytes

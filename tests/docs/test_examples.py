@@ -17,9 +17,8 @@ FIRST = ("Who are you?", "Hello!")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    costs = tmp_path_factory.mktemp("costs") / "costs.json"
-    with started(["--costs-file", str(costs)], lambda *_: None) as one:
+def server() -> Iterator[Server]:
+    with started([], lambda *_: None) as one:
         yield one
 
 
@@ -73,12 +72,11 @@ def test_drafts_and_predictions_of_the_drafting_page_are_taken(server, tmp_path,
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
-def test_the_examples_of_a_model_in_python_run_one_after_the_other(page, tmp_path, capsys):
+def test_the_examples_of_a_model_in_python_run_one_after_the_other(page, capsys):
     examples = [example for example in blocks(page, "python") if "OpenAI(" not in example]
-    own = f'LLM(costs_file="{tmp_path / "costs.json"}")'
     names: dict[str, object] = {}
     for example in examples:
-        exec(example.replace("LLM()", own), names)
+        exec(example, names)
     printed = capsys.readouterr().out
     assert printed.startswith("I am the Reprise demo model")
     if page == "docs/python.md":

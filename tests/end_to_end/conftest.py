@@ -16,17 +16,28 @@ from tests.holds import note_holds
 STARTED_WITHIN_S, LAST_LINES_WITHIN_S = 240, 60
 RECORDED = "recorded.jsonl"
 FROM_CHECKOUT = (sys.executable, "-c", "import sys; from reprise.cli.main import main; sys.exit(main())")
+
+
+def with_constant(name: str, value: float) -> tuple[str, ...]:
+    """FROM_CHECKOUT, where a module's constant has another value. name: with that of its module."""
+    module, _, constant = name.rpartition(".")
+    first = f"import {module} as module; module.{constant} = {value}; "
+    return (*FROM_CHECKOUT[:-1], first + FROM_CHECKOUT[-1])
+
+
 CONTEXT_TOKENS = 8192
 """Less than the bundled model takes, so that an answer without an end does not run for minutes."""
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[tuple[str, list[str]]]:
+def serving(
+    folder: Path, *flags: str, command: Sequence[str] = FROM_CHECKOUT
+) -> Iterator[tuple[str, list[str]]]:
     """The address of a server that has to exit with 0, and what it has printed so far, line by line.
 
     folder: takes what the server keeps, so that nothing is written where the person's own things are.
     """
-    with started(folder, *flags) as (address, printed, process):
+    with started(folder, *flags, command=command) as (address, printed, process):
         yield address, printed
         process.terminate()
         assert process.wait(STARTED_WITHIN_S) == 0, "".join(printed)
@@ -42,7 +53,7 @@ def started(
     """As serving(), but the process is there to be ended; if that is not done, it is killed."""
     # Variables of the person who runs the tests must not change what is tested.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
-    environment["REPRISE_COSTS_FILE"] = str(folder / "costs.json")
+    environment["XDG_CACHE_HOME"] = str(folder / "cache")
     environment["REPRISE_NGRAM_TABLE_FILE"] = str(folder / "ngrams")
     limit = ("--max-context-tokens", str(CONTEXT_TOKENS))
     process = subprocess.Popen(

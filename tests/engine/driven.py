@@ -3,11 +3,14 @@
 import functools
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 from reprise.config.settings import Settings
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.generating.setup import flat_costs, make_worker
 from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.memory import prefill_plan
+from reprise.engine.memory.prefill_plan import MAX_STALL_MS
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.pool.residency import FindHead, Makers
 from reprise.engine.sampling.grammar import Grammars
@@ -40,17 +43,19 @@ class Driven:
         draft: LoadedModel | None = None,
         find_head: FindHead | None = None,
         costs: StepCosts | None = None,
+        max_stall_ms: float = MAX_STALL_MS,
         **settings: Any,
     ) -> None:
         self.loaded = loaded
         self.grammars = Grammars(loaded.tokenizer)
-        self.worker = make_worker(
-            loaded,
-            draft,
-            Settings(**settings),
-            Makers(make_sources=make_sources, find_head=find_head, costs=costs or flat_costs()),
-            lambda _what, _share: None,
-        )
+        with patch.object(prefill_plan, "MAX_STALL_MS", max_stall_ms):
+            self.worker = make_worker(
+                loaded,
+                draft,
+                Settings(**settings),
+                Makers(make_sources=make_sources, find_head=find_head, costs=costs or flat_costs()),
+                lambda _what, _share: None,
+            )
         self.answers: dict[str, Answer] = {}
 
     def ask(self, request: GenerationRequest) -> Answer:

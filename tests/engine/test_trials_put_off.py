@@ -21,7 +21,7 @@ from tests.drafters.fakes import scored
 from tests.engine.memory.test_estimate import Guesser
 from tests.engine.support import ask, make_loaded, make_model, oracle, prompt_of, request, wait_until
 
-SETTINGS: dict[str, Any] = {"costs_file": None, "draft_type": "suffix", "max_rows": 2}
+SETTINGS: dict[str, Any] = {"keeps_costs": False, "draft_type": "suffix", "max_rows": 2}
 
 
 def fresh() -> LoadedModel:

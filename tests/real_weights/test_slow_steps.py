@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reprise.bench.workloads.chats import render
-from reprise.config.settings import Settings
+from reprise.config.settings import Settings, costs_file
 from reprise.drafters.assembly import make_drafters
 from reprise.drafters.repetition import score_in_slices
 from reprise.engine.engine import Engine
@@ -34,11 +34,15 @@ QUOTE = f"Repeat the following text exactly, word for word.\n\n{TEXT}"
 CHAT = "Tell me a short story about a dog and a river."
 
 
+@pytest.fixture(autouse=True)
+def _own_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 @pytest.fixture(scope="module", params=["smollm2_folder"])
-def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    file = tmp_path_factory.mktemp("costs") / "costs.json"
+def settings(request: pytest.FixtureRequest) -> Settings:
     folder = request.getfixturevalue(request.param)
-    return Settings(model=str(folder), costs_file=str(file), max_rows=2)
+    return Settings(model=str(folder), max_rows=2)
 
 
 @contextmanager
@@ -67,7 +71,7 @@ def answer(engine: Engine, text: str, draft: str = "auto") -> Finished:
 
 @pytest.fixture(scope="module")
 def plain(settings: Settings) -> dict[str, tuple[int, ...]]:
-    with running(replace(settings, costs_file=None)) as engine:
+    with running(replace(settings, keeps_costs=False)) as engine:
         return {text: tuple(answer(engine, text, "none").tokens) for text in (QUOTE, CHAT)}
 
 
@@ -86,12 +90,11 @@ def check(engine: Engine, plain: dict[str, tuple[int, ...]]) -> None:
 
 @pytest.mark.parametrize("settings", ["smollm2_folder", "gemma3_folder"], indirect=True, scope="module")
 def test_on_a_cold_server(settings: Settings, plain: dict[str, tuple[int, ...]]) -> None:
-    with running(replace(settings, costs_file=None)) as engine:
+    with running(replace(settings, keeps_costs=False)) as engine:
         check(engine, plain)
 
 
-def test_after_a_restart(settings: Settings, plain: dict[str, tuple[int, ...]], tmp_path: Path) -> None:
-    settings = replace(settings, costs_file=str(tmp_path / "costs.json"))
+def test_after_a_restart(settings: Settings, plain: dict[str, tuple[int, ...]]) -> None:
     with running(settings) as engine:
         check(engine, plain)
     with running(settings) as engine:
@@ -103,8 +106,7 @@ def test_after_a_restart_with_a_straight_line_on_disk(
     settings: Settings, plain: dict[str, tuple[int, ...]]
 ) -> None:
     """With such costs no draft seems to pay."""
-    assert settings.costs_file
-    file = Path(settings.costs_file)
+    file = costs_file()
     with running(settings) as engine:
         check(engine, plain)
     widths = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
@@ -117,10 +119,10 @@ def test_after_a_restart_with_a_straight_line_on_disk(
 
 
 def test_after_costs_were_learned_beside_a_load_that_went_away(
-    settings: Settings, plain: dict[str, tuple[int, ...]], tmp_path: Path
+    settings: Settings, plain: dict[str, tuple[int, ...]]
 ) -> None:
     load = [multiprocessing.get_context("spawn").Process(target=spin, daemon=True) for _ in range(2)]
-    with running(replace(settings, costs_file=str(tmp_path / "costs.json"))) as engine:
+    with running(settings) as engine:
         for process in load:
             process.start()
         try:

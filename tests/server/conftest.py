@@ -6,13 +6,17 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
+from reprise.server.generation import answer
+from reprise.server.http import body
 from tests.server.fake_engine import FakeEngine
 from tests.server.served import served
 
 
 @pytest.fixture
-def settings():
-    return Settings(served_model_name=("alias",), max_body_bytes=100_000, keep_alive_s=30.0)
+def settings(monkeypatch):
+    monkeypatch.setattr(body, "MAX_BODY_BYTES", 100_000)
+    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 30.0)
+    return Settings(served_model_name=("alias",))
 
 
 @pytest.fixture

@@ -49,30 +49,31 @@ def test_no_bar_is_shown_without_a_terminal_or_for_a_quick_start(is_watched, sho
     assert _shown([("Loading demo_model", 0.5)], is_watched, show_after_s).strip() == ""
 
 
+@pytest.fixture(autouse=True)
+def _home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.mark.parametrize(
     ("settings", "can_draft", "said"),
     [
-        ({"costs_file": "~/costs.json"}, True, "auto, step costs from ~/costs.json"),
+        ({}, True, "auto, step costs from ~/cache/reprise/step_costs.json"),
         (
-            {"draft_model": "org/small", "draft_type": "draft-model", "costs_file": "~/costs.json"},
+            {"draft_model": "org/small", "draft_type": "draft-model"},
             True,
-            "draft-model with org/small, step costs from ~/costs.json",
-        ),
-        (
-            {"draft_type": "suffix", "costs_file": None},
-            True,
-            "suffix, step costs learned anew at every start",
+            "draft-model with org/small, step costs from ~/cache/reprise/step_costs.json",
         ),
         ({"draft_type": "suffix"}, False, "off, this model does not support drafting"),
     ],
 )
 def test_the_banner_says_where_drafts_and_their_costs_come_from(settings, can_draft, said):
-    assert describe_drafts(Settings(**settings, verbose=True), can_draft, FakeEngine().info) == said
+    assert describe_drafts(Settings(**settings, log_level="debug"), can_draft, FakeEngine().info) == said
 
 
 def test_the_banner_says_how_drafts_are_translated():
-    settings = Settings(draft_model="org/small", costs_file="~/costs.json", verbose=True)
-    said = "auto with org/small (translated: context), step costs from ~/costs.json"
+    settings = Settings(draft_model="org/small", log_level="debug")
+    said = "auto with org/small (translated: context), step costs from ~/cache/reprise/step_costs.json"
     assert describe_drafts(settings, True, replace(FakeEngine().info, draft_strategy="context")) == said
     assert "translated" not in describe_drafts(
         settings, True, replace(FakeEngine().info, draft_strategy="none")
@@ -80,13 +81,13 @@ def test_the_banner_says_how_drafts_are_translated():
 
 
 def test_the_banner_says_which_head_drafts():
-    costs = "step costs from ~/costs.json"
-    found = Settings(costs_file="~/costs.json", verbose=True)
+    costs = "step costs from ~/cache/reprise/step_costs.json"
+    found = Settings(log_level="debug")
     assert (
         describe_drafts(found, True, replace(FakeEngine().info, head="mtp"))
         == f"auto with an MTP head, {costs}"
     )
-    given = Settings(draft_model="block", costs_file="~/costs.json", verbose=True)
+    given = Settings(draft_model="block", log_level="debug")
     said = describe_drafts(given, True, replace(FakeEngine().info, head="dflash"))
     assert said == f"auto with a DFlash drafter (block), {costs}"
 
@@ -145,24 +146,24 @@ def test_it_counts_down_between_two_shares_and_ends_when_it_was_wrong():
 
 
 def test_the_banner_says_that_streamed_answers_may_differ():
-    assert "decoding  " not in _banner(wedlm_anchor=True)
-    said = _banner(wedlm_decoding="streaming", wedlm_entropy_threshold=None, wedlm_anchor=True)
+    assert "decoding  " not in _banner()
+    said = _banner(wedlm_decoding="streaming", wedlm_entropy_threshold=None)
     differs = "answers may differ from those of plain decoding"
-    assert f"decoding streaming (window of 16, one by one, anchored): {differs}" in said
+    assert f"decoding streaming (window of 16, one by one): {differs}" in said
 
 
 def test_the_banner_says_that_tools_have_the_generic_format():
-    assert "  tools  " not in _banner(verbose=True)
-    said = _banner(markers=Markers(is_generic=True), verbose=True)
+    assert "  tools  " not in _banner(log_level="debug")
+    said = _banner(markers=Markers(is_generic=True), log_level="debug")
     assert "  tools    generic format: the chat template has none that is known\n" in said
 
 
 def test_the_banner_says_what_was_found_by_trying():
     info = FakeEngine().info
-    said = _banner(info, verbose=True)
+    said = _banner(info, log_level="debug")
     assert "  exact    widths not tried; --exact and `reprise verify` find them\n" in said
     info = replace(info, batching="one forward pass for all rows", exact="1 row: 2, 3")
-    said = _banner(info, verbose=True)
+    said = _banner(info, log_level="debug")
     assert "  batch    one forward pass for all rows\n" in said
     assert "  exact    1 row: 2, 3\n" in said
 

@@ -65,11 +65,11 @@ def test_a_long_answer_without_max_tokens_is_logged_after_a_minute_and_then_ever
 
 @pytest.mark.parametrize(("fields", "is_logged"), [({}, True), ({"max_tokens": 5}, False)])
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
-@pytest.mark.parametrize("settings", [Settings(keep_alive_s=0.01)], ids=[""])
 async def test_only_an_answer_that_sets_no_limit_is_logged_while_it_runs(
     client, engine, log, monkeypatch, fields, is_logged, stream
 ):
     monkeypatch.setattr(request_output, "LONG_S", 0.0)
+    monkeypatch.setattr(request_output, "KEEP_ALIVE_S", 0.01)
     looked = asyncio.Event()
     receive = Submission.receive
 
@@ -216,34 +216,8 @@ async def test_neither_prompt_nor_answer_is_logged_even_at_debug(client, engine,
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-@pytest.mark.parametrize("streams", [True, False], ids=["streaming", "not streaming"])
-async def test_prompts_and_answers_are_logged_with_log_prompts(client, log, log_format, streams):
-    written = log(log_format, log_prompts=True)
-    response = await client.post(CHAT, json=BODY | {"stream": streams, "n": 2})
-    asked, first, second, request = written.getvalue().splitlines()
-    assert "asked {" in asked.replace("\\", "")
-    assert SECRET in asked
-    for index, line in enumerate((first, second)):
-        assert f"answered [{index}] user: {SECRET}" in line
-    assert SECRET not in request
-    for line in (asked, first, second):
-        assert response.headers["x-request-id"] in line
-
-
-async def test_a_logged_prompt_cannot_forge_a_line(client, log):
-    written = log("text", log_prompts=True)
-    body = b'{\n"messages": [{"role": "user", "content": "\xc2\x9b2J\xe2\x80\xa8\\u001b[2J\\n"}]\r\n}'
-    await client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
-    asked, answered, _ = written.getvalue().splitlines()
-    for line in (asked, answered):
-        assert "\\x9b2J\\u2028" in line
-        assert "\x1b" not in line
-
-
-@pytest.mark.parametrize("options", [{}, {"log_prompts": True}])
-@pytest.mark.parametrize("log_format", ["text", "json"])
-async def test_no_key_is_ever_logged(engine, log, log_format, options):
-    written = log(log_format, "debug", **options)
+async def test_no_key_is_ever_logged(engine, log, log_format):
+    written = log(log_format, "debug")
     app = create_app(engine, Settings(api_key=("in-force",)))
     transport = httpx.ASGITransport(app)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as http:

@@ -32,7 +32,7 @@ _HOLD = re.compile(r'reprise_event_loop_holds_total\{span="(\w+)"\} (\S+)')
 
 @pytest.fixture
 def settings():
-    return Settings(max_body_bytes=32 * 2**20)
+    return Settings()
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_who_does_not_read_is_left(engine):
     head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
     with (
-        served(create_app(engine, Settings(max_body_bytes=10**6)), timeout_s=0.5) as url,
+        served(create_app(engine, Settings()), timeout_s=0.5) as url,
         connected(url) as connection,
     ):
         connection.sendall(head.encode() + body)

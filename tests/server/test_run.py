@@ -73,7 +73,7 @@ def start():
 
 
 def test_the_banner_says_what_is_served_and_where_and_its_curl_works(start):
-    process = start("echo", "served_model_name=alias", "costs_file=kept/costs.json")
+    process = start("echo", "served_model_name=alias")
     address = process.address()
     curl = process.wait_for(r"(?s)  (curl .*?'\{.*\}')\n")[1]
     banner = process.text
@@ -148,7 +148,7 @@ def test_an_invalid_address_is_one_line_and_status_1(start, host):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_an_idle_server_with_0_at_once(start, number):
     # What has to end first gets an hour, so that the test itself would not see the end.
-    process = start("echo", "drain_s=3600")
+    process = start("echo", "DRAIN_S=3600")
     with httpx.Client() as http:
         # An idle keep-alive connection must not delay the exit.
         assert http.get(process.address() + "/health").status_code == 200
@@ -157,7 +157,7 @@ def test_a_signal_ends_an_idle_server_with_0_at_once(start, number):
 
 
 def test_while_draining_new_requests_get_503_and_running_ones_finish(start):
-    process = start("wait_midway", "drain_s=1.5")
+    process = start("wait_midway", "DRAIN_S=1.5")
     address = process.address()
     with httpx.stream("POST", address + "/v1/chat/completions", json=BODY) as response:
         lines = response.iter_lines()
@@ -179,7 +179,7 @@ def test_while_draining_new_requests_get_503_and_running_ones_finish(start):
 
 
 def test_a_second_ctrl_c_ends_every_stream_with_an_error_and_the_process_at_once(start):
-    process = start("wait_midway", "drain_s=600")
+    process = start("wait_midway", "DRAIN_S=600")
     with httpx.stream("POST", process.address() + "/v1/chat/completions", json=BODY) as response:
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")

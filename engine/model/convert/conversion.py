@@ -4,7 +4,6 @@ import errno
 import fcntl
 import hashlib
 import io
-import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import mlx_lm.utils
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path, tree_unflatten
 from mlx_lm.utils import dequantize_model, quantize_model, save
 
+from reprise.config.settings import cache_folder
 from reprise.engine.model.convert import gguf_folder
 from reprise.engine.model.convert.gguf_file import GgufFile, check_digest, first_line, read_gguf
 from reprise.engine.model.convert.gguf_folder import write_shards
@@ -245,10 +245,9 @@ FORMAT = 2
 FETCHED_WITHIN_S = 1800
 
 
-def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
+def default_cache() -> Path:
     """Return the folder of converted models, in the user's cache folder (XDG_CACHE_HOME)."""
-    home = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "reprise" / "converted"
+    return cache_folder() / "converted"
 
 
 def converted(source: str, show: Show, cache: Path | None = None, whole_bytes: int = 0) -> Path:

@@ -10,11 +10,10 @@ import logging
 import os
 import time
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from reprise.config.atomic_files import read_object, write_in_folder
-from reprise.config.settings import Settings
+from reprise.config.settings import Settings, costs_file
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.speculative.costs.cost_table import (
     ROWS,
@@ -53,9 +52,9 @@ def make_costs(info: ModelInfo, settings: Settings, batched: bool) -> StepCosts:
 
 def read_ratios(info: ModelInfo, settings: Settings) -> dict[Shape, float]:
     """Return the step ratios that an earlier run learned here; empty if there are none."""
-    if settings.costs_file is None:
+    if not settings.keeps_costs:
         return {}
-    path = Path(settings.costs_file)
+    path = costs_file()
     entry = read_object(path, log, "costs of steps are learned anew").get(_key(info, settings), {})
     try:
         return ratios_of(entry)
@@ -80,9 +79,9 @@ def ratios_of(entry: Any) -> dict[Shape, float]:
 
 def write_ratios(costs: StepCosts, info: ModelInfo, settings: Settings) -> None:
     """Write a model's learned step costs to the file, if there is one. Logs a failure."""
-    if settings.costs_file is None or not (learned := costs.learned_ratios()):
+    if not settings.keeps_costs or not (learned := costs.learned_ratios()):
         return
-    path, key = Path(settings.costs_file), _key(info, settings)
+    path, key = costs_file(), _key(info, settings)
     # Ratios that no step has refuted stay.
     before = {s: r for s, r in read_ratios(info, settings).items() if s in costs.table.guesses}
     found = sorted((before | learned).items())

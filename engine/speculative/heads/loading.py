@@ -277,8 +277,13 @@ def _load(settings: Settings, found: FoundHead, loaded: LoadedModel) -> NamedHea
     target = Target(info.name, config, info.num_layers, info.vocab_size, ends)
     head = load_head(found, target, settings.num_draft_tokens)
     if settings.dflash_window:
-        _set_bounds(head, found, settings.dflash_sink, settings.dflash_window)
+        _set_bounds(head, found, DFLASH_SINK, settings.dflash_window)
     return NamedHead(head, found.kind)
+
+
+DFLASH_SINK = 64
+"""Positions at the beginning of a text that a DFlash drafter keeps with a window: much attention falls on
+these, whatever they hold."""
 
 
 def _set_bounds(head: MTPHead | DFlashHead, found: FoundHead, sink: int, window: int) -> None:

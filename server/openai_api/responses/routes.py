@@ -13,7 +13,7 @@ from reprise.server.generation.answer import answer, known_stream, response_head
 from reprise.server.generation.prepare import count_prompt_tokens, prepare_chat
 from reprise.server.generation.service import LeasedModel, lease_for, lease_model
 from reprise.server.http.access import key_digest
-from reprise.server.http.body import read_body, read_query
+from reprise.server.http.body import MAX_BODY_BYTES, read_body, read_query
 from reprise.server.http.error_responses import note_error
 from reprise.server.http.executor import FORMAT
 from reprise.server.http.openapi import body_schema, query_schema
@@ -59,7 +59,7 @@ class Converted:
 
 
 def find_named(
-    body: ResponsesRequest, store: ResponseStore, owner: str, notes: Notes, max_body_bytes: int
+    body: ResponsesRequest, store: ResponseStore, owner: str, notes: Notes
 ) -> tuple[list[Any], Turn | None, int]:
     """Find the stored response and items that a request names.
 
@@ -84,10 +84,10 @@ def find_named(
     found = [item for item in items if isinstance(item, bytes)]
     named = [*found, *(previous.history() if previous else ())]
     num_bytes = sum(map(len, named))
-    if len(named) > MAX_NAMED or num_bytes > max(max_body_bytes, store.max_bytes):
+    if len(named) > MAX_NAMED or num_bytes > max(MAX_BODY_BYTES, store.max_bytes):
         message = (
             f"The stored items that the request continues or refers to are {len(named)} and have {num_bytes} "
-            f"bytes; at most {MAX_NAMED} items and {max_body_bytes} bytes are allowed. "
+            f"bytes; at most {MAX_NAMED} items and {MAX_BODY_BYTES} bytes are allowed. "
             "Compact the conversation (POST /v1/responses/compact), or begin a new one."
         )
         raise BadRequestError(message, param=PREVIOUS if previous else "input", code="invalid_value")
@@ -207,8 +207,7 @@ async def _convert(
     Raises NotFoundError, and BadRequestError if too much is named.
     """
     notes = Notes(leased.settings.unknown_fields == "refuse")
-    store, max_bytes = _store_of(request), leased.settings.max_body_bytes
-    given, previous, work_bytes = find_named(body, store, key_digest(request), notes, max_bytes)
+    given, previous, work_bytes = find_named(body, _store_of(request), key_digest(request), notes)
 
     def convert() -> Converted:
         read = {item: from_json(item) for item in {one for one in given if isinstance(one, bytes)}}

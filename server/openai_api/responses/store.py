@@ -83,6 +83,10 @@ def stored_response(
     return StoredResponse(turn, to_json(response), tuple(item_id for item_id, _ in both))
 
 
+STORE_BYTES = 64 * 2**20
+"""Maximum memory for stored responses: thousands of turns; requests that store nothing send store: false."""
+
+
 class ResponseStore:
     """Stored responses; the least recently used are evicted. Use it on the event loop only.
 
@@ -128,7 +132,7 @@ class ResponseStore:
         if stored is None:
             raise NotFoundError(
                 f"There is no stored response '{shortened(response_id)}'. Responses with store: false and "
-                "failed ones are not stored, others are kept until evicted (--response-store-bytes) or until "
+                "failed ones are not stored, others are kept until evicted, or until "
                 "the server stops, and each belongs to one API key. To continue without it, send the whole "
                 "conversation as input.",
                 param=param,

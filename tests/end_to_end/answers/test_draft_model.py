@@ -10,9 +10,10 @@ import pytest
 from reprise.bench.local_engine import LocalEngine
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
+from reprise.engine.generating import setup
 from reprise.engine.generating.setup import flat_costs
 from reprise.server.app import create_app
-from tests.end_to_end.conftest import serving
+from tests.end_to_end.conftest import serving, with_constant
 from tests.server.openai_shapes import valid_chat, valid_timings
 from tests.server.served import served
 
@@ -25,12 +26,12 @@ ASKED = [
 
 
 @pytest.fixture
-def drafting() -> Iterator[str]:
+def drafting(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a server whose draft model pays on every machine: all steps cost the same."""
     settings = Settings(
-        served_model_name=("demo",), draft_model=DRAFT_MODEL, draft_type="draft-model",
-        translation_prefix_tokens=3,
+        served_model_name=("demo",), draft_model=DRAFT_MODEL, draft_type="draft-model"
     )  # fmt: skip
+    monkeypatch.setattr(setup, "TRANSLATION_PREFIX_TOKENS", 3)
     with LocalEngine(settings, flat_costs()) as local, served(create_app(local.engine, settings)) as address:
         yield address
 
@@ -65,8 +66,9 @@ def test_it_changes_no_answer_and_its_drafts_are_counted(drafting: str, sampling
 
 
 def test_with_learned_costs_it_changes_no_answer(server_folder: Path) -> None:
-    flags = ["--draft-model", DRAFT_MODEL, "--draft-type", "draft-model", "--translation-prefix-tokens", "3"]
-    with serving(server_folder, *flags) as (address, printed):
+    flags = ["--draft-model", DRAFT_MODEL, "--draft-type", "draft-model"]
+    few = with_constant("reprise.engine.generating.setup.TRANSLATION_PREFIX_TOKENS", 3)
+    with serving(server_folder, *flags, command=few) as (address, printed):
         for content in ASKED:
             plain = _ask(address, content, {"type": "none"}, temperature=0)
             drafted = _ask(address, content, None, temperature=0)

@@ -97,11 +97,11 @@ def test_metrics_count_what_was_asked(client, http):
     assert forwards == answer.timings["forwards"]
 
 
-def test_what_steps_cost_is_kept_where_the_settings_say(tmp_path):
+def test_what_steps_cost_is_kept_in_the_cache_folder(tmp_path):
     with serving(tmp_path) as (address, _), openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
         for _ in range(2):
             _ask(client)
-    (entry,) = json.loads((tmp_path / "costs.json").read_text()).values()
+    (entry,) = json.loads((tmp_path / "cache" / "reprise" / "step_costs.json").read_text()).values()
     assert entry["model"] == "reprise-demo (bfloat16)"
     assert entry["ratios"]
     assert all(rows == 1 < width and ratio > 0 for rows, width, ratio in entry["ratios"])

@@ -25,9 +25,8 @@ REQUESTS = [
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    costs = str(tmp_path_factory.mktemp("costs") / "costs.json")
-    with LLM(progress=False, max_context_tokens=CONTEXT_TOKENS, costs_file=costs) as made:
+def llm() -> Iterator[LLM]:
+    with LLM(progress=False, max_context_tokens=CONTEXT_TOKENS) as made:
         yield made
 
 

@@ -27,6 +27,7 @@ from reprise.engine.pool.catalogue import Catalogue
 from reprise.engine.pool.model_engine import Inbox
 from reprise.engine.pool.residency import Makers
 from reprise.server.app import create_app
+from reprise.server.generation import service
 from reprise.server.generation.list_and_pull import MAX_PULLS
 from tests.end_to_end.conftest import serving as real_server
 from tests.end_to_end.seeing_folder import write_seeing
@@ -204,9 +205,12 @@ def test_a_stream_shows_how_far_its_model_is_and_then_the_answer(
         assert last in "\n".join(rest[-2:])
 
 
-def test_a_load_that_takes_too_long_is_a_503_and_harms_nobody(models: Path, hub: HubCache) -> None:
+def test_a_load_that_takes_too_long_is_a_503_and_harms_nobody(
+    models: Path, hub: HubCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LOAD_TIMEOUT_S", 0.3)
     gate = Gate()
-    with serving(models, hub, gate, load_timeout_s=0.3, idle_unload_s=0.05) as client:
+    with serving(models, hub, gate, idle_unload_s=0.05) as client:
         gate.opened.clear()
         response = ask(client, "three")
         assert response.status_code == 503

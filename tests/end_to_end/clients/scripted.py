@@ -41,7 +41,7 @@ WINDOW_TOKENS = 64
 
 def recording(folder: Path, **more: Any) -> Settings:
     """Return settings that leave no file but the record of turns in the folder. more: other settings."""
-    return Settings(costs_file=None, ngram_table_file=None, record=str(folder / "turns"), **more)
+    return Settings(keeps_costs=False, ngram_table_file=None, record=str(folder / "turns"), **more)
 
 
 Script = Callable[[str], str]

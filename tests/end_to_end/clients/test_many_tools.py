@@ -29,7 +29,7 @@ def tools(num: int, schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    settings = Settings(costs_file=None, ngram_table_file=None, max_context_tokens=2**16)
+    settings = Settings(keeps_costs=False, ngram_table_file=None, max_context_tokens=2**16)
     with serving_script(lambda prompt: CALL if "call" in prompt[-200:] else "Done.", settings) as address:
         yield address
 

@@ -92,7 +92,7 @@ def session(
     files: of the project. at_once: see script_of. believed: the context that the agent's settings have.
     """
     project = make_project(folder, files)
-    settings = Settings(costs_file=None, ngram_table_file=None, max_context_tokens=context_tokens)
+    settings = Settings(keeps_costs=False, ngram_table_file=None, max_context_tokens=context_tokens)
     with serving_script(script_of(agent, project, at_once), settings) as url:
         believes = (context_tokens, believed or context_tokens)
         yield url, connected(agent, url, project, monkeypatch, believes)

@@ -110,7 +110,7 @@ def test_it_serves_its_own_model_beside_modules_of_the_same_names(
 
 def test_a_program_beside_modules_of_the_same_names_asks_its_own_model(reprise: Path, hostile: Path) -> None:
     ask = (
-        f"from reprise import LLM; llm = LLM(costs_file={str(hostile / 'costs.json')!r}); "
+        "from reprise import LLM; llm = LLM(); "
         "print(llm.chat([{'role': 'user', 'content': 'Who are you?'}], max_tokens=5, temperature=0).text)"
     )
     assert run(str(reprise.with_name("python")), "-c", ask, cwd=hostile).startswith("I am the")

@@ -27,7 +27,7 @@ def main(model: str, file: str, split: str, head: str) -> None:
         model=model,
         split=split,  # type: ignore[arg-type]
         draft_model=head or None,
-        costs_file=None,
+        keeps_costs=False,
         num_draft_tokens=3,
         prefill_chunk_tokens=32,
     )

@@ -177,7 +177,7 @@ class Recording(Replica):
 
 def main(model: str, file: str, split: str, seed: str, num: str) -> None:
     """Run this rank."""
-    settings = Settings(model=model, split=split, costs_file=None, stall_seconds=60)  # type: ignore[arg-type]
+    settings = Settings(model=model, split=split, keeps_costs=False)
     place = read_place()
     if place is not None and place.rank:
         Recording.file = Path(file)

@@ -101,7 +101,7 @@ def ranks(
     """
     environment = clean_environment()
     environment["REPRISE_NGRAM_TABLE_FILE"] = str(folder / f"ngrams-{num_ranks}")
-    environment["REPRISE_COSTS_FILE"] = str(folder / "costs.json")
+    environment["XDG_CACHE_HOME"] = str(folder / "cache")
     processes = []
     for rank, place in enumerate(places(folder, num_ranks)):
         more = flags_by_rank[rank] if flags_by_rank else ()

@@ -81,7 +81,7 @@ def test_a_rank_that_dies_meanwhile_is_named(tmp_path: Path) -> None:
 def test_a_server_on_several_machines_is_measured(tmp_path: Path) -> None:
     model = write_random_model("qwen2", tmp_path / "model")
     file = tmp_path / "serve.json"
-    flags = ["--hosts", "127.0.0.1,127.0.0.1", "--split-layers", "4,2", "--model", str(model)]
+    flags = ["--hosts", "127.0.0.1,127.0.0.1", "--split", "4,2", "--model", str(model)]
     flags += ["--concurrency", "2", "--rounds", "1", "--max-tokens", "8", "--json", str(file)]
     subprocess.run([*REPRISE, "bench", "serve", *flags], check=True, timeout=LIMIT_S, env=clean_environment())
     (level,) = json.loads(file.read_text())["serve"]["levels"]

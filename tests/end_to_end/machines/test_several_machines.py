@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.end_to_end.conftest import with_constant
 from tests.end_to_end.machines.ranks import REPRISE, Started, ranks
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model_folders import write_adapter
@@ -38,7 +39,7 @@ PROMPTS = (
 )
 LIMIT_S = 300
 ENDS_WITHIN_S = 120
-"""Five seconds, and what a busy machine adds to the three of --stall-seconds."""
+"""Five seconds, and what a busy machine adds to the three of STALL_S."""
 
 
 def post(address: str, **body: Any) -> dict[str, Any]:
@@ -210,7 +211,8 @@ def ask_long(address: str, said: list[str]) -> None:
 @pytest.fixture
 def loaded_pair(tmp_path: Path) -> Iterator[Started]:
     model = write_random_model("qwen2", tmp_path / "model")
-    with ranks(tmp_path, model, 2, "--stall-seconds", "3") as started:
+    hasty = with_constant("reprise.engine.interface.status.STALL_S", 3)
+    with ranks(tmp_path, model, 2, program=hasty) as started:
         started.wait_until_ready()
         yield started
 
@@ -268,10 +270,11 @@ def test_a_model_that_sees_is_refused_by_name_and_can_be_served_as_one_that_read
 def test_a_rank_that_is_missing_is_waited_for_and_named(tmp_path: Path) -> None:
     model = write_random_model("qwen2", tmp_path / "model")
     # It says what it needs, and ends.
-    with ranks(tmp_path, model, 2, "--join-timeout-s", "2", flags_by_rank=((), ("--help",))) as started:
+    hasty = with_constant("reprise.engine.distributed.ranks.JOIN_TIMEOUT_S", 2)
+    with ranks(tmp_path, model, 2, flags_by_rank=((), ("--help",)), program=hasty) as started:
         assert started.processes[0].wait(LIMIT_S) == 1
         assert "waiting for rank 1 (127.0.0.1), up to 2 s" in started.said(0)
-        assert "rank 1 (127.0.0.1) did not join within 2 seconds (--join-timeout-s)" in started.said(0)
+        assert "rank 1 (127.0.0.1) did not join within 2 seconds" in started.said(0)
 
 
 @pytest.mark.slow

@@ -18,13 +18,11 @@ import openai
 import pytest
 
 from reprise.bench.statistics import percentile
-from reprise.config.settings import SETTINGS
+from reprise.engine.memory.prefill_plan import MAX_STALL_MS
 from tests.end_to_end.conftest import serving
 
 NUM_HONEST, MAX_ROWS = 4, 12
 CALM_S, ATTACK_S = 40.0, 300.0
-MAX_STALL_MS = SETTINGS["max_stall_ms"].default
-"""What others may add to a step, at the 99th percentile."""
 END_ID = 2
 ANSWER_TOKENS = 7500
 """More than any of them gets in the time."""
@@ -74,12 +72,9 @@ class Honest:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_hostile_requests_change_no_text_and_starve_no_stream(
-    tmp_path: Path, server_folder: Path
-) -> None:
+async def test_hostile_requests_change_no_text_and_starve_no_stream(tmp_path: Path) -> None:
     # Rows for all kinds, so that those with long prompts do not keep the others in the queue.
-    flags = ("--costs-file", str(server_folder / "costs.json"), "--max-rows", str(MAX_ROWS))
-    with serving(tmp_path, *flags) as (url, printed):
+    with serving(tmp_path, "--max-rows", str(MAX_ROWS)) as (url, printed):
         async with openai.AsyncOpenAI(
             base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600
         ) as client:

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from reprise.config.model_settings import BUNDLED_MODEL
-from reprise.config.settings import Settings
-from tests.end_to_end.conftest import started
+from reprise.engine.memory.prefill_plan import MAX_STALL_MS
+from tests.end_to_end.conftest import started, with_constant
 from tests.engine.model_folders import write_models
 from tests.machine import allowed_s
 
@@ -30,7 +30,7 @@ ASKED = {
     "logit_bias": {"2": -100},
     "stream": True,
 }
-MORE_S = Settings().max_stall_ms / 1000 + 0.1
+MORE_S = MAX_STALL_MS / 1000 + 0.1
 """What the 99th percentile of gaps may have beyond a step and what neighbours cost who only compute."""
 BUSIER = 4
 """Attackers keep more threads busy than neighbours do, and those of the server share its interpreter."""
@@ -38,7 +38,7 @@ HEALTH_MORE_S, HOLD_WITHIN_S, RSS_SHARE, REST_WITHIN_S = 0.5, 0.1, 1.2, 60
 NUM_ROUNDS = 3
 """Rounds of neighbours and attackers, of which one must be within the bounds: what else runs on the machine
 comes and goes, and a server that holds others up does so in all of them."""
-SMALL_CACHES = ("--prefix-cache-bytes", str(2**25), "--response-store-bytes", str(2**22))
+SMALL_STORE = with_constant("reprise.server.openai_api.responses.store.STORE_BYTES", 2**22)
 """So that they are full before memory is measured."""
 NEIGHBOUR = "while True: pass"
 _LONGEST = re.compile(r"^reprise_event_loop_longest_hold_seconds (\S+)$", re.MULTILINE)
@@ -109,8 +109,8 @@ def test_nobody_is_held_up_by_all_attackers_at_once(server_folder: Path, tmp_pat
     The attackers, the bodies and the tokenizer's lanes of the server are busy all the time.
     """
     models = ("--model", str(BUNDLED_MODEL), "--models-dir", str(write_models(tmp_path / "models")))
-    flags = (*models, "--allow-load", *SMALL_CACHES)
-    with started(server_folder, *flags) as (url, _, process):
+    flags = (*models, "--allow-load", "--prefix-cache-bytes", str(2**25))
+    with started(server_folder, *flags, command=SMALL_STORE) as (url, _, process):
         text, gaps = answer(url)
         command = [sys.executable, "-m", "tests.end_to_end.trouble.attackers", url]
         subprocess.run([*command, "0"], stdout=subprocess.PIPE, check=True)

@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder, server_folder):
     """The address, and what the server has printed."""
-    flags = ("--model", str(folder / "model"), "--api-key-file", str(folder / "keys"), "--log-level", "debug")
+    flags = ("--model", str(folder / "model"), "--api-key", f"@{folder / 'keys'}", "--log-level", "debug")
     with serving(server_folder, *flags) as (address, printed):
         yield address, printed
 

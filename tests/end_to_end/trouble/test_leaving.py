@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import psutil
@@ -24,6 +25,8 @@ from reprise.config.settings import Settings
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.engine import Engine
 from reprise.engine.generating.setup import flat_costs
+from reprise.engine.memory import prefill_plan
+from reprise.server import app as server_app
 from reprise.server.app import create_app
 from reprise.server.generation.answer import EventQueue, RequestOutput, Submission
 from tests.end_to_end.trouble.traffic import SCHEMA, TOOLS
@@ -80,10 +83,12 @@ def serving(prefix_cache_bytes: int) -> Iterator[tuple[str, Engine, Counted]]:
         max_rows=6,
         num_draft_tokens=4,
         prefill_chunk_tokens=32,
-        max_stall_ms=0,
-        response_store_bytes=0,
     )
-    with LocalEngine(settings, flat_costs()) as local:
+    with (
+        patch.object(prefill_plan, "MAX_STALL_MS", 0),
+        patch.object(server_app, "STORE_BYTES", 0),
+        LocalEngine(settings, flat_costs()) as local,
+    ):
         app = Counted(create_app(local.engine, settings))
         with served(app) as url:
             yield url, local.engine, app

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.end_to_end.conftest import serving
+from tests.end_to_end.conftest import serving, with_constant
 from tests.end_to_end.trouble.traffic import Traffic
 
 NUM_CLIENTS = 12
@@ -24,8 +24,7 @@ HELD_OVER_COUNTED = 1.25
 FLAGS = [
     # Low bounds, so that everything that may grow reaches its bound soon.
     *("--max-queue", "64", "--prefix-cache-bytes", str(PREFIX_CACHE_BYTES)),
-    *("--response-store-bytes", str(256 * 1024), "--ngram-table-entries", "65536"),
-    *("--log-format", "json", "--drain-s", "5"),
+    *("--ngram-table-entries", "65536", "--log-format", "json"),
 ]
 
 
@@ -37,10 +36,9 @@ FLAGS = [
     ],
 )
 @pytest.mark.timeout(2400)
-async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, tmp_path, server_folder):
-    # Avoids measuring the step costs again.
-    costs = ("--costs-file", str(server_folder / "costs.json"))
-    with serving(tmp_path, *FLAGS, *costs) as (url, printed):
+async def test_a_server_under_mixed_traffic_stays_as_it_was(duration_s, tmp_path):
+    command = with_constant("reprise.server.openai_api.responses.store.STORE_BYTES", 256 * 1024)
+    with serving(tmp_path, *FLAGS, command=command) as (url, printed):
         before = await _scrape(url)
         # The warm-up creates all that is created once: thread pools, compiled grammars, buffers.
         await Traffic(url, seed=1).run(NUM_CLIENTS, 4)

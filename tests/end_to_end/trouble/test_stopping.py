@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from reprise.drafters.ngram_mod.table import MAGIC
-from tests.end_to_end.conftest import started
+from tests.end_to_end.conftest import started, with_constant
 
 ENDS_WITHIN_S = 120
 """Generous, because the machine may be busy."""
@@ -34,9 +34,9 @@ def test_sigterm_lets_streams_finish_refuses_new_ones_and_a_second_one_ends_at_o
     server_folder: Path, tmp_path: Path
 ) -> None:
     table = tmp_path / "ngrams"
-    flags = ("--drain-s", "600", "--ngram-table-file", str(table))
+    patient = with_constant("reprise.server.run.DRAIN_S", 600)
     with (
-        started(server_folder, *flags) as (url, printed, process),
+        started(server_folder, "--ngram-table-file", str(table), command=patient) as (url, printed, process),
         streaming(url, LONG) as long,
         streaming(url, SHORT) as short,
     ):
@@ -71,8 +71,11 @@ def test_what_does_not_finish_in_time_is_told_so_the_table_is_saved_and_the_stat
     server_folder: Path, tmp_path: Path
 ) -> None:
     table = tmp_path / "ngrams"
-    flags = ("--drain-s", "0.5", "--ngram-table-file", str(table))
-    with started(server_folder, *flags) as (url, printed, process), streaming(url, LONG) as long:
+    hasty = with_constant("reprise.server.run.DRAIN_S", 0.5)
+    with (
+        started(server_folder, "--ngram-table-file", str(table), command=hasty) as (url, printed, process),
+        streaming(url, LONG) as long,
+    ):
         process.send_signal(signal.SIGTERM)
         *_, last = long
         assert json.loads(last)["error"]["code"] == "draining"

@@ -50,7 +50,7 @@ def pool_of() -> Iterator[Callable[..., Asker]]:
     pools = []
 
     def start(folder: Path, **settings: object) -> Asker:
-        pool = Engine(Settings(model=str(folder), costs_file=None, **settings))
+        pool = Engine(Settings(model=str(folder), keeps_costs=False, **settings))
         pool.start()
         pools.append(pool)
         return Asker(pool, folder.name)
@@ -62,7 +62,7 @@ def pool_of() -> Iterator[Callable[..., Asker]]:
 
 @pytest.fixture(scope="package")
 def minilm_asker() -> Iterator[Asker]:
-    pool = Engine(Settings(embedding_model=str(minilm()), costs_file=None))
+    pool = Engine(Settings(embedding_model=str(minilm()), keeps_costs=False))
     pool.start()
     yield Asker(pool, "model")
     pool.stop(0)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from reprise.engine.embedding import embedding_engine
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.events import Failed
 from tests.engine.embedding.encoder_folders import write_encoder
@@ -24,8 +25,9 @@ def test_chats_and_embeddings_do_not_change_each_other(pool_of, tmp_path):
     assert asker.pool.counts().num_to_embed == 0
 
 
-def test_a_chat_takes_a_step_after_every_piece_of_a_pass(pool_of, tmp_path):
-    asker = pool_of(write_encoder(tmp_path / "tiny"), models_dir=str(tmp_path), max_stall_ms=1e-6)
+def test_a_chat_takes_a_step_after_every_piece_of_a_pass(pool_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(embedding_engine, "MAX_STALL_MS", 1e-6)
+    asker = pool_of(write_encoder(tmp_path / "tiny"), models_dir=str(tmp_path))
     write_model(tmp_path / "chat")
     chat = asker.pool.acquire("chat").result(120)
     pending = asker.begin(texts(400))

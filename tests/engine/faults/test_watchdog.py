@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from reprise.engine import loop
 from reprise.engine.interface.status import EngineStatus
 from reprise.engine.pool.watchdog import Watchdog
 from tests.engine.conftest import StartEngine
@@ -32,11 +33,12 @@ class Hanging(Poisoned):
 
 @pytest.mark.parametrize("at", [3, -1], ids=["prefill", "decode"])
 def test_a_step_that_hangs_is_a_stall_until_it_goes_on(
-    at: int, start_engine: StartEngine, caplog: pytest.LogCaptureFixture
+    at: int, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(loop, "STALL_S", STALL_S)
     caplog.set_level(logging.WARNING, "reprise.engine")
     Hanging.may_continue = threading.Event()
-    engine = start_engine(wrap=Hanging, stall_seconds=STALL_S)
+    engine = start_engine(wrap=Hanging)
     prompt = prompt_of(9)
     prompt[at] = 4000
     answer = ask(engine, request(prompt, max_tokens=4))

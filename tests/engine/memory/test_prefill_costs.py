@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from reprise.config.settings import SETTINGS
+from reprise.engine.interface.status import STALL_S
 from reprise.engine.memory.prefill_plan import STALL_STEPS, PrefillCosts, PrefillLimits, plan_prefill
 
 MAX_STALL_MS = 50.0
@@ -130,7 +130,7 @@ def test_ninety_nine_of_a_hundred_steps_keep_to_the_limit(name: str) -> None:
 def test_the_slowest_model_shows_progress_long_before_it_counts_as_stalled(name: str, num_rows: int) -> None:
     simulation = Simulation(device_of(name), num_rows)
     simulation.run(300)
-    assert max(simulation.stalls_s) + DEVICES[name].plain_s < SETTINGS["stall_seconds"].default / 10
+    assert max(simulation.stalls_s) + DEVICES[name].plain_s < STALL_S / 10
 
 
 @pytest.mark.parametrize("name", ["50 ms a step", "200 ms a step", "1 s a step"])

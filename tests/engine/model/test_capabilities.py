@@ -48,7 +48,7 @@ def start(folder: Path, name: str = "lfm2", **changes: Any) -> LoadedModel:
     """Set up a worker for a model whose findings are kept in a folder."""
     loaded = make_loaded(name)
     loaded.findings = Findings.of(replace(loaded.info, **changes), folder)
-    settings = Settings(memory_bytes=2**40, prefix_cache_bytes=2**20, costs_file=None)
+    settings = Settings(memory_bytes=2**40, prefix_cache_bytes=2**20, keeps_costs=False)
     make_worker(loaded, None, settings, Makers(make_sources=lambda _: None), lambda _stage, _share: None)
     return loaded
 
@@ -73,7 +73,7 @@ def test_exact_widths_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         stages.append([])
         loaded = make_loaded("llama")
         loaded.findings = Findings.of(loaded.info, tmp_path)
-        settings = Settings(memory_bytes=2**40, costs_file=None, exact=True, max_rows=2, num_draft_tokens=3)
+        settings = Settings(memory_bytes=2**40, keeps_costs=False, exact=True, max_rows=2, num_draft_tokens=3)
         note = lambda stage, _, told=stages[-1]: told.append(stage)  # noqa: E731
         make_worker(loaded, None, settings, Makers(make_sources=lambda _: None), note)
         found.append(loaded.info.exact)
@@ -104,7 +104,7 @@ def test_a_start_tells_what_is_tried_and_how_much_of_it_is_done_by_the_tokens_fe
     loaded = make_loaded("llama", Counted)
     told: list[tuple[str, float, int]] = []
     note = lambda stage, share: told.append((stage, share, loaded.model.num_fed))  # noqa: E731
-    settings = Settings(memory_bytes=2**40, prefix_cache_bytes=2**20, costs_file=None)
+    settings = Settings(memory_bytes=2**40, prefix_cache_bytes=2**20, keeps_costs=False)
     make_worker(loaded, None, settings, Makers(make_sources=lambda _: None, costs=flat_costs()), note)
     assert {stage for stage, _, _ in told} == {"Trying what llama can do"}
     assert [share for _, share, _ in told] == [num_fed / loaded.model.num_fed for _, _, num_fed in told]

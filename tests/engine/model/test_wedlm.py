@@ -10,7 +10,7 @@ from mlx_lm import convert
 
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.model.loading import LoadOptions, load_model
+from reprise.engine.model.loading import load_model
 from reprise.engine.model.wedlm import FAMILIES, keep_ends
 from tests.engine.support import SIZES, make_model
 from tests.tiny_models import tiny_config
@@ -59,31 +59,24 @@ def test_it_is_the_model_of_its_layers_but_for_the_mask_token(family, make_folde
 
 
 @pytest.mark.parametrize(
-    ("changes", "flag", "said"),
+    ("changes", "said"),
     [
-        ({"mask_token_id": None}, None, "151665 that checkpoints without one use is not in the vocabulary"),
-        ({"mask_token_id": 4096}, None, "4096 .* is not in the vocabulary of 4096 tokens; --mask-token-id"),
-        ({}, 5000, "5000 .* is not in the vocabulary"),
-        ({"mask_token_id": 2}, None, "the mask token 2 .* ends answers"),
-        ({"attention_bias": True, "qk_norm": True}, None, "both attention_bias and qk_norm"),
+        ({"mask_token_id": None}, "151665 that checkpoints without one use is not in the vocabulary"),
+        (
+            {"mask_token_id": 4096},
+            "4096 .* is not in the vocabulary of 4096 tokens; its config.json",
+        ),
+        ({"mask_token_id": 2}, "the mask token 2 .* ends answers"),
+        ({"attention_bias": True, "qk_norm": True}, "both attention_bias and qk_norm"),
     ],
 )
-def test_a_checkpoint_without_a_usable_mask_token_is_refused(changes, flag, said, make_folder):
+def test_a_checkpoint_without_a_usable_mask_token_is_refused(changes, said, make_folder):
     folder, _ = make_folder("llama", **changes)
     with pytest.raises(ModelError, match=said):
-        load_model(str(folder), "wedlm", None, options=LoadOptions(mask_token_id=flag))
-
-
-def test_a_flag_names_the_mask_token_of_a_checkpoint_without_one(make_folder):
-    folder, _ = make_folder("qwen3", mask_token_id=None)
-    assert (
-        load_model(str(folder), "wedlm", None, options=LoadOptions(mask_token_id=17)).info.mask_token_id == 17
-    )
+        load_model(str(folder), "wedlm", None)
 
 
 def test_another_model_has_no_mask_token():
-    with pytest.raises(ModelError, match="--mask-token-id is for WeDLM models"):
-        load_model(str(BUNDLED_MODEL), "demo", None, options=LoadOptions(mask_token_id=17))
     assert load_model(str(BUNDLED_MODEL), "demo", None).info.mask_token_id is None
 
 

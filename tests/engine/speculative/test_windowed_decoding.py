@@ -467,8 +467,6 @@ def test_neighbors_of_a_row_that_streams_are_charged_for_their_own_drafts_alone(
         ({"wedlm_decoding": "streaming"}, "--wedlm-decoding is for WeDLM models"),
         ({"wedlm_window_size": 8}, "--wedlm-window-size is for WeDLM models"),
         ({"wedlm_entropy_threshold": None}, "--wedlm-entropy-threshold is for WeDLM models"),
-        ({"wedlm_pos_penalty_factor": 0.5}, "--wedlm-pos-penalty-factor is for WeDLM models"),
-        ({"wedlm_anchor": True}, "--wedlm-anchor is for WeDLM models"),
     ],
 )
 def test_another_model_refuses_the_settings_at_start(settings: dict[str, Any], said: str) -> None:

@@ -45,7 +45,7 @@ async def test_the_default_length_comes_from_the_settings(engine):
     ("fields", "setting", "wanted"),
     [
         ({}, {}, (300, 70)),
-        ({}, {"default_max_tokens": 7, "loop_guard_tokens": 0}, (7, 0)),
+        ({}, {"default_max_tokens": 7}, (7, 70)),
         ({"max_tokens": 400}, {}, (400, 0)),
         ({}, {"sampling_defaults": "openai"}, (999, 2048)),
     ],
@@ -61,12 +61,11 @@ def test_a_model_s_own_limits_hold_where_nothing_else_is_said(engine, fields, se
     ("fields", "setting", "wanted"),
     [
         ({}, {}, 2048),
-        ({}, {"loop_guard_tokens": 0}, 0),
         ({}, {"default_max_tokens": 9}, 2048),
         ({"max_tokens": 9000}, {}, 0),
         ({"max_tokens": 9000, "loop_guard_tokens": 500}, {}, 500),
         ({"loop_guard_tokens": 0}, {}, 0),
-        ({"loop_guard_tokens": 500}, {"loop_guard_tokens": 0}, 500),
+        ({"loop_guard_tokens": 500}, {}, 500),
     ],
 )
 def test_a_request_that_sets_a_limit_of_tokens_has_no_loop_guard_unless_it_asks_for_it(

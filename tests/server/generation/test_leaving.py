@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from reprise.engine.interface.models import ModelUse
+from reprise.server.generation import answer
 from tests.server import fake_engine
 
 CHAT = "/v1/chat/completions"
@@ -21,8 +22,9 @@ BODY = {"messages": [{"role": "user", "content": "hello"}]}
 
 
 @pytest.fixture
-def settings(settings):
-    return replace(settings, keep_alive_s=3600)
+def settings(settings, monkeypatch):
+    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 3600)
+    return settings
 
 
 def _leave(url, engine, num_sequences, **fields):

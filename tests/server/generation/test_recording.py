@@ -177,9 +177,10 @@ async def test_a_full_disk_leaves_no_partial_line(
 
 
 async def test_no_more_than_record_bytes_are_recorded(
-    recording: Recording, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with recording(record_bytes=1000) as client:
+    monkeypatch.setattr("reprise.server.generation.recorder.RECORD_BYTES", 1000)
+    async with recording() as client:
         for _ in range(9):
             assert (await client.post(CHAT, json=HELLO)).status_code == 200
     assert 0 < (tmp_path / "recorded.jsonl").stat().st_size <= 1000
@@ -190,7 +191,7 @@ async def test_no_more_than_record_bytes_are_recorded(
 def test_a_line_that_a_crash_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
     file = tmp_path / "recorded.jsonl"
     file.write_bytes(b'{"half')
-    recorder = Recorder(file, 10**6)
+    recorder = Recorder(file)
     recorder.start()
     recorder.record(lambda: [b"{}\n"])
     recorder.close()
@@ -203,7 +204,7 @@ def test_a_line_that_cannot_be_made_is_logged_and_the_next_is_written(
     def fail() -> list[bytes]:
         raise ValueError("broken")
 
-    recorder = Recorder(tmp_path / "recorded.jsonl", 10**6)
+    recorder = Recorder(tmp_path / "recorded.jsonl")
     recorder.start()
     for make_lines in (fail, fail, lambda: [b"{}\n"]):
         recorder.record(make_lines)
@@ -214,7 +215,7 @@ def test_a_line_that_cannot_be_made_is_logged_and_the_next_is_written(
 
 def test_a_hanging_disk_delays_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     # Not started, so the queue is never emptied.
-    recorder = Recorder(tmp_path / "recorded.jsonl", 10**6)
+    recorder = Recorder(tmp_path / "recorded.jsonl")
     for _ in range(1000):
         recorder.record(lambda: [b"{}\n"])
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

@@ -10,6 +10,7 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
+from reprise.server.generation import answer
 from reprise.server.openai_api.chat import OpenAIPresenter
 from reprise.server.openai_api.responses.presenter import ResponsePresenter
 from reprise.server.output.parts import ChoiceOutput
@@ -95,9 +96,10 @@ def test_the_sdk_puts_the_stream_together(url):
     assert final.choices[0].finish_reason == "stop"
 
 
-def test_keep_alive_comments_are_sent_during_silence(engine):
+def test_keep_alive_comments_are_sent_during_silence(engine, monkeypatch):
     engine.script = fake_engine.wait_first
-    app = create_app(engine, Settings(keep_alive_s=0.05))
+    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.05)
+    app = create_app(engine, Settings())
     with served(app) as url, httpx.Client() as http:
         body = {"messages": HELLO, "stream": True}
         with http.stream("POST", url + CHAT, json=body, timeout=240) as response:

@@ -24,7 +24,7 @@ SITE = "https://chat.example.com"
 def with_keys(tmp_path):
     file = tmp_path / "keys"
     file.write_text(f"# the second one\n\n  {TWO}\n")
-    return Settings(api_key=(ONE,), api_key_file=str(file))
+    return Settings(api_key=(ONE, f"@{file}"))
 
 
 @pytest.fixture
@@ -132,8 +132,8 @@ def test_a_file_without_valid_keys_is_an_error(tmp_path, text):
     file = tmp_path / "keys"
     if text is not None:
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(SettingsError, match="api_key_file"):
-        create_app(FakeEngine(), Settings(api_key_file=str(file)))
+    with pytest.raises(SettingsError, match="api_key"):
+        create_app(FakeEngine(), Settings(api_key=(f"@{file}",)))
 
 
 async def test_stored_responses_belong_to_the_checked_key(connect, with_keys):

@@ -11,6 +11,7 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
+from reprise.server.http import body
 from tests.server.fake_engine import says
 from tests.server.openai_shapes import assert_error
 from tests.server.served import served
@@ -24,9 +25,10 @@ _VARYING = re.compile(
 
 
 @pytest.fixture
-def hasty_url(engine):
+def hasty_url(engine, monkeypatch):
     """A server that waits a quarter of a second for a request."""
-    with served(create_app(engine, Settings(body_timeout_s=0.25)), timeout_s=0.25) as address:
+    monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.25)
+    with served(create_app(engine, Settings()), timeout_s=0.25) as address:
         yield address
 
 
@@ -72,7 +74,7 @@ def test_an_unfinished_body_is_a_408(hasty_url, connect, engine, sent):
     connection.sendall(sent)
     answer = _read(connection)
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert "--body-timeout-s" in assert_error(_error(answer), None, "body_timeout")
+    assert "0.25 seconds" in assert_error(_error(answer), None, "body_timeout")
     assert engine.requests == []
 
 

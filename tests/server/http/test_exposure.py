@@ -23,7 +23,7 @@ def test_other_addresses_need_a_key(host):
     if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
     error = _exposure_error(host=host)
-    for word in (host, "--api-key", "--api-key-file", "--insecure"):
+    for word in (host, "--api-key", "--insecure"):
         assert word in error
     assert _exposure_error(host=host, api_key=("key",)) is None
 
@@ -32,9 +32,9 @@ def test_a_key_file_is_enough_and_an_empty_one_is_an_error(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# none yet\n")
     with pytest.raises(SettingsError, match="has no keys"):
-        _exposure_error(host="0.0.0.0", api_key_file=str(file))
+        _exposure_error(host="0.0.0.0", api_key=(f"@{file}",))
     file.write_text("key\n")
-    assert _exposure_error(host="0.0.0.0", api_key_file=str(file)) is None
+    assert _exposure_error(host="0.0.0.0", api_key=(f"@{file}",)) is None
 
 
 def test_insecure_allows_it_with_a_warning(caplog):

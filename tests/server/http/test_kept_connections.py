@@ -6,7 +6,6 @@ import random
 import httpx
 import pytest
 
-from reprise.config.settings import Settings
 from reprise.server.app import create_app
 from tests.server.served import served
 
@@ -31,8 +30,8 @@ KEPT = [
 
 
 @pytest.fixture
-def busy_url(engine):
-    with served(create_app(engine, Settings(max_body_bytes=100_000))) as address:
+def busy_url(engine, settings):
+    with served(create_app(engine, settings)) as address:
         yield address
 
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator
 
 from reprise.config.settings import Settings
 from reprise.server.errors import BadRequestError
+from reprise.server.http import body as http_body
 from reprise.server.http.body import read_body
 from reprise.server.http.executor import SMALL_BYTES, Executor
 from reprise.server.logs import RequestRecord, attach_record
@@ -22,8 +23,9 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
-def settings():
-    return Settings(max_body_bytes=8 * 2**20)
+def settings(monkeypatch):
+    monkeypatch.setattr(http_body, "MAX_BODY_BYTES", 8 * 2**20)
+    return Settings()
 
 
 class Witness(RequestModel):

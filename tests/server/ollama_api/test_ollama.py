@@ -11,6 +11,7 @@ from reprise.config.settings import Settings
 from reprise.engine.interface.models import SamplingDefaults
 from reprise.engine.text.markers import FimTokens
 from reprise.server.app import create_app
+from reprise.server.generation import answer
 from reprise.server.requests.fields import MAX_FIELDS
 from tests.server.fake_engine import CONTEXT_TOKENS, THINKING, fail_first, fail_midway, says, wait_midway
 from tests.server.ollama_api.ollama_shapes import (
@@ -468,10 +469,11 @@ async def test_a_failure_is_a_status_or_the_last_line(client, engine):
     assert "roof is on fire" in assert_ollama_error(last)
 
 
-def test_a_silent_stream_has_lines_without_text_and_a_client_that_leaves_is_noticed(engine):
+def test_a_silent_stream_has_lines_without_text_and_a_client_that_leaves_is_noticed(engine, monkeypatch):
+    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.05)
     engine.script = wait_midway
     with (
-        served(create_app(engine, Settings(keep_alive_s=0.05))) as url,
+        served(create_app(engine, Settings())) as url,
         httpx.stream("POST", url + CHAT, json={"messages": HELLO}, timeout=20) as response,
     ):
         lines = response.iter_lines()

@@ -9,6 +9,7 @@ from chromium import settle
 from PIL import Image
 from playwright.sync_api import expect
 
+from reprise.server.http import body
 from tests.end_to_end.clients.packages import install
 from tests.server.fake_engine import SEEING, says
 from tests.server.page.steps import ask
@@ -21,8 +22,9 @@ def png(size=(64, 64), colour=(255, 0, 0)):
 
 
 @pytest.fixture
-def settings(settings):
-    return replace(settings, max_body_bytes=2**22)
+def settings(settings, monkeypatch):
+    monkeypatch.setattr(body, "MAX_BODY_BYTES", 2**22)
+    return settings
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from playwright.sync_api import expect
 
 from reprise.config.settings import Settings
 from reprise.server.app import create_app
+from reprise.server.generation import answer
 from tests.server.fake_engine import wait_first, wait_midway
 from tests.server.page.steps import last_answer, reads, send, wait_for
 from tests.server.served import served
@@ -23,9 +24,10 @@ def test_how_far_the_prompt_is(open_page, engine):
     expect(page.locator(".wait")).to_have_count(0)
 
 
-def test_that_it_waits_for_a_row_and_for_how_long(open_page, engine):
+def test_that_it_waits_for_a_row_and_for_how_long(open_page, engine, monkeypatch):
+    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.05)
     engine.script, engine.num_waiting = wait_first, 1
-    with served(create_app(engine, Settings(keep_alive_s=0.05))) as address:
+    with served(create_app(engine, Settings())) as address:
         page = open_page(address)
         send(page, "Hello")
         expect(page.locator(".wait")).to_contain_text("Waiting for a row: 1 answer is being written")

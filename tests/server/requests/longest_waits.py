@@ -9,8 +9,8 @@ every half a millisecond. The figures of docs/security.md are from here.
 import time
 from contextlib import suppress
 
-from reprise.config.settings import Settings
 from reprise.server.errors import BadRequestError
+from reprise.server.http.body import MAX_BODY_BYTES
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.completions import CompletionRequest
@@ -18,7 +18,7 @@ from reprise.server.requests.fields import Notes
 from reprise.server.requests.json_body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, parse_liberally
 from tests.server.waits import measured_waits
 
-ROOM = Settings().max_body_bytes - 20
+ROOM = MAX_BODY_BYTES - 20
 NUM_ROUNDS = 5
 """The best of them counts: a busy machine makes every thread wait."""
 _MESSAGE = b'{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},'

@@ -61,7 +61,7 @@ EITHER = [
     ({"stop": ["a", ""]}, "stop[1]", "invalid_value", "'stop[1]' is empty, which ends no answer."),
     ({"stop": LONG}, "stop", "invalid_value", "has 1001 characters"),
     ({"n": 0}, "n", "invalid_value", "at least 1"),
-    ({"n": 9}, "n", "invalid_value", "'n' is 9; at most 8 choices are allowed (--max-n)"),
+    ({"n": 9}, "n", "invalid_value", "'n' is 9; at most 8 choices are allowed"),
     ({"n": 10**30}, "n", "invalid_value", "at most"),
     ({"stream": "true"}, "stream", "invalid_type", "must be a boolean, not a string"),
     ({"stream": 1}, "stream", "invalid_type", "must be a boolean, not an integer"),

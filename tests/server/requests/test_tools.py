@@ -14,6 +14,7 @@ from reprise.engine.interface.request import Trigger
 from reprise.engine.text.markers import Marker, Markers
 from reprise.server.app import create_app
 from reprise.server.errors import BadRequestError
+from reprise.server.generation import answer
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.fields import Notes
 from reprise.server.requests.json_body import parse_liberally
@@ -313,7 +314,7 @@ async def test_each_choice_has_calls_of_its_own(client, engine):
     assert indexes == {0: [0, 1], 1: [0, 1], 2: [0, 1]}
 
 
-def test_while_a_long_call_is_written_the_connection_is_kept_alive(engine):
+def test_while_a_long_call_is_written_the_connection_is_kept_alive(engine, monkeypatch):
     may_end = threading.Event()
 
     def write_slowly(_, job):
@@ -324,7 +325,8 @@ def test_while_a_long_call_is_written_the_connection_is_kept_alive(engine):
         return Finished("stop", Usage(num_completion_tokens=9))
 
     engine.script = write_slowly
-    app = create_app(engine, Settings(keep_alive_s=0.05))
+    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.05)
+    app = create_app(engine, Settings())
     with (
         served(app) as url,
         httpx.Client() as http,

@@ -116,9 +116,9 @@ async def test_a_wrong_value_is_refused_by_name(client, engine, wedlm, name, val
             {"wedlm_decoding": "streaming"},
             WindowSettings(7, 16, None, 0.01),
         ),
-        ({"wedlm_anchor": True}, {"wedlm_decoding": "streaming"}, WindowSettings(7, 16, 0.3, 0.01, True)),
+        ({}, {"wedlm_decoding": "streaming", "wedlm_anchor": True}, WindowSettings(7, 16, 0.3, 0.01, True)),
         (
-            {"wedlm_anchor": True, "wedlm_decoding": "streaming"},
+            {"wedlm_decoding": "streaming"},
             {"wedlm_anchor": False, "wedlm_entropy_threshold": 0, "wedlm_pos_penalty_factor": 0},
             WindowSettings(7, 16, 0, 0),
         ),

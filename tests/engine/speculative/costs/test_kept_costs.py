@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reprise.config.settings import Settings
+from reprise.config.settings import Settings, costs_file
 from reprise.drafters.base import Draft
 from reprise.engine.engine import Engine
 from reprise.engine.generating import generating_engine as generating
@@ -27,8 +27,15 @@ INFO = make_loaded("llama").info
 METAL = replace(INFO, device="Apple M4 Pro (Metal)", dtype="4-bit")
 
 
-def settings_in(folder: Path, **more: Any) -> Settings:
-    return Settings(costs_file=str(folder / "costs.json"), max_rows=4, num_draft_tokens=8, **more)
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of costs, which is not there yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return costs_file()
+
+
+def small(**more: Any) -> Settings:
+    return Settings(max_rows=4, num_draft_tokens=8, **more)
 
 
 def made(settings: Settings, info: ModelInfo = INFO) -> StepCosts:
@@ -45,8 +52,8 @@ def teach(costs: StepCosts) -> None:
         costs.observe_wide([9, 9], 0.9)
 
 
-def test_before_any_step_a_plain_one_takes_no_time_and_eight_tokens_another(tmp_path: Path) -> None:
-    costs = made(settings_in(tmp_path))
+def test_before_any_step_a_plain_one_takes_no_time_and_eight_tokens_another() -> None:
+    costs = made(small())
     assert costs.seconds(1, 1) < 1e-5
     assert costs.price(1, 9).ratio == pytest.approx(2.0)
     assert costs.widths == [1, 2, 3, 4, 5, 6, 8, 9]
@@ -57,9 +64,9 @@ def test_before_any_step_a_plain_one_takes_no_time_and_eight_tokens_another(tmp_
     [(METAL, True), (replace(METAL, dtype="bfloat16"), False), (replace(METAL, device="CPU"), False)],
 )
 def test_with_quantised_weights_on_metal_the_published_costs_are_believed(
-    info: ModelInfo, is_published: bool, tmp_path: Path
+    info: ModelInfo, is_published: bool
 ) -> None:
-    costs = made(settings_in(tmp_path), info)
+    costs = made(small(), info)
     for width, ratio in METAL_QUANTISED[1:6]:
         expected = ratio if is_published else 1 + (width - 1) / 8
         assert costs.price(1, width).ratio == pytest.approx(expected)
@@ -67,8 +74,8 @@ def test_with_quantised_weights_on_metal_the_published_costs_are_believed(
 
 
 @pytest.mark.parametrize("first", ["a plain step", "a verification step"])
-def test_the_first_step_shows_how_long_a_plain_one_takes(first: str, tmp_path: Path) -> None:
-    costs = made(settings_in(tmp_path), METAL)
+def test_the_first_step_shows_how_long_a_plain_one_takes(first: str) -> None:
+    costs = made(small(), METAL)
     if first == "a verification step":
         costs.observe_wide([4], 0.2 * 1.43)
     else:
@@ -77,11 +84,11 @@ def test_the_first_step_shows_how_long_a_plain_one_takes(first: str, tmp_path: P
     assert costs.price(1, 4).ratio == pytest.approx(1.43, rel=0.01)
 
 
-def test_what_was_learned_is_a_guess_at_the_next_start(tmp_path: Path) -> None:
-    settings = settings_in(tmp_path)
+def test_what_was_learned_is_a_guess_at_the_next_start(file: Path) -> None:
+    settings = small()
     costs = made(settings)
     write_ratios(costs, INFO, settings)
-    assert not (tmp_path / "costs.json").exists()
+    assert not file.exists()
     teach(costs)
     write_ratios(costs, INFO, settings)
     assert read_ratios(INFO, settings) == {
@@ -98,8 +105,8 @@ def test_what_was_learned_is_a_guess_at_the_next_start(tmp_path: Path) -> None:
         assert not any(given.is_trial_due(*shape) for _ in range(MEASURED_PATIENCE))
 
 
-def test_what_no_step_has_refuted_is_kept_on(tmp_path: Path) -> None:
-    settings = settings_in(tmp_path)
+def test_what_no_step_has_refuted_is_kept_on() -> None:
+    settings = small()
     teach(costs := made(settings))
     write_ratios(costs, INFO, settings)
     again = made(settings)
@@ -114,8 +121,8 @@ def test_what_no_step_has_refuted_is_kept_on(tmp_path: Path) -> None:
     assert read_ratios(INFO, settings)[1, 9] > 50
 
 
-def test_two_guesses_that_real_steps_refute_discredit_the_others(tmp_path: Path) -> None:
-    settings = settings_in(tmp_path)
+def test_two_guesses_that_real_steps_refute_discredit_the_others() -> None:
+    settings = small()
     straight = {(1, width): float(width) for width in (2, 3, 4, 5, 6, 8, 9)}
     costs = made(settings)
     costs.table.guesses |= straight
@@ -128,17 +135,17 @@ def test_two_guesses_that_real_steps_refute_discredit_the_others(tmp_path: Path)
 
 
 @pytest.mark.parametrize("other", [replace(INFO, num_parameters=5), replace(INFO, device="another")])
-def test_costs_are_of_one_model_and_machine_and_others_stay(other: ModelInfo, tmp_path: Path) -> None:
-    settings = settings_in(tmp_path)
+def test_costs_are_of_one_model_and_machine_and_others_stay(other: ModelInfo, file: Path) -> None:
+    settings = small()
     teach(costs := made(settings))
     for info in (INFO, other, INFO):
         write_ratios(costs, info, settings)
-    kept = json.loads((tmp_path / "costs.json").read_text())
+    kept = json.loads(file.read_text())
     assert [entry["model"] for entry in kept.values()] == ["llama (float32)"] * 2
     assert read_ratios(INFO, settings) == read_ratios(other, settings)
     assert read_ratios(replace(other, num_layers=99), settings) == {}
     assert read_ratios(INFO, replace(settings, kv_bits=4)) == {}
-    assert read_ratios(INFO, replace(settings, costs_file=None)) == {}
+    assert read_ratios(INFO, replace(settings, keeps_costs=False)) == {}
 
 
 @pytest.mark.parametrize(
@@ -159,12 +166,11 @@ def test_costs_are_of_one_model_and_machine_and_others_stay(other: ModelInfo, tm
     ],
 )
 def test_a_file_that_is_wrong_breaks_no_start(
-    entry: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    entry: Any, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = settings_in(tmp_path)
+    settings = small()
     teach(costs := made(settings))
     write_ratios(costs, INFO, settings)
-    file = tmp_path / "costs.json"
     (key,) = json.loads(file.read_text())
     for text in (json.dumps({key: entry}), "{", "5", "\x00"):
         file.write_text(text)
@@ -175,10 +181,11 @@ def test_a_file_that_is_wrong_breaks_no_start(
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     (tmp_path / "file").write_text("")
-    settings = Settings(costs_file=str(tmp_path / "file" / "costs.json"))
+    settings = Settings()
     teach(costs := made(settings))
     write_ratios(costs, INFO, settings)
     assert any("could not be kept" in record.getMessage() for record in caplog.records)
@@ -204,11 +211,11 @@ def running(settings: Settings, drafter: Coin) -> Iterator[Engine]:
 
 
 def test_an_engine_keeps_what_it_learned_in_quiet_moments_and_at_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="reprise.engine")
-    settings, drafter = settings_in(tmp_path, draft_type="suffix"), Sure(1.0)
-    file, asked = tmp_path / "costs.json", request(prompt_of(20), 60)
+    settings, drafter = small(draft_type="suffix"), Sure(1.0)
+    asked = request(prompt_of(20), 60)
     with running(settings, drafter) as engine:
         drafter.answers[asked.prompt] = []
         drafter.answers[asked.prompt] = list(ask(engine, asked).finished().tokens)

@@ -45,7 +45,7 @@ def start(folder: Path) -> Any:
     engines: list[Engine] = []
 
     def started(**settings: Any) -> Engine:
-        given = Settings(model=str(folder), costs_file=None, num_draft_tokens=3, **settings)
+        given = Settings(model=str(folder), keeps_costs=False, num_draft_tokens=3, **settings)
         sources = DraftSources({}, scored(0.0))
         engine = Engine(given, Makers(make_sources=lambda _: sources, costs=flat_costs()))
         engine.start()
@@ -100,7 +100,7 @@ def test_only_a_dflash_drafter_of_full_attention_can_have_a_window(
     own = folder.parent / "block"
     folders.write_json(own / "config.json", dflash_config(vocab_size=SIZES["vocab_size"]))
     folders.save(own / "model.safetensors", published.tiny_dflash(dflash_config()), None)
-    check(start(draft_model=str(own), dflash_window=16, dflash_sink=4), "dflash")
+    check(start(draft_model=str(own), dflash_window=16), "dflash")
     for changes, why in (
         (SLIDING, "layers have windows of their own; leave it out"),
         ({"rope_scaling": YARN}, "positions are scaled; leave it out"),

@@ -256,7 +256,7 @@ async def test_an_unknown_response_cannot_be_continued(client, engine, is_stream
     assert response.status_code == 404
     message = assert_error(response.json(), "previous_response_id", "previous_response_not_found")
     assert "'resp_0'" in message
-    assert "--response-store-bytes" in message
+    assert "kept until evicted" in message
     assert engine.requests == []
 
 

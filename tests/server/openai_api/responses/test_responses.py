@@ -9,6 +9,7 @@ from openai.types.responses import response_create_params
 from reprise.config.settings import Settings
 from reprise.engine.interface.events import Delta, Finished, TokenLogprob, Usage
 from reprise.server.app import create_app
+from reprise.server.generation import answer
 from reprise.server.http.request_log import endpoint_of
 from reprise.server.openai_api.responses.schemas import ResponsesRequest
 from tests.server.fake_engine import THINKING, fail_first, fail_midway, says, wait_midway
@@ -305,12 +306,13 @@ def test_the_response_of_a_client_that_left_is_not_stored(url, engine, app):
     assert len(app.state.responses) == 0
 
 
-def test_events_are_sent_during_silence(engine):
+def test_events_are_sent_during_silence(engine, monkeypatch):
+    monkeypatch.setattr(answer, "KEEP_ALIVE_S", 0.05)
     engine.script = wait_midway
     body = ""
     asked = {"input": "hello", "stream": True}
     with (
-        served(create_app(engine, Settings(keep_alive_s=0.05))) as url,
+        served(create_app(engine, Settings())) as url,
         httpx.stream("POST", f"{url}{PATH}", json=asked) as response,
     ):
         for piece in response.iter_text():
