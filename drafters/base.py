@@ -56,6 +56,8 @@ class Draft:
         learns one acceptance rate per bucket.
     prior: expected acceptance rate per token, in [0, 1], until observations replace it.
     by_token: bucket and prior of each token, if they differ; else empty.
+    support: for each token a small number >= 0 that stands for other evidence for or against it; may be
+        empty. The engine learns by how much each number raises or lowers a token's chance.
     is_guess: whether this is a last resort, used only if no other draft exists.
     """
 
@@ -65,6 +67,7 @@ class Draft:
     prior: float = 0.0
     by_token: Sequence[tuple[int, float]] = ()
     is_guess: bool = False
+    support: Sequence[int] = ()
 
 
 NO_DRAFT = Draft()

@@ -22,8 +22,9 @@ from reprise.drafters.base import (
     finish,
 )
 from reprise.drafters.checked_file import owner_of
+from reprise.drafters.copies.answers import AnswerTable
 from reprise.drafters.copies.copying import MIN_JUMP_TOKENS, CopyCursor, GrowingText
-from reprise.drafters.copies.history import DEFAULT_TOKENS, History, HistoryFile, Shelf
+from reprise.drafters.copies.history import DEFAULT_TOKENS, History, HistoryFile, Shelf, salt_of
 from reprise.drafters.copies.occurrences import Ids, Match
 
 CLASS_STARTS = (3, 4, 6, 9, 16, 32)
@@ -31,7 +32,8 @@ CLASS_STARTS = (3, 4, 6, 9, 16, 32)
 
 NUM_CLASSES = len(CLASS_STARTS) + 1
 
-CURSOR, MATCH, DISPUTED, VIEW, SUCCESSOR, FINISHED, RESTORED = range(7)
+NUM_KINDS = 7
+CURSOR, MATCH, DISPUTED, VIEW, SUCCESSOR, FINISHED, RESTORED = range(NUM_KINDS)
 """Kinds of evidence: the copy cursor; a match in this request; a disputed match, where equally long ones have
 different next tokens; a match in a view; what most often followed the last token of late; a match in a
 finished request; one in a request of an earlier run, which may be of last month and has an acceptance rate of
@@ -47,6 +49,18 @@ PRIORS = (
     (0.30, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95),
 )
 """Expected acceptance rate per token, by kind and class; rounded down from the table in README.md."""
+
+GUESS_PRIORS = (0.14, 0.31, 0.69, 0.14, 0.33, 0.75, 0.29, 0.53, 0.79, 0.46, 0.72, 0.91)
+"""The same of tokens that followed in earlier answers, by the strength of the memory."""
+
+_GUESSED = tuple((NUM_KINDS * NUM_CLASSES + at, prior) for at, prior in enumerate(GUESS_PRIORS))
+"""(bucket, prior), by strength."""
+
+MAX_GUESS_TOKENS = 4
+"""Maximum length of a draft of what followed in earlier answers."""
+
+_WEAK = 0.75
+"""Drafts with lower priors are compared with what followed in earlier answers."""
 
 _LAST = CLASS_STARTS[-1]
 _CLASSES = tuple(bisect_right(CLASS_STARTS, length) for length in range(_LAST + 1))
@@ -79,10 +93,11 @@ class _Sequence:
     finished: [position, length] of the history match being followed, or None.
     """
 
-    __slots__ = ("answer_start", "best", "cursor", "finished", "owner", "shelf", "text")
+    __slots__ = ("answer_start", "best", "cursor", "finished", "owner", "salt", "shelf", "text")
 
     def __init__(self, start: SequenceStart, text: GrowingText, cursor: CopyCursor) -> None:
         self.owner = owner_of(start.tenant)
+        self.salt = salt_of(self.owner)
         self.text = text
         self.cursor = cursor
         self.answer_start = len(start.prompt)
@@ -118,6 +133,7 @@ class SuffixDrafter:
     ) -> None:
         self.name = name
         self._history = History(history_tokens) if history_tokens else None
+        self._answers = AnswerTable() if history_tokens else None
         self._file = file
         self._is_restored = False
         self._use_cursor, self._learn_changes = use_cursor, learn_changes
@@ -148,8 +164,10 @@ class SuffixDrafter:
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Move the cursor, and look for matches unless the cursor's run is long enough to be trusted."""
         state = self._sequences[seq]
-        cursor, text = state.cursor, state.text
+        cursor, text, answers = state.cursor, state.text, self._answers
         for token in tokens:
+            if answers is not None:
+                answers.learn(text.tail.hashes, token, state.salt)
             cursor.advance(token)
             text.append(token)
         if state.finished is not None:
@@ -159,11 +177,29 @@ class SuffixDrafter:
     def propose(self, query: DraftQuery) -> Draft:
         """Draft from the best evidence; nothing if the end of the sequence has not occurred before."""
         state = self._sequences[query.seq]
-        if state.best is None:
-            return NO_DRAFT
-        prior, bucket, kind, position = state.best
-        tokens = self._draft(state, kind, position, query.limit)
-        return Draft(tokens, self.name, bucket, prior, is_guess=kind == SUCCESSOR) if tokens else NO_DRAFT
+        draft = NO_DRAFT
+        if state.best is not None:
+            prior, bucket, kind, position = state.best
+            if tokens := self._draft(state, kind, position, query.limit):
+                draft = Draft(tokens, self.name, bucket, prior, is_guess=kind == SUCCESSOR)
+        if self._answers is None:
+            return draft
+        if draft.prior < _WEAK and (guess := self._guess(state, self._answers, draft, query.limit)):
+            return guess
+        if draft.tokens and not draft.is_guess:
+            draft.support = self._answers.support(state.text.end, draft.tokens, state.salt)
+        return draft
+
+    def _guess(self, state: _Sequence, answers: AnswerTable, weak: Draft, limit: int) -> Draft | None:
+        """Return what followed in earlier answers, if that is likelier than a weak draft of other tokens."""
+        tokens, strengths = answers.guess(state.text.tail, min(limit, MAX_GUESS_TOKENS), state.salt)
+        by_token = [_GUESSED[strength] for strength in strengths]
+        if not tokens or by_token[0][1] < weak.prior:
+            return None
+        is_guess = weak.is_guess or not weak.tokens
+        if not is_guess and tokens[0] == weak.tokens[0]:
+            return None
+        return Draft(tokens, self.name, *by_token[0], by_token, is_guess)
 
     def _draft(self, state: _Sequence, kind: int, position: int, limit: int) -> list[int]:
         cursor, own = state.cursor, state.text.tokens
@@ -209,6 +245,7 @@ class SuffixDrafter:
         """Forget all finished requests, in the file too."""
         if self._history is not None:
             self._history.reset()
+            self._answers = AnswerTable()
         if self._file is not None:
             self._file.delete()
 

@@ -168,7 +168,7 @@ class History:
         num_shared, oldest = yield from self._find_shared_start(owner, tokens)
         if self._writer is not writer or self._num_resets != num_resets:
             return
-        index, salt = self._index, hash(owner) & _HASH_MASK
+        index, salt = self._index, salt_of(owner)
         if index.end > index.start and index.token(index.end - 1) != _SEPARATOR:
             # The text before was not added to its end.
             self._separate()
@@ -214,7 +214,7 @@ class History:
         def belongs_to_owner(position: int) -> bool:
             return self._owners[self._text_at(position)] == owner and index.token(position) != _SEPARATOR
 
-        salted = _salted(hashes, hash(owner) & _HASH_MASK)
+        salted = _salted(hashes, salt_of(owner))
         return index.find(salted, text, belongs_to_owner, _MIN_NGRAM_SIZE)
 
     def texts(self) -> list[tuple[str, Ids]]:
@@ -298,6 +298,11 @@ def _count_common_start(a: Ids, b: Ids) -> int:
         else:
             high = middle - 1
     return low
+
+
+def salt_of(owner: str) -> int:
+    """Return the number with which an owner's hashes are combined. It differs from run to run."""
+    return hash(owner) & _HASH_MASK
 
 
 def _salted(hashes: Hashes, salt: int) -> Hashes:

@@ -80,6 +80,13 @@ class TailHashes:
         for token in tokens[-LONGEST:]:
             self.append(token)
 
+    def copy(self) -> "TailHashes":
+        """Return hashes of the same text, to which other tokens may be appended."""
+        copy = TailHashes()
+        copy._last, copy._step, copy.hashes = self._last, self._step, self.hashes
+        copy._pairs, copy._fours, copy._eights = self._pairs[:], self._fours[:], self._eights[:]
+        return copy
+
     def append(self, token: int) -> Hashes:
         """Append a token and return the hashes of the last 1, 2, 4, 8 and 16 tokens."""
         step = self._step
@@ -100,7 +107,7 @@ class TailHashes:
         return hashes
 
 
-def _hash_all(tokens: Ids, before: Ids) -> npt.NDArray[np.uint64]:
+def hash_all(tokens: Ids, before: Ids) -> npt.NDArray[np.uint64]:
     """Return (5, m) hashes of the n-grams that end with each of m tokens.
 
     before: the tokens before them; fewer than 15 if the text begins there.
@@ -208,7 +215,7 @@ class Occurrences:
         num_tokens, num_sizes = len(tokens), len(NGRAM_SIZES)
         if not num_tokens:
             return
-        hashes = _hash_all(tokens, before) ^ np.uint64(salt)
+        hashes = hash_all(tokens, before) ^ np.uint64(salt)
         # Index into the flat tables: slots of different n must differ.
         tables = np.arange(num_sizes, dtype=np.int64)[:, None] * self.capacity
         slots = (hashes >> np.uint64(_SLOT_SHIFT)).astype(np.int64) & self._mask

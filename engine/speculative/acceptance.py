@@ -34,6 +34,28 @@ LINE_END_PRIORS = (0.6, 0.85, 0.93, 0.98)
 LINE_END_PRIOR_TOKENS = 2.0
 GLOBAL_LINE_END_PRIOR_TOKENS = 10.0
 
+SUPPORT, EXPECTED = "support", "expected"
+"""Sources of the buckets for tokens by their support, see Draft: those accepted, and the sum of their rates
+without it."""
+
+SUPPORT_ODDS = (
+    1.3,
+    0.85, 1.8, 0.9, 3.0, 0.95, 8.0,
+    0.6, 0.8, 0.6, 1.8, 0.5, 7.0,
+    0.4, 0.75, 0.4, 1.5, 0.3, 6.5,
+    0.3, 0.65, 0.2, 1.4, 0.15, 9.0,
+)  # fmt: skip
+"""AcceptanceCounts.odds() before any token was observed: for the supports of drafters/copies/answers.py, as
+measured in agents' sessions."""
+
+SUPPORT_PRIOR_TOKENS = 20.0
+"""SUPPORT_ODDS count as much as this many observed tokens."""
+
+MAX_ODDS = 20.0
+
+MAX_RATE = 0.998
+"""No token is surer than this."""
+
 BucketKey = tuple[str, int]
 
 
@@ -61,6 +83,26 @@ class AcceptanceCounts:
         """Return the accepted share of the observed tokens, drawn toward the prior while those are few."""
         accepted, total = self.counts.get(key, (0.0, 0.0))
         return (accepted + prior * prior_tokens) / (total + prior_tokens)
+
+    def add_support(self, support: int, expected_rate: float, is_accepted: bool) -> None:
+        """Count a token with this support. expected_rate: its chance of acceptance without it."""
+        for key, share in (((SUPPORT, support), float(is_accepted)), ((EXPECTED, support), expected_rate)):
+            accepted, total = self.counts.get(key, (0.0, 0.0))
+            self.counts[key] = accepted * self.decay + share, total * self.decay + 1.0
+
+    def odds(self, support: int) -> float:
+        """Return by how much a support multiplies the odds that a token is accepted."""
+        accepted, total = self.counts.get((SUPPORT, support), (0.0, 0.0))
+        expected, _ = self.counts.get((EXPECTED, support), (0.0, 0.0))
+        rate = min(max(expected / total, 0.001), MAX_RATE) if total else 0.8
+        prior = _with_odds(rate, SUPPORT_ODDS[support] if support < len(SUPPORT_ODDS) else 1.0)
+        now = (accepted + prior * SUPPORT_PRIOR_TOKENS) / (total + SUPPORT_PRIOR_TOKENS)
+        return min(max(now / (1.0 - now) / rate * (1.0 - rate), 1.0 / MAX_ODDS), MAX_ODDS)
+
+
+def _with_odds(rate: float, odds: float) -> float:
+    """Return a rate whose odds are multiplied."""
+    return rate * odds / (1.0 - rate + rate * odds)
 
 
 class Acceptance:
@@ -105,26 +147,37 @@ class Acceptance:
         start = self.global_counts.rate(key, prior, GLOBAL_PRIOR_TOKENS)
         # A draft that is not a copy does not depend on how much the prompt repeats itself.
         doubt = 1.0 if source in FRESH_SOURCES else self.doubt
-        return min(max(self.own.rate(key, start**doubt, PRIOR_TOKENS), 0.001), 0.998)
+        return min(max(self.own.rate(key, start**doubt, PRIOR_TOKENS), 0.001), MAX_RATE)
 
     def estimate(self, draft: Draft, rate: float) -> DraftEstimate:
-        """Estimate a draft whose tokens have this acceptance rate, except line ends, which have their own."""
+        """Estimate a draft whose tokens have this acceptance rate, except line ends, which have their own.
+
+        A token's support then raises or lowers its rate.
+        """
         if draft.by_token:
-            by_token = self.rates(draft)
-            less = (at for at in range(1, len(by_token)) if by_token[at] < by_token[at - 1])
-            return DraftEstimate(sum_up(by_token), tuple(less), draft=draft)
-        line_ends, tokens = self._line_ends_in(draft), draft.tokens
-        if line_ends.isdisjoint(tokens):
-            return DraftEstimate(steady(rate, len(tokens)), draft=draft)
-        rates, stops = [rate] * len(tokens), []
+            rates = self.rates(draft)
+        elif not draft.support and self._line_ends_in(draft).isdisjoint(draft.tokens):
+            return DraftEstimate(steady(rate, len(draft.tokens)), draft=draft)
+        else:
+            rates = self._without_support(draft, rate)
+            if draft.support:
+                odds = {support: self.global_counts.odds(support) for support in set(draft.support)}
+                pairs = zip(rates, draft.support, strict=False)
+                rates = [min(_with_odds(one, odds[support]), MAX_RATE) for one, support in pairs]
+        less = (at for at in range(1, len(rates)) if rates[at] < rates[at - 1])
+        return DraftEstimate(sum_up(rates), tuple(less), draft=draft)
+
+    def _without_support(self, draft: Draft, rate: float) -> list[float]:
+        """Return each token's chance by its draft's rate and that of line ends."""
+        line_ends, rates = self._line_ends_in(draft), [rate] * len(draft.tokens)
+        if line_ends.isdisjoint(draft.tokens):
+            return rates
         by_lines = self._line_end_rates or self._find_line_end_rates()
         lines, most = self._num_lines, len(by_lines) - 1
-        for at in compress(count(), map(line_ends.__contains__, tokens)):
-            if (line_end_rate := by_lines[lines if lines < most else most]) < rate:
-                rates[at] = line_end_rate
-                stops.append(at)
+        for at in compress(count(), map(line_ends.__contains__, draft.tokens)):
+            rates[at] = min(rate, by_lines[lines if lines < most else most])
             lines += 1
-        return DraftEstimate(sum_up(rates), tuple(stops), draft=draft)
+        return rates
 
     def learn(self, draft: Draft, num_verified: int, num_accepted: int) -> None:
         """Learn from num_verified tokens of a draft, of which the first num_accepted were accepted."""
@@ -133,6 +186,11 @@ class Acceptance:
             for at, (bucket, _) in enumerate(draft.by_token[: num_accepted + num_rejected]):
                 self._add((draft.source, bucket), int(at < num_accepted), int(at >= num_accepted))
             return
+        if draft.support:
+            expected = self._without_support(draft, self.rate(draft))
+            judged = zip(draft.support, expected[: num_accepted + num_rejected], strict=False)
+            for at, (support, rate) in enumerate(judged):
+                self.global_counts.add_support(support, rate, at < num_accepted)
         lines, line_ends = self._num_lines, self._line_ends_in(draft)
         for at, token in enumerate(draft.tokens[: num_accepted + num_rejected]):
             if token in line_ends:

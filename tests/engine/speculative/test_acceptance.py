@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -170,3 +171,50 @@ def test_a_copied_answer_is_several_times_as_fast_and_a_trap_within_the_bound() 
     assert simulate(lambda at: at % 97 != 0) > 3.5
     assert simulate(lambda _: False) >= 1 / (1.02 + (ALLOWANCE_STEPS + 4.5) / 600)
     assert simulate(lambda at: at % 2 == 0) > 0.97
+
+
+SUPPORTED = Draft((1, 2, 3, 4), "suffix", 2, 0.7, support=[24, 24, 23, 24])
+
+
+def chances_of(acceptance: Acceptance, draft: Draft) -> list[float]:
+    expected = acceptance.estimate(draft, acceptance.rate(draft)).expected
+    gains = [after - before for before, after in pairwise(expected)]
+    return [after / before for before, after in pairwise([1.0, *gains])]
+
+
+def test_support_raises_and_lowers_chances_and_drafts_may_end_where_it_lacks() -> None:
+    acceptance = Acceptance(AcceptanceCounts(GLOBAL_DECAY))
+    first, second, third, last = chances_of(acceptance, SUPPORTED)
+    assert (first, last) == pytest.approx((second, second))
+    assert first > 0.9 > 0.5 > third
+    assert acceptance.estimate(SUPPORTED, 0.7).stops == (2,)
+
+
+def test_how_much_support_means_is_learned_from_all_requests() -> None:
+    everyone = AcceptanceCounts(GLOBAL_DECAY)
+    for _ in range(200):
+        # Support that says nothing: as many are right with it as without.
+        Acceptance(everyone).learn(replace(SUPPORTED, support=[23] * 4), 4, 4)
+        Acceptance(everyone).learn(replace(SUPPORTED, support=[24] * 4), 4, 4)
+    chances = chances_of(Acceptance(everyone), SUPPORTED)
+    assert min(chances) > 0.97
+    for _ in range(200):
+        Acceptance(everyone).learn(SUPPORTED, 4, 2)
+    first, _, third, _ = chances_of(Acceptance(everyone), SUPPORTED)
+    assert third < 0.4 < 0.9 < first
+
+
+def test_support_does_not_change_what_is_learned_of_the_draft_itself() -> None:
+    with_support, without = (Acceptance(AcceptanceCounts(GLOBAL_DECAY)) for _ in range(2))
+    for num_accepted in (4, 1, 3):
+        with_support.learn(SUPPORTED, 4, num_accepted)
+        without.learn(replace(SUPPORTED, support=()), 4, num_accepted)
+    assert with_support.rate(SUPPORTED) == without.rate(SUPPORTED)
+
+
+@pytest.mark.parametrize("expected", [0.0, 9.0])
+@pytest.mark.parametrize("accepted", [0.0, 9.0])
+def test_counts_at_their_limits_leave_chances_possible(expected: float, accepted: float) -> None:
+    counts = AcceptanceCounts(GLOBAL_DECAY)
+    counts.counts = {("support", 24): (accepted, 9.0), ("expected", 24): (expected, 9.0)}
+    assert all(0 < chance < 1 for chance in chances_of(Acceptance(counts), SUPPORTED))
