@@ -42,9 +42,9 @@ class Progress(AbstractContextManager["Progress"]):
         self._status = self._console.status("") if self._console.is_terminal else None
         self._label, self._shown_at = "", 0.0
 
-    def show(self, label: str, share: float = 0.0) -> None:
-        """Show the current work. share: how much of all is done. Thread-safe."""
-        line = f"{label} ({100 * share:.0f} % done)"
+    def show(self, label: str, share: float | None = None) -> None:
+        """Show the current work. share: how much of all is done, if known. Thread-safe."""
+        line = label if share is None else f"{label} ({100 * share:.0f} % done)"
         if self._status:
             self._status.update(line)
         elif label != self._label or monotonic() - self._shown_at >= LINE_EVERY_S:

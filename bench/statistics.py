@@ -36,6 +36,19 @@ def ratio(value: float | None, of: float | None) -> float | None:
     return value / of if value is not None and of else None
 
 
+def ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
+    """Return the 90 % interval of a ratio of sums, by drawing the (part, whole) pairs anew a thousand times.
+
+    (None, None) for fewer than five pairs.
+    """
+    if len(pairs) < 5:
+        return None, None
+    drawn = np.random.default_rng(1).integers(len(pairs), size=(1000, len(pairs)))
+    parts, wholes = np.array(pairs, float)[drawn].sum(axis=1).T
+    low, high = np.quantile(parts / wholes, (0.05, 0.95))
+    return float(low), float(high)
+
+
 def fit_line(x: Floats, y: Floats) -> tuple[float, float]:
     """Return (a, b) of the least-squares line y = a + b x; a horizontal line if x does not vary."""
     b = float(np.cov(x, y, bias=True)[0, 1] / x.var()) if x.var() > 1e-12 else 0.0

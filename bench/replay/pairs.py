@@ -1,24 +1,21 @@
-"""Known answers to replay: of chats, of an agent's sessions, and of the commits of a repository."""
+"""Known answers to replay: of chats, and of the commits of a repository."""
 
-import json
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from reprise.bench.experiment import ArgumentsError
+from reprise.bench.replay.sessions import kind_of
 from reprise.bench.workloads.agents import Change
-from reprise.bench.workloads.chats import Chat, Message, Turn, read_prompts, render_pair, views_of
+from reprise.bench.workloads.chats import Chat, render_pair, views_of
 from reprise.engine.interface.request import View
 from reprise.engine.text.tokenizer import Tokenizer
-from reprise.server.anthropic_api.schemas import from_messages
 from reprise.server.prompt.views import ViewMaker
-from reprise.server.requests.fields import Notes
 
 VIEW_BYTES = 1 << 30
 """Views of files that are shown again are not made again."""
@@ -34,7 +31,7 @@ class TokenPair:
     """A prompt and its answer, at least one token each.
 
     chat: the name of the pair's chat; empty for a single request. turn: its number in the chat, from 1.
-        views: a server's views of the prompt's messages.
+    views: a server's views of the prompt's messages. kind: see kind_of() in sessions.py; empty elsewhere.
     """
 
     prompt: tuple[int, ...]
@@ -43,20 +40,19 @@ class TokenPair:
     chat: str = ""
     turn: int | None = None
     views: tuple[View, ...] = ()
+    kind: str = ""
 
 
-def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> list[TokenPair]:
-    """Return the prompt and the right answer of each turn of chats, without turns whose answer is empty."""
-    pairs: list[TokenPair] = []
+def token_pairs(tokenizer: Tokenizer, chats: Iterable[Chat]) -> Iterator[TokenPair]:
+    """Yield the prompt and the right answer of each turn of chats, without turns whose answer is empty."""
     engine: Any = SimpleNamespace(tokenizer=tokenizer)
     maker = ViewMaker(engine, VIEW_BYTES)
     for number, chat in enumerate(chats, 1):
         for place, turn in enumerate(chat.turns, 1):
             prompt, answer = render_pair(tokenizer, turn)
             if answer:
-                views = views_of(maker, turn)
-                pairs.append(TokenPair(prompt, answer, chat.workload, f"{number}", place, views))
-    return pairs
+                views, kind = views_of(maker, turn), kind_of(turn) if turn.answer else ""
+                yield TokenPair(prompt, answer, chat.workload, f"{number}", place, views, kind)
 
 
 def read_history(
@@ -115,43 +111,3 @@ def _git(repository: str, *words: str) -> bytes:
         first = done.stderr.decode(errors="replace").partition("\n")[0]
         raise ArgumentsError(f"git cannot read {repository}: {first}")
     return done.stdout
-
-
-def read_session(path: Path) -> list[Chat]:
-    """Read JSON lines written by an agent or by the server that it used.
-
-    Lines of Claude Code (~/.claude/projects/*/*.jsonl) have a "type" and a "message" each, but no system
-    prompt and no tools; sub-agents have chats of their own. Other files are read as read_prompts() does it.
-    Raises OSError if the file cannot be read, ValueError if there is nothing to replay.
-    """
-    spoken: dict[str, list[list[Message]]] = {}
-    for line in _lines(path):
-        if line.get("type") not in ("user", "assistant") or not isinstance(line.get("message"), dict):
-            continue
-        who = " ".join(str(line.get(key)) for key in ("sessionId", "agentId", "isSidechain"))
-        parts = spoken.setdefault(who, [[]])
-        # The model no longer gets the earlier messages.
-        if line.get("isCompactSummary"):
-            parts.append([])
-        parts[-1].append({key: line["message"].get(key) for key in ("role", "content")})
-    chats = [Chat(path.stem, tuple(_turns(part))) for parts in spoken.values() for part in parts]
-    return [chat for chat in chats if chat.turns] or read_prompts(path, for_replay=True)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield a file's JSON objects; other content is left to the next reader."""
-    for text in path.read_bytes().split(b"\n"):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict):
-            yield line
-
-
-def _turns(spoken: list[Message]) -> Iterator[Turn]:
-    """Yield a turn for each answer. spoken: messages in Anthropic's format."""
-    messages = [one.for_template() for one in from_messages(spoken, "messages", Notes())]
-    for at, message in enumerate(messages):
-        if at and message["role"] == "assistant":
-            yield Turn(tuple(messages[:at]), None, answer=message)

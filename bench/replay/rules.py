@@ -1,18 +1,27 @@
 """Replay known answers: a rule drafts and chooses how much is verified; step costs are summed."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from reprise.bench.cost_curves import FLAT, Curve
 from reprise.bench.experiment import Row, grouped
 from reprise.bench.replay.pairs import TokenPair
-from reprise.bench.statistics import loops, ratio
+from reprise.bench.replay.suffix_tree import SuffixTree
+from reprise.bench.statistics import ratio, ratio_interval
 from reprise.config.settings import Settings
 from reprise.drafters.assembly import make_drafters
-from reprise.drafters.base import NO_DRAFT, Draft, Drafter, DraftQuery, SequenceStart, SharedTable, finish
+from reprise.drafters.base import (
+    NO_DRAFT,
+    Draft,
+    Drafter,
+    DraftQuery,
+    IndexesViews,
+    SequenceStart,
+    SharedTable,
+    finish,
+)
 from reprise.drafters.repetition import score_in_slices
 from reprise.drafters.suffix import SuffixDrafter
 from reprise.engine.interface.request import DraftType, GenerationRequest, Sampling
@@ -85,6 +94,9 @@ class FixedPlayer:
         """Replay one answer, as the engine would: propose, verify, observe, note_verified."""
         (drafter,), costs, outcome = self.drafters, self.costs, Outcome()
         finish(drafter.open(SequenceStart(0, pair.prompt)))
+        if isinstance(drafter, IndexesViews):
+            for view in pair.views:
+                finish(drafter.add_view(0, view))
         while follows := pair.answer[outcome.num_tokens :]:
             drafted = drafter.propose(DraftQuery(0, self.limit)).tokens
             if self.in_hindsight:
@@ -157,46 +169,32 @@ class ServerPlayer:
 Player = FixedPlayer | ServerPlayer
 
 
-def play_all(player: Player, pairs: Iterable[TokenPair], is_cold: bool = True) -> list[Row]:
-    """Replay answers one after the other; return a row for each.
+def play_pair(player: Player, pair: TokenPair) -> Row:
+    """Replay one answer; return its workload, chat, kind and outcome."""
+    about = {"workload": pair.workload, "chat": pair.chat, "kind": pair.kind}
+    return about | {"outcome": player.play(pair)}
 
-    A row has workload, turn, outcome, and whether the answer loops.
-    is_cold: drafters forget all earlier chats before each chat; the gate keeps what it learned.
-    """
-    chat, plays = "", []
-    for pair in pairs:
-        if is_cold and (not pair.chat or pair.chat != chat):
-            for drafter in player.drafters:
-                if isinstance(drafter, SharedTable):
-                    drafter.reset()
-        chat, outcome = pair.chat, player.play(pair)
-        about = {"workload": pair.workload, "turn": pair.turn, "loops": loops(pair.answer)}
-        plays.append(about | {"outcome": outcome})
-    return plays
+
+def forget(player: Player) -> None:
+    """Let drafters forget all earlier chats; the gate keeps what it learned."""
+    for drafter in player.drafters:
+        if isinstance(drafter, SharedTable | SuffixTree):
+            drafter.reset()
 
 
 def summed(plays: Sequence[Row], *by: str) -> Iterator[Row]:
-    """Yield a row of figures for each combination of values of these fields of plays; see play_all().
+    """Yield a row of figures for each combination of values of these fields of plays; see play_pair().
 
-    slowest: the lowest speedup of a single answer.
+    slowest: the lowest speedup of a single answer. low, high: the speedup's 90 % interval over chats.
     """
     for values, alike in grouped(plays, *by).items():
         outcomes = [play["outcome"] for play in alike]
         slowest = min(one.num_tokens / one.cost for one in outcomes)
+        chats = [[play["outcome"] for play in one] for one in grouped(alike, "workload", "chat").values()]
+        totals = [(sum(one.num_tokens for one in chat), sum(one.cost for one in chat)) for chat in chats]
+        low, high = ratio_interval(totals)
         about = dict(zip(by, values, strict=True)) | {"pairs": len(outcomes), "slowest": slowest}
-        yield about | figures(outcomes)
-
-
-def best_single_width(
-    costs: StepCosts, draft_type: str, prompt: Sequence[int], answer: Sequence[int], widest: int
-) -> float:
-    """Return the speedup of an answer if all steps used the best single width. widest: at least 2."""
-    pair, found = TokenPair(tuple(prompt), tuple(answer)), [1.0]
-    for width in {width for width in costs.widths if 1 < width < widest} | {widest}:
-        drafter = make_drafters(Settings(), "hindsight")[LOOKUPS[draft_type][0]]
-        outcome = FixedPlayer(drafter, width - 1, partial(costs.seconds, 1)).play(pair)
-        found.append(costs.seconds(1, 1) * outcome.num_tokens / outcome.cost)
-    return max(found)
+        yield about | {"low": low, "high": high} | figures(outcomes)
 
 
 @dataclass
@@ -285,12 +283,14 @@ _COLD = (
          drafter=lambda: FixedLookup(5, 2, newest=False), limit=5),
     Rule("ngram-12", "newest match of 12, 12 to 48 tokens (llama.cpp's ngram-simple by default)",
          drafter=lambda: FixedLookup(12, 12, is_long=True), limit=48),
+    Rule("suffix-tree", "likeliest path of a suffix tree, as long as the match (ArcticInference)",
+         drafter=SuffixTree),
     Rule("hindsight", "suffix, with the best width in hindsight", in_hindsight=True),
 )  # fmt: skip
 _WARM = (
     replace(rule, name=f"{rule.name}-warm", title=f"{rule.title}; keeps what it learned", is_warm=True)
     for rule in _COLD
-    if rule.draft_type or rule.in_hindsight
+    if rule.draft_type or rule.in_hindsight or rule.drafter is SuffixTree
 )
 
 RULES = {rule.name: rule for rule in (*_COLD, *_WARM)}

@@ -3,22 +3,22 @@
 Replay known answers step by step, drafting by each rule, and report what it would gain at given step costs.
 Needs no model. The answers are the right ones of --workloads, those in files (--pairs, as `reprise serve
 --record` writes them), an agent's chats about the changes of a git history (--history), or what an agent did
-(--session).
+(--session). Agents' answers are also shown by kind: the tool that they call first.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from reprise.bench import document, options
 from reprise.bench.cost_curves import built_in, find_curve
 from reprise.bench.document import Column
-from reprise.bench.experiment import ArgumentsError, Experiment, Progress, Row, grouped
+from reprise.bench.experiment import ArgumentsError, Progress, Row, grouped
 from reprise.bench.options import Flag
-from reprise.bench.replay.pairs import TokenPair, read_history, read_session, token_pairs
-from reprise.bench.replay.rules import COMPARED, RULES, Rule, Setup, play_all, summed
+from reprise.bench.replay.pairs import TokenPair, read_history, token_pairs
+from reprise.bench.replay.rules import COMPARED, RULES, Player, Rule, Setup, forget, play_pair, summed
+from reprise.bench.replay.sessions import find_sessions, read_session
 from reprise.bench.workloads import WORKLOADS, Chat, lengths_of, make_chats, read_prompts
 from reprise.bench.workloads.agents import FORMS, NUMBERS, agent_chats
 from reprise.bench.workloads.chats import render
@@ -30,10 +30,12 @@ from reprise.engine.text.tokenizer import Tokenizer
 COLUMNS = [
     Column("workload", "workload"), Column("pairs", "pairs", "0"), Column("drafter", "drafter"),
     Column("curve", "cost curve"), Column("tokens_per_forward", "TPF", "2"), Column("speedup", "speed", "2"),
+    Column("low", "low", "2"), Column("high", "high", "2"),
     Column("slowest", "least", "2"), Column("acceptance", "accepted", "%"), Column("coverage", "copied", "%"),
 ]  # fmt: skip
 NOTE = """\
-TPF: tokens per forward pass. speed: speedup over plain decoding; least: the lowest speedup of a pair.
+TPF: tokens per forward pass. speed: speedup over plain decoding; low, high: its 90 % interval, if chats
+are drawn anew. least: the lowest speedup of a pair.
 accepted: share of drafted tokens. copied: share of the answer that came from drafts.
 Costs of drafts that are longer than a curve are a guess."""
 EPILOG = "rules:\n" + "\n".join(f"  {name:18} {rule.title}" for name, rule in RULES.items())
@@ -43,8 +45,9 @@ FLAGS = (
     Flag("--pairs", Path, "FILE", [],
          'JSON lines with a "prompt" or "messages", and the "output"; may be repeated.', is_repeated=True),
     Flag("--session", Path, "FILE", [],
-         "An agent's session, from ~/.claude/projects or `reprise serve --record`; may be repeated.",
-         is_repeated=True),
+         "An agent's session, or a folder of sessions, shown together: of Claude Code, Codex, OpenCode "
+         "(`opencode export`) or `reprise serve --record`; may be repeated.", is_repeated=True),
+    Flag("--answers", options.count, "N", None, "Replay only the first answers of each session's chat."),
     Flag("--history", str, "REPO", [], "Make an agent's chats from a git history; may be repeated.",
          is_repeated=True),
     Flag("--changes", options.count, "N", 40, "Newest changes of files of a history."),
@@ -73,9 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
     tokenizer = load_tokenizer(arguments.tokenizer, template)
     rules = [RULES[name] for name in arguments.drafters]
     pairs = token_pairs(tokenizer, _chats(arguments, tokenizer))
-    if not pairs:
-        raise ArgumentsError("there is no pair to replay")
     rows = replay(pairs, rules, [Setup(Settings(), one, tokenizer.line_ends) for one in curves])
+    if not rows:
+        raise ArgumentsError("there is no pair to replay")
     record = document.new_document(arguments, replay={"rows": rows, "curves": list(map(asdict, curves))})
     titles = [f"{rule.name}: {rule.title}" for rule in rules]
     machines = [f"{one.name}: {one.kind}; {one.machine}; {one.source}" for one in curves]
@@ -90,7 +93,9 @@ def _chats(arguments: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Chat
     for path in arguments.pairs:
         yield from read_prompts(path, for_replay=True)
     for path in arguments.session:
-        yield from read_session(path)
+        for file in find_sessions(path):
+            chats = read_session(file, path.name if path.is_dir() else "")
+            yield from (replace(chat, turns=chat.turns[: arguments.answers]) for chat in chats)
     for repository in arguments.history:
         changes = read_history(repository, arguments.changes, revision=arguments.revision)
         yield from agent_chats(changes, arguments.forms, arguments.numbers)
@@ -103,33 +108,40 @@ def _chats(arguments: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Chat
                 yield from made
 
 
-def replay(pairs: Sequence[TokenPair], rules: Sequence[Rule], setups: Sequence[Setup]) -> list[Row]:
-    """Replay pairs by each rule in each setup; return a row for each workload, rule and setup.
+def replay(pairs: Iterable[TokenPair], rules: Sequence[Rule], setups: Sequence[Setup]) -> list[Row]:
+    """Replay pairs by each rule in each setup; return rows for each workload, rule and setup.
 
-    With several workloads, further rows are about all of them together.
-    straight: the same figures without the answers that loop; None if all of them loop.
+    With several workloads, further rows are about all of them together; with several kinds of answers, about
+    each kind.
     """
-
-    def play(setup: Setup, rule: Rule) -> list[Row]:
-        plays = play_all(rule.player(setup), pairs, is_cold=not rule.is_warm)
-        found, straight = _rows_of(plays), _rows_of([play for play in plays if not play["loops"]])
-        about = {"drafter": rule.name, "rule": rule.title, "curve": setup.curve.name}
-        alike = {row["workload"]: row for row in straight}
-        return [about | row | {"straight": alike.get(row["workload"])} for row in found]
-
-    arms = {rule.name: partial(play, rule=rule) for rule in rules}
-    cases = {str(at): setup for at, setup in enumerate(setups)}
+    arms: list[tuple[Row, Rule, Player, list[Row]]] = []
+    for setup in setups:
+        for rule in rules:
+            about = {"drafter": rule.name, "rule": rule.title, "curve": setup.curve.name}
+            arms.append((about, rule, rule.player(setup), []))
+    chat = ""
     with Progress() as progress:
-        label = f"replaying {len(pairs)} answers"
-        rows = Experiment(arms, cases, label=lambda *_: label).run(progress)
-    order = {name: at for at, name in enumerate(arms)}
+        for pair in pairs:
+            progress.show(f"replaying {pair.workload or 'answers'}")
+            for _, rule, player, plays in arms:
+                if not rule.is_warm and (not pair.chat or pair.chat != chat):
+                    forget(player)
+                plays.append(play_pair(player, pair))
+            chat = pair.chat
+    rows = [about | row for about, _, _, plays in arms for row in _rows_of(plays)]
+    order = {rule.name: at for at, rule in enumerate(rules)}
     return [
-        {name: value for name, value in row.items() if name not in ("arm", "case", "round")}
+        row
         for alike in grouped(rows, "workload").values()
-        for row in sorted(alike, key=lambda row: order[row["arm"]])
+        for row in sorted(alike, key=lambda row: order[row["drafter"]])
     ]
 
 
 def _rows_of(plays: Sequence[Row]) -> list[Row]:
     found = [*summed(plays, "workload")]
-    return [*found, *({"workload": "all"} | row for row in summed(plays) if len(found) > 1)]
+    kinds = [{"workload": row.pop("kind")} | row for row in summed(plays, "kind") if row["kind"]]
+    return [
+        *found,
+        *({"workload": "all"} | row for row in summed(plays) if len(found) > 1),
+        *(kinds if len(kinds) > 1 else ()),
+    ]

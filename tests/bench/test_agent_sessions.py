@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from reprise.bench.replay.pairs import read_session, token_pairs
+from reprise.bench.replay.pairs import token_pairs
+from reprise.bench.replay.sessions import kind_of, read_session
 from reprise.cli.main import main
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.model.loading import load_tokenizer
@@ -69,6 +70,99 @@ def test_sub_agents_and_what_follows_a_compaction_are_chats_of_their_own(tmp_pat
     chats = read_session(written(tmp_path, *lines))
     assert [len(chat.turns) for chat in chats] == [1, 1, 1]
     assert all(len(turn.messages) == 1 for chat in chats for turn in chat.turns)
+
+
+CODEX = [
+    {"type": "session_meta", "payload": {"id": "s", "cwd": "/repo"}},
+    {"type": "response_item", "payload": {"type": "message", "role": "developer", "content": [
+        {"type": "input_text", "text": "Be brief."}]}},
+    {"type": "response_item", "payload": {"type": "message", "role": "user", "content": [
+        {"type": "input_text", "text": "Add three."}]}},
+    {"type": "event_msg", "payload": {"type": "agent_message", "message": "not the model's"}},
+    {"type": "response_item", "payload": {"type": "reasoning", "summary": [
+        {"type": "summary_text", "text": "Look first."}], "encrypted_content": "x"}},
+    {"type": "response_item", "payload": {"type": "function_call", "name": "shell", "call_id": "c1",
+                                          "arguments": "{\"command\": [\"cat\", \"a.py\"]}"}},
+    {"type": "response_item", "payload": {"type": "function_call_output", "call_id": "c1",
+                                          "output": "one = 1"}},
+    {"type": "response_item", "payload": {"type": "custom_tool_call", "name": "apply_patch", "call_id": "c2",
+                                          "input": "*** Begin Patch"}},
+    {"type": "response_item", "payload": {"type": "custom_tool_call_output", "call_id": "c2",
+                                          "output": "Done"}},
+    {"type": "response_item", "payload": {"type": "message", "role": "assistant", "content": [
+        {"type": "output_text", "text": "Done."}]}},
+    {"type": "compacted", "payload": {"message": "They added three."}},
+    {"type": "response_item", "payload": {"type": "message", "role": "user", "content": [
+        {"type": "input_text", "text": "Go on."}]}},
+    {"type": "response_item", "payload": {"type": "message", "role": "assistant", "content": [
+        {"type": "output_text", "text": "I do."}]}},
+]  # fmt: skip
+
+
+def test_a_rollout_of_codex_has_a_turn_for_each_answer(tmp_path: Path) -> None:
+    before, after = read_session(written(tmp_path, *CODEX))
+    assert [kind_of(turn) for turn in before.turns] == ["shell", "apply_patch", "text"]
+    first, second, third = before.turns
+    assert [message["role"] for message in first.messages] == ["system", "user"]
+    assert first.answer["reasoning_content"] == "Look first."
+    assert first.answer["tool_calls"][0]["function"]["arguments"] == {"command": ["cat", "a.py"]}
+    assert second.messages[-1]["content"] == "one = 1"
+    assert second.answer["tool_calls"][0]["function"]["arguments"] == {"input": "*** Begin Patch"}
+    assert third.answer["content"] == "Done."
+    assert [turn.messages[0]["content"] for turn in after.turns] == ["Go on."]
+
+
+OPENCODE = {
+    "info": {"id": "ses_1", "title": "Numbers"},
+    "messages": [
+        {"info": {"role": "user"}, "parts": [{"type": "text", "text": "Add three."}]},
+        {"info": {"role": "assistant"}, "parts": [
+            {"type": "step-start"}, {"type": "reasoning", "text": "Look first."},
+            {"type": "tool", "tool": "read", "callID": "c1", "state": {
+                "status": "completed", "input": {"filePath": "a.py"}, "output": "one = 1"}},
+            {"type": "text", "text": "Done."}]},
+    ],
+}  # fmt: skip
+
+
+def test_an_export_of_opencode_has_a_turn_for_each_answer(tmp_path: Path) -> None:
+    file = tmp_path / "export.json"
+    for text in (json.dumps(OPENCODE), json.dumps(OPENCODE, indent=2)):
+        file.write_text(text, encoding="utf-8")
+        (chat,) = read_session(file)
+        first, second = chat.turns
+        assert [kind_of(first), kind_of(second)] == ["read", "text"]
+        assert first.answer["reasoning_content"] == "Look first."
+        assert [message["role"] for message in second.messages] == ["user", "assistant", "tool"]
+        assert second.messages[-1]["content"] == "one = 1"
+
+
+def test_tools_are_those_that_were_called_and_required_is_what_every_call_had(tmp_path: Path) -> None:
+    more = READ | {"id": "toolu_2", "input": {"file_path": "b.py", "limit": 9}}
+    said = line("assistant", [more]), line("user", [RESULT | {"tool_use_id": "toolu_2"}])
+    (chat,) = read_session(written(tmp_path, *TALK, line("user", "And b?"), *said, TALK[-1]))
+    (tool,) = chat.turns[0].tools
+    assert tool["function"]["name"] == "Read"
+    parameters = tool["function"]["parameters"]
+    assert parameters["required"] == ["file_path"]
+    assert parameters["properties"] == {"file_path": {"type": "string"}, "limit": {"type": "integer"}}
+
+
+def test_a_folder_of_sessions_is_one_workload_and_its_kinds_are_shown(tmp_path: Path) -> None:
+    folder = tmp_path / "claude"
+    folder.mkdir()
+    for number in range(5):
+        written(folder, *TALK).rename(folder / f"{number}.jsonl")
+    made = tmp_path / "made.json"
+    command = ["bench", "replay", "--session", str(folder), "--drafters", "auto-warm,hindsight-warm"]
+    assert main([*command, "--cost-curve", "apple-m4-pro-4bit", "--json", str(made)]) == 0
+    rows = json.loads(made.read_text())["replay"]["rows"]
+    found = {(row["workload"], row["drafter"]): row for row in rows}
+    assert {workload for workload, _ in found} == {"claude", "Read", "text"}
+    whole = found["claude", "auto-warm"]
+    assert whole["pairs"] == 10
+    assert whole["low"] <= whole["speedup"] <= whole["high"]
+    assert found["claude", "hindsight-warm"]["speedup"] >= whole["speedup"]
 
 
 def test_what_a_server_recorded_is_a_session_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

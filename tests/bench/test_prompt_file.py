@@ -150,7 +150,7 @@ def test_a_replay_needs_answers(tmp_path: Path) -> None:
 def test_turns_become_token_ids_and_those_without_an_answer_go(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(BUNDLED_MODEL)
     lines = [{"prompt": "the lantern", "output": output, "chat": "c"} for output in ("a bridge", "", "a map")]
-    pairs = token_pairs(tokenizer, read_prompts(written(tmp_path, *lines), for_replay=True))
+    pairs = list(token_pairs(tokenizer, read_prompts(written(tmp_path, *lines), for_replay=True)))
     assert [tokenizer.decode(pair.prompt) for pair in pairs] == 2 * ["the lantern"]
     assert [tokenizer.decode(pair.answer) for pair in pairs] == ["a bridge", "a map"]
     assert [(pair.workload, pair.chat, pair.turn) for pair in pairs] == [("mine", "1", 1), ("mine", "1", 3)]

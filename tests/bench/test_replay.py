@@ -149,23 +149,6 @@ def test_rows_are_for_each_workload_rule_and_curve_and_for_all_workloads() -> No
     assert rows[0]["speedup"] == rows[0]["tokens_per_forward"] >= 1
 
 
-def test_rows_also_say_what_they_would_be_without_answers_that_loop() -> None:
-    answers = {"a": text_of(1), "b": (7, 8, 9) * 20, "c": text_of(2)}
-    pairs = [TokenPair((1, 2, 3), answer, "x" if name != "c" else "y") for name, answer in answers.items()]
-    x, y, whole = (
-        rows_of([*pairs, TokenPair((1,), (5,) * 40, "z")], "newest-2")[:2] + rows_of(pairs, "newest-2")[-1:]
-    )
-    assert (x["pairs"], x["straight"]["pairs"], x["straight"]["tokens"]) == (2, 1, 80)
-    assert x["straight"]["tokens_per_forward"] < x["tokens_per_forward"]
-    assert y["straight"] == {name: y[name] for name in y["straight"]}
-    assert whole["straight"]["tokens"] == 160
-
-
-def test_nothing_is_left_without_answers_that_loop_if_all_do() -> None:
-    (row,) = rows_of([TokenPair((1,), (5,) * 40, "z")], "newest-2")
-    assert row["straight"] is None
-
-
 def test_figures_say_what_the_counts_say() -> None:
     outcome = Outcome()
     assert outcome.verify([1, 2, 9], [1, 2, 3, 4], 1.5) == 2

@@ -38,7 +38,7 @@ def test_recorded_turns_come_back_as_the_prompts_and_answers_that_they_were(
     own.write_text("".join(recorded(server_folder / RECORDED, 3)))
 
     (recorded_chat,) = read_prompts(own)
-    pairs = token_pairs(tokenizer, read_prompts(own, for_replay=True))
+    pairs = list(token_pairs(tokenizer, read_prompts(own, for_replay=True)))
     for turn, said, pair, answer in zip(recorded_chat.turns, chat.turns, pairs, answers, strict=False):
         prompt = tokenizer.render_chat(turn.for_template(), list(turn.tools))
         assert prompt == tokenizer.render_chat(said.for_template(), list(said.tools))
