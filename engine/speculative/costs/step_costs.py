@@ -138,8 +138,8 @@ class _PlainSteps:
 
 
 MEASURED_PATIENCE, DOUBTED_PATIENCE, MAX_PATIENCE = 128, 16, 4096
-"""Chances that a width lets pass before it is tried: if its cost was measured; if it is a guess, or other
-measured costs were found to be wrong; and after many trials that showed what was believed."""
+"""Chances that a width lets pass before it is tried: if its cost is known; if other costs were found to be
+wrong, or its first trial showed what was believed; and after many trials that did."""
 
 
 @dataclass(slots=True)
@@ -317,7 +317,9 @@ class StepCosts:
     def is_trial_due(self, num_rows: int, width: int) -> bool:
         """Return whether to measure again a width estimated unprofitable. Each call counts as a chance."""
         shape = self._shape(num_rows, width)
-        return self.trials.is_due(shape, is_guess=shape not in self.table.measured)
+        # What an earlier run learned, or others published, is tried as seldom as what was measured.
+        is_guess = shape not in self.table.measured and shape not in self.table.guesses
+        return self.trials.is_due(shape, is_guess)
 
     def price(self, num_rows: int, width: int, under: Conditions = USUAL) -> StepPrice:
         """Return a step's cost relative to a plain step's, and whether it was seen."""

@@ -100,9 +100,9 @@ def test_what_was_learned_is_a_guess_at_the_next_start(file: Path) -> None:
     for shape in ((1, 4), (1, 9), (2, 9)):
         assert again.price(*shape).ratio == pytest.approx(costs.price(*shape).ratio, rel=0.001)
         assert not again.price(*shape).is_seen
-        assert again.is_trial_due(*shape)
-        given = StepCosts({(1, 1): 1.0, shape: 2.0})
-        assert not any(given.is_trial_due(*shape) for _ in range(MEASURED_PATIENCE))
+        # Trials of what is known made the first answer after a restart a tenth slower.
+        assert not any(again.is_trial_due(*shape) for _ in range(MEASURED_PATIENCE))
+    assert again.is_trial_due(1, 6)
 
 
 def test_what_no_step_has_refuted_is_kept_on() -> None:
