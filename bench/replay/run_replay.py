@@ -18,7 +18,7 @@ from reprise.bench.experiment import ArgumentsError, Progress, Row, grouped
 from reprise.bench.options import Flag
 from reprise.bench.replay.pairs import TokenPair, read_history, token_pairs
 from reprise.bench.replay.rules import COMPARED, RULES, Player, Rule, Setup, forget, play_pair, summed
-from reprise.bench.replay.sessions import find_sessions, read_session
+from reprise.bench.replay.sessions import read_sessions
 from reprise.bench.workloads import WORKLOADS, Chat, lengths_of, make_chats, read_prompts
 from reprise.bench.workloads.agents import FORMS, NUMBERS, agent_chats
 from reprise.bench.workloads.chats import render
@@ -93,9 +93,8 @@ def _chats(arguments: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Chat
     for path in arguments.pairs:
         yield from read_prompts(path, for_replay=True)
     for path in arguments.session:
-        for file in find_sessions(path):
-            chats = read_session(file, path.name if path.is_dir() else "")
-            yield from (replace(chat, turns=chat.turns[: arguments.answers]) for chat in chats)
+        for chat in read_sessions(path):
+            yield replace(chat, turns=chat.turns[: arguments.answers])
     for repository in arguments.history:
         changes = read_history(repository, arguments.changes, revision=arguments.revision)
         yield from agent_chats(changes, arguments.forms, arguments.numbers)
@@ -139,7 +138,9 @@ def replay(pairs: Iterable[TokenPair], rules: Sequence[Rule], setups: Sequence[S
 
 def _rows_of(plays: Sequence[Row]) -> list[Row]:
     found = [*summed(plays, "workload")]
-    kinds = [{"workload": row.pop("kind")} | row for row in summed(plays, "kind") if row["kind"]]
+    kinds = [
+        {"workload": f"answers: {row.pop('kind')}"} | row for row in summed(plays, "kind") if row["kind"]
+    ]
     return [
         *found,
         *({"workload": "all"} | row for row in summed(plays) if len(found) > 1),

@@ -22,11 +22,20 @@ Spoken = list[list[Message]]
 """Messages in Anthropic's format, in parts: the model no longer gets what was said before a part."""
 
 
-def find_sessions(path: Path) -> list[Path]:
-    """Return the files of sessions in a folder, or the path itself if it is no folder."""
+def read_sessions(path: Path) -> list[Chat]:
+    """Read a session, or all in a folder, whose name is then their workload; other files there are left out.
+
+    Raises OSError if a file cannot be read, ValueError if there is nothing to replay.
+    """
     if not path.is_dir():
-        return [path]
-    return sorted(file for file in path.rglob("*.json*") if file.suffix in (".json", ".jsonl"))
+        return read_session(path)
+    chats: list[Chat] = []
+    for file in sorted(file for file in path.rglob("*.json*") if file.suffix in (".json", ".jsonl")):
+        with suppress(ValueError):
+            chats += read_session(file, path.resolve().name)
+    if not chats:
+        raise ValueError(f"{path}: the folder contains no sessions")
+    return chats
 
 
 def read_session(path: Path, workload: str = "") -> list[Chat]:
@@ -38,7 +47,8 @@ def read_session(path: Path, workload: str = "") -> list[Chat]:
     """
     lines = list(_objects(path))
     is_codex = any(line.get("type") in ("response_item", "session_meta") for line in lines)
-    read = _of_codex if is_codex else _of_opencode if "messages" in (lines or [{}])[0] else _of_claude_code
+    is_export = any("info" in line and isinstance(line.get("messages"), list) for line in lines)
+    read = _of_codex if is_codex else _of_opencode if is_export else _of_claude_code
     spoken = read(lines)
     chats = [Chat(workload or path.stem, tuple(_turns(part))) for part in spoken]
     return [chat for chat in chats if chat.turns] or read_prompts(path, for_replay=True)
@@ -105,15 +115,19 @@ def _of_item(item: Json) -> Iterator[Message]:
 
 
 def _texts(content: Any) -> list[str]:
-    parts = content if isinstance(content, list) else []
-    return [str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text")]
+    return [str(part["text"]) for part in _dicts(content) if part.get("text")]
 
 
-def _of_opencode(lines: list[Json]) -> Spoken:
+def _dicts(value: Any) -> list[Json]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _of_opencode(lines: Iterable[Json]) -> Spoken:
     spoken: list[Message] = []
-    for message in lines[0]["messages"]:
-        role = message.get("info", {}).get("role", "user")
-        for part in message.get("parts", ()):
+    export = next(line for line in lines if isinstance(line.get("messages"), list))
+    for message in _dicts(export["messages"]):
+        role = (message.get("info") or {}).get("role", "user")
+        for part in _dicts(message.get("parts")):
             kind, call_id = part.get("type"), str(part.get("callID"))
             if kind == "text":
                 spoken.append(_message(role, [{"type": "text", "text": part.get("text") or ""}]))

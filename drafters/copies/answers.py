@@ -2,7 +2,7 @@
 
 One table has the answers of all requests. It judges drafts that were copied from elsewhere, token by token,
 and guesses the next tokens where there is nothing to copy. Like the ngram-mod table it is lossy: of n-grams
-that share a slot the newest stays. An owner finds only what came from its own answers.
+that share a slot the newest stays. Owners have other hashes for the same tokens; 32 bits are compared.
 """
 
 from array import array
@@ -18,8 +18,9 @@ SIZES = (1, 2, 4, 8)
 NUM_SLOTS = 1 << 19
 """Slots per n, of 6 bytes each: 12 MB in all."""
 
-_KEY_SHIFT = 64 - (NUM_SLOTS.bit_length() - 1) - 8  # the highest bits of a hash are the best mixed
-_LONG_RUN, _MAX_RUN = 4, 255
+_KEY_SHIFT = 64 - (NUM_SLOTS.bit_length() - 1) - 13  # the highest bits of a hash are the best mixed
+_TAG = (1 << 13) - 1  # of a key: the bits that choose no slot
+_MAX_RUN = 4
 
 NUM_STRENGTHS = 3 * len(SIZES)
 """Strengths of a memory: by n, whether its token came once, 2 or 3, or more times in a row."""
@@ -27,7 +28,7 @@ NUM_STRENGTHS = 3 * len(SIZES)
 NUM_SUPPORTS = 1 + 2 * NUM_STRENGTHS
 """Values of support(): 0 if nothing is remembered, else 1 + 2 * strength + (1 if the memory agrees)."""
 
-_STRENGTH_OF_RUN = np.array([0, 0, 1, 1] + [2] * (_MAX_RUN + 1 - _LONG_RUN), np.int8)
+_STRENGTH_OF_RUN = np.array([0, 0, 1, 1, 2, 0, 0, 0], np.int8)
 _ROW_STARTS = NUM_SLOTS * np.arange(len(SIZES))[:, None]
 _FIRST_SUPPORTS = 1 + 6 * np.arange(len(SIZES))[:, None]
 
@@ -37,7 +38,7 @@ class AnswerTable:
 
     def __init__(self) -> None:
         self._tokens = np.zeros((len(SIZES), NUM_SLOTS), np.int32)
-        # Of each token: eight more bits of its n-gram's hash, then its run, which is 0 in an empty slot.
+        # Of each token: its n-gram's tag, then three bits for its run, which is 0 in an empty slot.
         self._marks = np.zeros((len(SIZES), NUM_SLOTS), np.uint16)
         # Single items of a memoryview are read and written three times as fast as those of an array.
         self._rows = [
@@ -48,11 +49,11 @@ class AnswerTable:
         """Remember an answer's next token. hashes: of the text before it. salt: the owner's."""
         for (tokens, marks), hash_ in zip(self._rows, hashes, strict=False):
             key = (hash_ ^ salt) >> _KEY_SHIFT
-            slot, first_mark = key >> 8, (key & 255) << 8 | 1
+            slot, tag = key >> 13, key & _TAG
             mark = marks[slot]
-            if tokens[slot] != token or mark >> 8 != key & 255:
-                tokens[slot], marks[slot] = token, first_mark
-            elif mark & 255 != _MAX_RUN:
+            if tokens[slot] != token or mark >> 3 != tag:
+                tokens[slot], marks[slot] = token, tag << 3 | 1
+            elif mark & 7 != _MAX_RUN:
                 marks[slot] = mark + 1
 
     def support(self, end: Ids, tokens: Sequence[int], salt: int) -> list[int]:
@@ -63,11 +64,11 @@ class AnswerTable:
         before = array("I", (end[-1], *tokens[:-1]))
         hashes = hash_all(before, end[-LONGEST:-1])[: len(SIZES)] ^ np.uint64(salt)
         keys = (hashes >> np.uint64(_KEY_SHIFT)).astype(np.int64)
-        slots = (keys >> 8) + _ROW_STARTS
+        slots = (keys >> 13) + _ROW_STARTS
         marks = self._marks.reshape(-1)[slots]
         agrees = self._tokens.reshape(-1)[slots] == np.array(tokens, np.int64)
-        found = _FIRST_SUPPORTS + 2 * _STRENGTH_OF_RUN[marks & 255] + agrees
-        found[(marks >> 8 != keys & 255) | (marks == 0)] = 0
+        found = _FIRST_SUPPORTS + 2 * _STRENGTH_OF_RUN[marks & 7] + agrees
+        found[(marks >> 3 != keys & _TAG) | (marks == 0)] = 0
         # Later rows have larger values, so this is the longest n-gram's.
         best: list[int] = found.max(axis=0).tolist()
         return best
@@ -84,10 +85,10 @@ class AnswerTable:
             for at in range(len(SIZES) - 1, -1, -1):
                 tokens, marks = self._rows[at]
                 key = (hashes[at] ^ salt) >> _KEY_SHIFT
-                mark = marks[key >> 8]
-                if mark and mark >> 8 == key & 255:
-                    guessed.append(tokens[key >> 8])
-                    strengths.append(3 * at + int(_STRENGTH_OF_RUN[mark & 255]))
+                mark = marks[key >> 13]
+                if mark and mark >> 3 == key & _TAG:
+                    guessed.append(tokens[key >> 13])
+                    strengths.append(3 * at + int(_STRENGTH_OF_RUN[mark & 7]))
                     break
             else:
                 break

@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Sequence
 from itertools import compress, count
+from math import inf
 from pathlib import Path
 
 from reprise.config.atomic_files import read_object, write_in_folder
@@ -93,8 +94,10 @@ class AcceptanceCounts:
     def odds(self, support: int) -> float:
         """Return by how much a support multiplies the odds that a token is accepted."""
         accepted, total = self.counts.get((SUPPORT, support), (0.0, 0.0))
-        expected, _ = self.counts.get((EXPECTED, support), (0.0, 0.0))
-        rate = min(max(expected / total, 0.001), MAX_RATE) if total else 0.8
+        expected, num_expected = self.counts.get((EXPECTED, support), (0.0, 0.0))
+        if not num_expected:
+            accepted = total = 0.0
+        rate = min(max(expected / num_expected, 0.001), MAX_RATE) if num_expected else 0.8
         prior = _with_odds(rate, SUPPORT_ODDS[support] if support < len(SUPPORT_ODDS) else 1.0)
         now = (accepted + prior * SUPPORT_PRIOR_TOKENS) / (total + SUPPORT_PRIOR_TOKENS)
         return min(max(now / (1.0 - now) / rate * (1.0 - rate), 1.0 / MAX_ODDS), MAX_ODDS)
@@ -126,13 +129,13 @@ class Acceptance:
         self.own = AcceptanceCounts(DECAY)
         self._num_lines = 0
         # By the answer's number of lines. Used several times for every draft, so they are computed when this
-        # request # learns more; other requests' learning can wait.
+        # request learns more; other requests' learning can wait.
         self._line_end_rates: list[float] = []
 
     def rate(self, draft: Draft) -> float:
         """Return a draft token's chance of acceptance if all before it were accepted, in (0, 1).
 
-        If the chance differs by token, the highest is returned.
+        If the evidence differs by token, the highest chance is returned. Support does not count.
         """
         if draft.by_token:
             return max(self.rates(draft), default=0.001)
@@ -264,11 +267,11 @@ def restore(counts: AcceptanceCounts, file: Path | None) -> None:
     for source, buckets in found.items():
         try:
             rows = [(int(bucket), float(accepted), float(total)) for bucket, accepted, total in buckets]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             log.warning("%s is not a file of acceptance rates; they are learned anew", file)
             return
         for bucket, accepted, total in rows:
-            if 0 <= accepted <= total and total > 0:
+            if 0 <= accepted <= total and 0 < total < inf:
                 weight = min(total, KEPT_TOKENS) / total
                 counts.counts[source, bucket] = accepted * weight, total * weight
 

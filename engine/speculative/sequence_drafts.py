@@ -178,7 +178,7 @@ class SequenceDrafts:
 
         limit: maximum tokens wanted, >= 1.
         min_tokens: mean tokens that a step with drafts must yield to pay at any width.
-        is_worth: returns whether a draft with this estimate pays; called only above min_tokens.
+        is_worth: returns whether a draft with this estimate pays; called only where it may.
         """
         self._proposed = []
         self.best, self.best_rate = NO_DRAFT, 0.0
@@ -186,8 +186,8 @@ class SequenceDrafts:
         for draft in self._drafts(min(limit, self.limit)):
             self._proposed.append(draft)
             rate = self.acceptance.rate(draft)
-            # This cheap test rejects most drafts.
-            if expected_tokens(rate, len(draft.tokens)) >= min_tokens:
+            # This cheap test rejects most drafts. Support may raise the rate.
+            if draft.support or expected_tokens(rate, len(draft.tokens)) >= min_tokens:
                 estimate = self.acceptance.estimate(draft, rate)
                 estimate.is_worth = is_worth(estimate)
                 if estimate.is_worth:
@@ -350,4 +350,5 @@ def _cut(draft: Draft, matcher: "Matcher", forced: list[int]) -> Draft:
     # Only a draft that begins with the forced tokens and continues after them is better.
     if tokens[: len(forced)] != forced or len(tokens) == len(forced):
         return NO_DRAFT
-    return replace(draft, tokens=tokens)
+    # Forced tokens are accepted whatever their support says, so nothing is learned from it.
+    return replace(draft, tokens=tokens, support=() if forced else draft.support)

@@ -88,7 +88,7 @@ _NUMBERED = re.compile(r"(?:<\w+>)?[ ]*L?(?P<number>\d{1,7})(?P<mark>→|\t| ?\|
 """A line with its number. A tag may be glued to the first line of a file."""
 _FOUND = re.compile(r"(?P<path>[\w./~][^\s:]*?)(?P<mark>[:-])(?P<number>\d{1,7})(?P=mark)(?P<line>.*)")
 """A line that was found, or stands beside one, as grep prints it."""
-_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){80,}"')
+_QUOTED = re.compile(r'(?<!\\)"(?:[^"\\\n]|\\.){80,}+"')
 """A long string of JSON, as in the result of a tool that answers with JSON."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from reprise.bench.replay.pairs import token_pairs
-from reprise.bench.replay.sessions import kind_of, read_session
+from reprise.bench.replay.sessions import kind_of, read_session, read_sessions
 from reprise.cli.main import main
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.model.loading import load_tokenizer
@@ -153,12 +153,13 @@ def test_a_folder_of_sessions_is_one_workload_and_its_kinds_are_shown(tmp_path: 
     folder.mkdir()
     for number in range(5):
         written(folder, *TALK).rename(folder / f"{number}.jsonl")
+    (folder / "index.json").write_text("{}")
     made = tmp_path / "made.json"
     command = ["bench", "replay", "--session", str(folder), "--drafters", "auto-warm,hindsight-warm"]
     assert main([*command, "--cost-curve", "apple-m4-pro-4bit", "--json", str(made)]) == 0
     rows = json.loads(made.read_text())["replay"]["rows"]
     found = {(row["workload"], row["drafter"]): row for row in rows}
-    assert {workload for workload, _ in found} == {"claude", "Read", "text"}
+    assert {workload for workload, _ in found} == {"claude", "answers: Read", "answers: text"}
     whole = found["claude", "auto-warm"]
     assert whole["pairs"] == 10
     assert whole["low"] <= whole["speedup"] <= whole["high"]
@@ -179,3 +180,19 @@ def test_a_file_without_a_session_is_an_error(tmp_path: Path) -> None:
     for lines in ([{"type": "summary"}], [line("user", "Anyone there?")], []):
         with pytest.raises(ValueError, match=r"session\.jsonl"):
             read_session(written(tmp_path, *lines))
+
+
+@pytest.mark.parametrize(
+    "text", ['{"info": {}, "messages": 5}', '{"info": {}, "messages": ["a", {"info": null, "parts": 3}]}']
+)
+def test_an_export_that_makes_no_sense_is_an_error(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "export.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"export\.json"):
+        read_session(file)
+
+
+def test_a_folder_without_sessions_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text("{}")
+    with pytest.raises(ValueError, match="no sessions"):
+        read_sessions(tmp_path)

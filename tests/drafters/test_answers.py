@@ -1,6 +1,7 @@
 """What is remembered of answers judges drafts and makes guesses."""
 
 from array import array
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,3 +130,12 @@ def test_without_a_history_nothing_is_remembered() -> None:
     answered(drafter, [1], [50, 51, 52, 53, 54])
     assert proposed(drafter, [7, 51, 52]) == NO_DRAFT
     assert not proposed(drafter, [*range(9), *range(8)]).support
+
+
+def test_few_lookups_find_what_another_owner_learned() -> None:
+    """13 bits beside the slot are compared, so in a full table one of 8,192 lookups errs."""
+    table, rng = AnswerTable(), Random(1)
+    learn(table, [1] * 16, rng.choices(range(50_000), k=400_000), salt=3 << 40)
+    texts = [rng.choices(range(50_000), k=16) for _ in range(10_000)]
+    found = sum(bool(table.guess(TailHashes(text), 1, 5 << 40)[0]) for text in texts)
+    assert found < 20

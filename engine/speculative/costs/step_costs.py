@@ -161,7 +161,7 @@ class Trials:
     def is_due(self, shape: Shape, is_guess: bool) -> bool:
         """Count a chance to try a shape; return whether to use it.
 
-        is_guess: whether the cost of the shape was neither measured nor seen.
+        is_guess: whether nothing is known about the cost of the shape.
         """
         # A pure guess is tried at its first chance.
         waiting = self._waiting.setdefault(shape, _Waiting(0 if is_guess else MEASURED_PATIENCE))

@@ -41,8 +41,12 @@ def test_a_rate_that_no_longer_holds_is_given_up_within_sixty_tokens(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{", '{"suffix": 3}', '{"suffix": [[1, 2]]}', '{"a": [[0, 2, 1]]}']
-)
+    "content",
+    [
+        "", "[]", "{", '{"suffix": 3}', '{"suffix": [[1, 2]]}', '{"a": [[0, 2, 1]]}',
+        '{"suffix": [[1e999, 1, 1]]}', '{"suffix": [[1, 1, 1e999]]}',
+    ],
+)  # fmt: skip
 def test_a_file_that_makes_no_sense_is_left_out(tmp_path: Path, content: str) -> None:
     (tmp_path / "file").write_text(content)
     assert not restored(tmp_path / "file").counts

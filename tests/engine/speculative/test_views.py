@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -149,6 +150,35 @@ def test_a_guess_that_does_not_pay_is_not_tried() -> None:
     drafts, _ = begin((), GUESS)
     drafts.propose(4, 100.0, lambda _: True)
     assert drafts.best is NO_DRAFT
+
+
+def test_a_weak_draft_with_support_is_considered() -> None:
+    weak = Draft([*range(20, 28)], "suffix", 0, 0.4)
+    for draft, num_drafted in ((weak, 0), (replace(weak, support=[24] * 8), 8)):
+        drafts, _ = begin((), Fixed("suffix", draft))
+        assert drafts.propose(8, 2.0, lambda _: True).num_tokens == num_drafted
+
+
+class Forcing:
+    """A grammar that forces tokens and allows what follows."""
+
+    def __init__(self, *forced: int) -> None:
+        self.forced = list(forced)
+
+    def forced_tokens(self) -> list[int]:
+        return self.forced
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
+
+
+@pytest.mark.parametrize(("forced", "support"), [((), [24] * 4), ((20,), ())])
+def test_what_a_grammar_forces_teaches_nothing_about_support(forced: Any, support: Sequence[int]) -> None:
+    drafts, _ = begin((), Fixed("suffix", Draft([20, 21, 22, 23], "suffix", 0, 0.9, support=[24] * 4)))
+    matcher: Any = Forcing(*forced)
+    drafts.matcher = matcher
+    draft = drafts.propose(4, 0.0, lambda _: True).draft
+    assert (draft.tokens, draft.support) == ([20, 21, 22, 23], support)
 
 
 def test_a_guess_teaches_nothing_about_line_ends() -> None:

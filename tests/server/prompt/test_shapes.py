@@ -88,3 +88,8 @@ def test_numbers_that_do_not_follow_each_other_are_no_lines_of_a_file() -> None:
 def test_a_file_indented_throughout_keeps_its_indentation() -> None:
     lines = "\n".join(f"{number}:    a = {number}" for number in range(1, 5))
     assert read_shapes(lines).plain == "\n".join(f"    a = {number}" for number in range(1, 5))
+
+
+def test_escaped_quotes_that_end_nowhere_take_linear_time() -> None:
+    """Else this would take minutes."""
+    assert not read_shapes("x\n" + '\\"' * 300_000).cut
