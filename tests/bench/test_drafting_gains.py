@@ -100,12 +100,12 @@ def tokens_per_forward(workload: str, machine: Machine) -> float:
     return num_tokens / num_forwards
 
 
-@pytest.mark.parametrize(("workload", "least"), [("edits", 8.7), ("passages", 8.1), ("records", 5.6)])
+@pytest.mark.parametrize(("workload", "least"), [("edits", 9.0), ("passages", 11.0), ("records", 6.8)])
 def test_drafts_save_forward_passes(workload: str, least: float) -> None:
     assert tokens_per_forward(workload, Machine()) > least
 
 
-@pytest.mark.parametrize(("workload", "least"), [("edits", 6.9), ("passages", 6.5), ("records", 4.8)])
+@pytest.mark.parametrize(("workload", "least"), [("edits", 6.8), ("passages", 7.5), ("records", 5.2)])
 def test_drafts_save_nearly_as_many_while_the_machine_is_busy(workload: str, least: float) -> None:
-    machines = [Machine(random.Random(seed)) for seed in range(1, 5)]
+    machines = [Machine(random.Random(seed)) for seed in range(1, 17)]
     assert sum(tokens_per_forward(workload, machine) for machine in machines) / len(machines) > least
