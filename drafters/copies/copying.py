@@ -402,7 +402,7 @@ class CopyCursor:
         """Search for the point where copying resumes, by the last tokens of the answer."""
         lost_at, since_lost = self._lost_at, self._since_lost
         assert lost_at is not None
-        if len(since_lost) > _MAX_SEARCH_TOKENS and self._lost_in[1] is None:
+        if len(since_lost) > _MAX_SEARCH_TOKENS:
             self._lost_at = None
             since_lost.clear()
             return
