@@ -1,7 +1,7 @@
 """Initial step costs: learned by an earlier run, or published.
 
 A file stores learned costs by model and machine, as ratios of wider steps to plain ones. They count as
-guesses: real steps replace them, and two that real steps refute discredit the others.
+guesses: trials test them soon, real steps replace them, and two that these refute discredit the others.
 """
 
 import hashlib

@@ -137,9 +137,10 @@ class _PlainSteps:
         return min(median_s, self.recent_s[-1], self.limit_s)
 
 
-MEASURED_PATIENCE, DOUBTED_PATIENCE, MAX_PATIENCE = 128, 16, 4096
-"""Chances that a width lets pass before it is tried: if its cost is known; if other costs were found to be
-wrong, or its first trial showed what was believed; and after many trials that did."""
+MEASURED_PATIENCE, KEPT_PATIENCE, DOUBTED_PATIENCE, MAX_PATIENCE = 128, 8, 16, 4096
+"""Chances that a width lets pass before it is tried: if its cost was measured; if an earlier run learned it,
+or others published it; if other costs were found to be wrong, or its first trial showed what was believed;
+and after many trials that did."""
 
 
 @dataclass(slots=True)
@@ -158,13 +159,9 @@ class Trials:
     def __init__(self) -> None:
         self._waiting: dict[Shape, _Waiting] = {}
 
-    def is_due(self, shape: Shape, is_guess: bool) -> bool:
-        """Count a chance to try a shape; return whether to use it.
-
-        is_guess: whether nothing is known about the cost of the shape.
-        """
-        # A pure guess is tried at its first chance.
-        waiting = self._waiting.setdefault(shape, _Waiting(0 if is_guess else MEASURED_PATIENCE))
+    def is_due(self, shape: Shape, patience: int) -> bool:
+        """Count a chance to try a shape; return whether to use it. patience: chances to pass at first."""
+        waiting = self._waiting.setdefault(shape, _Waiting(patience))
         waiting.num_missed += 1
         return waiting.num_missed > waiting.patience
 
@@ -317,9 +314,10 @@ class StepCosts:
     def is_trial_due(self, num_rows: int, width: int) -> bool:
         """Return whether to measure again a width estimated unprofitable. Each call counts as a chance."""
         shape = self._shape(num_rows, width)
-        # What an earlier run learned, or others published, is tried as seldom as what was measured.
-        is_guess = shape not in self.table.measured and shape not in self.table.guesses
-        return self.trials.is_due(shape, is_guess)
+        if shape in self.table.measured:
+            return self.trials.is_due(shape, MEASURED_PATIENCE)
+        # What an earlier run learned, or others published, may be wrong, but seldom is.
+        return self.trials.is_due(shape, KEPT_PATIENCE if shape in self.table.guesses else 0)
 
     def price(self, num_rows: int, width: int, under: Conditions = USUAL) -> StepPrice:
         """Return a step's cost relative to a plain step's, and whether it was seen."""

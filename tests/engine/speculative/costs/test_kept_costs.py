@@ -17,7 +17,7 @@ from reprise.engine.generating import generating_engine as generating
 from reprise.engine.interface.models import ModelInfo
 from reprise.engine.pool.residency import Makers
 from reprise.engine.speculative.costs.kept_costs import METAL_QUANTISED, make_costs, read_ratios, write_ratios
-from reprise.engine.speculative.costs.step_costs import MEASURED_PATIENCE, StepCosts
+from reprise.engine.speculative.costs.step_costs import KEPT_PATIENCE, StepCosts
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.speculative.costs.test_bound import Coin
@@ -101,7 +101,9 @@ def test_what_was_learned_is_a_guess_at_the_next_start(file: Path) -> None:
         assert again.price(*shape).ratio == pytest.approx(costs.price(*shape).ratio, rel=0.001)
         assert not again.price(*shape).is_seen
         # Trials of what is known made the first answer after a restart a tenth slower.
-        assert not any(again.is_trial_due(*shape) for _ in range(MEASURED_PATIENCE))
+        assert not any(again.is_trial_due(*shape) for _ in range(KEPT_PATIENCE))
+        # It may be wrong, as when something else ran beside.
+        assert again.is_trial_due(*shape)
     assert again.is_trial_due(1, 6)
 
 

@@ -16,22 +16,22 @@ from reprise.engine.speculative.costs.step_costs import (
 SHAPE = (1, 8)
 
 
-def chances_until_due(trials: Trials, is_guess: bool = False) -> int:
+def chances_until_due(trials: Trials, patience: int = MEASURED_PATIENCE) -> int:
     number = 1
-    while not trials.is_due(SHAPE, is_guess):
+    while not trials.is_due(SHAPE, patience):
         number += 1
     return number
 
 
 def test_a_guess_is_tried_at_once_and_a_measurement_later() -> None:
-    assert chances_until_due(Trials(), is_guess=True) == 1
+    assert chances_until_due(Trials(), patience=0) == 1
     assert chances_until_due(Trials()) == MEASURED_PATIENCE + 1
 
 
 def test_trials_that_show_what_was_believed_become_seldom_but_never_end() -> None:
     trials, waited = Trials(), []
     for _ in range(12):
-        waited.append(chances_until_due(trials, is_guess=True))
+        waited.append(chances_until_due(trials, patience=0))
         trials.note(SHAPE, is_news=False)
     assert waited[:4] == [1, DOUBTED_PATIENCE + 1, 2 * DOUBTED_PATIENCE + 1, 4 * DOUBTED_PATIENCE + 1]
     assert waited[-1] == MAX_PATIENCE + 1
@@ -46,7 +46,7 @@ def test_news_is_tried_again_at_once() -> None:
 
 def test_doubt_shortens_all_waiting() -> None:
     trials = Trials()
-    trials.is_due(SHAPE, is_guess=False)
+    trials.is_due(SHAPE, MEASURED_PATIENCE)
     trials.doubt()
     assert chances_until_due(trials) == DOUBTED_PATIENCE
 
