@@ -80,7 +80,6 @@ class HttpServer(uvicorn.Server):
         self.fault: str | None = None
         self._num_signals = 0
         self._engine, self._settings = engine, settings
-        self._drain_s = DRAIN_S
 
     def note_death(self, reason: str) -> None:
         """Shut down because the engine died. Called on the engine's thread."""
@@ -104,7 +103,7 @@ class HttpServer(uvicorn.Server):
             return
         stop_again = ". Press Ctrl-C again to stop at once" if sig == signal.SIGINT else ""
         running = f"{num_running} running requests have" if num_running > 1 else "1 running request has"
-        LOGGER.info("stopping: %s %g s to finish%s", running, self._drain_s, stop_again)
+        LOGGER.info("stopping: %s %g s to finish%s", running, DRAIN_S, stop_again)
 
     def _end_now(self, sig: int) -> None:
         """End all requests with an error, so that no stream breaks off silently, and exit."""
@@ -131,11 +130,11 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
 
         def stop_engine() -> None:
-            self._engine.stop(self._drain_s)
+            self._engine.stop(DRAIN_S)
             loop.call_soon_threadsafe(stopped.set)
 
         threading.Thread(target=stop_engine, name="stop", daemon=True).start()
-        limit_s = self._drain_s + STUCK_S
+        limit_s = DRAIN_S + STUCK_S
         try:
             await asyncio.wait_for(stopped.wait(), limit_s)
         except TimeoutError:

@@ -9,6 +9,7 @@ Needs no model. The answers are the right ones of --workloads, those in files (-
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 from reprise.bench import document, options
@@ -114,10 +115,9 @@ def replay(pairs: Iterable[TokenPair], rules: Sequence[Rule], setups: Sequence[S
     each kind.
     """
     arms: list[tuple[Row, Rule, Player, list[Row]]] = []
-    for setup in setups:
-        for rule in rules:
-            about = {"drafter": rule.name, "rule": rule.title, "curve": setup.curve.name}
-            arms.append((about, rule, rule.player(setup), []))
+    for rule, setup in product(rules, setups):
+        about = {"drafter": rule.name, "rule": rule.title, "curve": setup.curve.name}
+        arms.append((about, rule, rule.player(setup), []))
     chat = ""
     with Progress() as progress:
         for pair in pairs:
@@ -128,12 +128,7 @@ def replay(pairs: Iterable[TokenPair], rules: Sequence[Rule], setups: Sequence[S
                 plays.append(play_pair(player, pair))
             chat = pair.chat
     rows = [about | row for about, _, _, plays in arms for row in _rows_of(plays)]
-    order = {rule.name: at for at, rule in enumerate(rules)}
-    return [
-        row
-        for alike in grouped(rows, "workload").values()
-        for row in sorted(alike, key=lambda row: order[row["drafter"]])
-    ]
+    return [row for alike in grouped(rows, "workload").values() for row in alike]
 
 
 def _rows_of(plays: Sequence[Row]) -> list[Row]:

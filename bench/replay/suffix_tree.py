@@ -29,7 +29,7 @@ class Texts:
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self._tokens: Ints = np.full(len(tokens) + 1024, _END, np.int64)
         self._tokens[: len(tokens)] = tokens
-        self._size = self._num_sorted = len(tokens)
+        self._size = len(tokens)
         self._order = np.argsort(self._tokens[: self._size], kind="stable")
         self._sorted = self._tokens[self._order]
         self._later: dict[int, list[int]] = {}

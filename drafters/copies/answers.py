@@ -18,9 +18,10 @@ SIZES = (1, 2, 4, 8)
 NUM_SLOTS = 1 << 19
 """Slots per n, of 6 bytes each: 12 MB in all."""
 
-_KEY_SHIFT = 64 - (NUM_SLOTS.bit_length() - 1) - 13  # the highest bits of a hash are the best mixed
-_TAG = (1 << 13) - 1  # of a key: the bits that choose no slot
-_MAX_RUN = 4
+_TAG_BITS, _RUN_BITS = 13, 3
+_KEY_SHIFT = 64 - (NUM_SLOTS.bit_length() - 1) - _TAG_BITS  # the highest bits of a hash are the best mixed
+_TAG, _RUN = (1 << _TAG_BITS) - 1, (1 << _RUN_BITS) - 1
+_MAX_RUN = 4  # longer ones are no stronger
 
 NUM_STRENGTHS = 3 * len(SIZES)
 """Strengths of a memory: by n, whether its token came once, 2 or 3, or more times in a row."""
@@ -49,11 +50,11 @@ class AnswerTable:
         """Remember an answer's next token. hashes: of the text before it. salt: the owner's."""
         for (tokens, marks), hash_ in zip(self._rows, hashes, strict=False):
             key = (hash_ ^ salt) >> _KEY_SHIFT
-            slot, tag = key >> 13, key & _TAG
+            slot, tag = key >> _TAG_BITS, key & _TAG
             mark = marks[slot]
-            if tokens[slot] != token or mark >> 3 != tag:
-                tokens[slot], marks[slot] = token, tag << 3 | 1
-            elif mark & 7 != _MAX_RUN:
+            if tokens[slot] != token or mark >> _RUN_BITS != tag:
+                tokens[slot], marks[slot] = token, tag << _RUN_BITS | 1
+            elif mark & _RUN != _MAX_RUN:
                 marks[slot] = mark + 1
 
     def support(self, end: Ids, tokens: Sequence[int], salt: int) -> list[int]:
@@ -64,11 +65,11 @@ class AnswerTable:
         before = array("I", (end[-1], *tokens[:-1]))
         hashes = hash_all(before, end[-LONGEST:-1])[: len(SIZES)] ^ np.uint64(salt)
         keys = (hashes >> np.uint64(_KEY_SHIFT)).astype(np.int64)
-        slots = (keys >> 13) + _ROW_STARTS
+        slots = (keys >> _TAG_BITS) + _ROW_STARTS
         marks = self._marks.reshape(-1)[slots]
         agrees = self._tokens.reshape(-1)[slots] == np.array(tokens, np.int64)
-        found = _FIRST_SUPPORTS + 2 * _STRENGTH_OF_RUN[marks & 7] + agrees
-        found[(marks >> 3 != keys & _TAG) | (marks == 0)] = 0
+        found = _FIRST_SUPPORTS + 2 * _STRENGTH_OF_RUN[marks & _RUN] + agrees
+        found[(marks >> _RUN_BITS != keys & _TAG) | (marks == 0)] = 0
         # Later rows have larger values, so this is the longest n-gram's.
         best: list[int] = found.max(axis=0).tolist()
         return best
@@ -85,10 +86,10 @@ class AnswerTable:
             for at in range(len(SIZES) - 1, -1, -1):
                 tokens, marks = self._rows[at]
                 key = (hashes[at] ^ salt) >> _KEY_SHIFT
-                mark = marks[key >> 13]
-                if mark and mark >> 3 == key & _TAG:
-                    guessed.append(tokens[key >> 13])
-                    strengths.append(3 * at + int(_STRENGTH_OF_RUN[mark & 7]))
+                mark = marks[key >> _TAG_BITS]
+                if mark and mark >> _RUN_BITS == key & _TAG:
+                    guessed.append(tokens[key >> _TAG_BITS])
+                    strengths.append(3 * at + int(_STRENGTH_OF_RUN[mark & _RUN]))
                     break
             else:
                 break

@@ -69,9 +69,12 @@ class AcceptanceCounts:
 
     def add(self, key: BucketKey, num_accepted: int, num_rejected: int) -> None:
         """Count observed tokens, the accepted ones first."""
+        self._count(key, (1.0,) * num_accepted + (0.0,) * num_rejected)
+
+    def _count(self, key: BucketKey, shares: Sequence[float]) -> None:
         accepted, total = self.counts.get(key, (0.0, 0.0))
-        for is_accepted in (1.0,) * num_accepted + (0.0,) * num_rejected:
-            accepted, total = accepted * self.decay + is_accepted, total * self.decay + 1.0
+        for share in shares:
+            accepted, total = accepted * self.decay + share, total * self.decay + 1.0
         self.counts[key] = accepted, total
 
     def fade(self, source: str, factor: float) -> None:
@@ -87,9 +90,8 @@ class AcceptanceCounts:
 
     def add_support(self, support: int, expected_rate: float, is_accepted: bool) -> None:
         """Count a token with this support. expected_rate: its chance of acceptance without it."""
-        for key, share in (((SUPPORT, support), float(is_accepted)), ((EXPECTED, support), expected_rate)):
-            accepted, total = self.counts.get(key, (0.0, 0.0))
-            self.counts[key] = accepted * self.decay + share, total * self.decay + 1.0
+        self._count((SUPPORT, support), (float(is_accepted),))
+        self._count((EXPECTED, support), (expected_rate,))
 
     def odds(self, support: int) -> float:
         """Return by how much a support multiplies the odds that a token is accepted."""
@@ -159,14 +161,14 @@ class Acceptance:
         """
         if draft.by_token:
             rates = self.rates(draft)
-        elif not draft.support and self._line_ends_in(draft).isdisjoint(draft.tokens):
+        elif draft.support:
+            odds = {support: self.global_counts.odds(support) for support in set(draft.support)}
+            pairs = zip(self._without_support(draft, rate), draft.support, strict=False)
+            rates = [min(_with_odds(one, odds[support]), MAX_RATE) for one, support in pairs]
+        elif self._line_ends_in(draft).isdisjoint(draft.tokens):
             return DraftEstimate(steady(rate, len(draft.tokens)), draft=draft)
         else:
             rates = self._without_support(draft, rate)
-            if draft.support:
-                odds = {support: self.global_counts.odds(support) for support in set(draft.support)}
-                pairs = zip(rates, draft.support, strict=False)
-                rates = [min(_with_odds(one, odds[support]), MAX_RATE) for one, support in pairs]
         less = (at for at in range(1, len(rates)) if rates[at] < rates[at - 1])
         return DraftEstimate(sum_up(rates), tuple(less), draft=draft)
 

@@ -53,7 +53,6 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._max_bytes = RECORD_BYTES
         self._waiting: queue.Queue[MakeLines | None] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
@@ -106,7 +105,7 @@ class Recorder:
         try:
             for line in lines:
                 size = os.fstat(file).st_size
-                if size + len(line) > self._max_bytes:
+                if size + len(line) > RECORD_BYTES:
                     self._is_full = True
                     message = "%s is full at %d bytes; no more requests are recorded"
                     self._warn_once(message, self.path, size)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart, finish
 from reprise.drafters.copies.answers import NUM_STRENGTHS, NUM_SUPPORTS, SIZES, AnswerTable
 from reprise.drafters.copies.occurrences import TailHashes
-from reprise.drafters.suffix import MAX_GUESS_TOKENS, SuffixDrafter
+from reprise.drafters.suffix import GUESS_PRIORS, MAX_GUESS_TOKENS, SuffixDrafter
+from reprise.engine.speculative.acceptance import SUPPORT_ODDS
 
 Memory = dict[tuple[int, ...], tuple[int, int]]
 """n-gram -> the token that last followed it, and how many times in a row."""
@@ -139,3 +140,8 @@ def test_few_lookups_find_what_another_owner_learned() -> None:
     texts = [rng.choices(range(50_000), k=16) for _ in range(10_000)]
     found = sum(bool(table.guess(TailHashes(text), 1, 5 << 40)[0]) for text in texts)
     assert found < 20
+
+
+def test_every_strength_has_a_prior_and_every_support_has_odds() -> None:
+    assert len(GUESS_PRIORS) == NUM_STRENGTHS
+    assert len(SUPPORT_ODDS) == NUM_SUPPORTS

@@ -314,10 +314,9 @@ class StepCosts:
     def is_trial_due(self, num_rows: int, width: int) -> bool:
         """Return whether to measure again a width estimated unprofitable. Each call counts as a chance."""
         shape = self._shape(num_rows, width)
-        if shape in self.table.measured:
-            return self.trials.is_due(shape, MEASURED_PATIENCE)
         # What an earlier run learned, or others published, may be wrong, but seldom is.
-        return self.trials.is_due(shape, KEPT_PATIENCE if shape in self.table.guesses else 0)
+        patience = KEPT_PATIENCE if shape in self.table.guesses else 0
+        return self.trials.is_due(shape, MEASURED_PATIENCE if shape in self.table.measured else patience)
 
     def price(self, num_rows: int, width: int, under: Conditions = USUAL) -> StepPrice:
         """Return a step's cost relative to a plain step's, and whether it was seen."""
