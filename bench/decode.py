@@ -41,7 +41,17 @@ from reprise.drafters.base import SequenceStart, finish
 from reprise.engine.interface.request import WindowSettings
 from reprise.engine.text.tokenizer import Tokenizer
 
-DRAFT_TYPES = ("auto", "suffix", "ngram-simple", "ngram-mod", "draft-model", "mtp", "dflash", "wedlm")
+DRAFT_TYPES = (
+    "auto",
+    "suffix",
+    "ngram-simple",
+    "ngram-mod",
+    "draft-model",
+    "mtp",
+    "eagle3",
+    "dflash",
+    "wedlm",
+)
 STRATEGIES = ("auto", "context", "shared", "none")
 TRANSLATED = ("translated", "absorbed", "resynchronised", "skipped")
 """Outcomes of translated drafts; see reprise.engine.speculative.translation.TranslationCounts."""

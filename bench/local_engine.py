@@ -21,7 +21,7 @@ from reprise.engine.distributed.rank_0 import Ranks
 from reprise.engine.distributed.ranks import Place, read_place
 from reprise.engine.engine import Engine
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.interface.events import Event, Failed, Finished
+from reprise.engine.interface.events import Delta, Event, Failed, Finished
 from reprise.engine.interface.models import StartProgress
 from reprise.engine.interface.request import DraftChoice, GenerationRequest, Grammar, Sampling
 from reprise.engine.kv_cache.per_row import cache_arrays, make_caches
@@ -146,19 +146,19 @@ class LocalEngine:
         return made
 
     def answer(
-        self, requests: Sequence[GenerationRequest], on_delta: Callable[[], None] = lambda: None
+        self, requests: Sequence[GenerationRequest], on_delta: Callable[[Delta], None] = lambda _: None
     ) -> list[Finished]:
         """Answer requests at once, and return when all have finished. Raises RuntimeError if a request fails.
 
-        on_delta: called on the engine's thread when an answer has further tokens.
+        on_delta: called on the engine's thread with an answer's further tokens, or its prompt's progress.
         """
         ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
         def listen(event: Event, at: int) -> None:
-            if event.is_terminal:
-                ended.put((at, event))
+            if isinstance(event, Delta):
+                on_delta(event)
             else:
-                on_delta()
+                ended.put((at, event))
 
         for at, request in enumerate(requests):
             self.engine.submit(request, partial(listen, at=at))

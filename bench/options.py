@@ -50,7 +50,9 @@ def listed(parse: Parser) -> Parser:
 
 count = _parser(int, lambda value: value > 0, "{} is not a whole number above 0")
 levels, names = listed(count), listed(str)
-numbers = listed(_parser(float, lambda value: value >= 0, "{} is not a number of at least 0"))
+number = _parser(float, lambda value: value >= 0, "{} is not a number of at least 0")
+numbers = listed(number)
+rates = listed(_parser(float, lambda value: 0 <= value <= 1, "{} is not a number from 0 to 1"))
 # No server accepts longer drafts.
 draft_lengths = listed(_parser(count, lambda length: length <= 255, "{} is above 255"))
 # People paste the base URL that they give their client.

@@ -27,8 +27,10 @@ from reprise.config.loopback import takes_proxy
 
 OWN, MLX_LM, LLAMA = "reprise", "mlx_lm.server", "llama-server"
 PLAIN, UNCACHED, DRAFTING = f"{OWN}-none", f"{OWN}-uncached", f"{MLX_LM}-draft"
-# Keys that the environment sets are switched off.
-_SERVE = (sys.executable, "-m", "reprise", "serve", "--api-key", "", "--model")
+# Keys that the environment sets are switched off, and what earlier runs have left on the disk.
+_SERVE = (
+    sys.executable, "-m", "reprise", "serve", "--api-key", "", "--prefix-cache-dir", "none", "--model",
+)  # fmt: skip
 _MLX_LM = (sys.executable, "-m", "mlx_lm", "server", "--model")
 COMMANDS = {
     OWN: _SERVE, PLAIN: _SERVE, UNCACHED: _SERVE, MLX_LM: _MLX_LM, DRAFTING: _MLX_LM,

@@ -194,8 +194,9 @@ def measure_break_even(local: Answering, chats: Sequence[Chat]) -> dict[str, lis
 
     The costs of the engine must be forced, so that every draft is verified.
     """
-    # Only this drafter receives a request's prediction.
+    # Only this drafter receives a request's prediction. Without the other of type suffix it drafts alone.
     local.drafters["prediction"] = oracle = ControlledDrafter()
+    suffix = local.drafters.pop("suffix")
     lengths = sorted(local.arguments.num_draft_tokens)
 
     def arm(share: float, length: int) -> Arm:
@@ -203,8 +204,7 @@ def measure_break_even(local: Answering, chats: Sequence[Chat]) -> dict[str, lis
             engine.engine.table.reset()
             oracle.aim(share, length)
 
-        # Drafts come from the oracle alone: type draft-model uses no lookups.
-        return Arm("draft-model", length, prepare=prepare)
+        return Arm("suffix", length, prepare=prepare)
 
     cases: dict[str, Case] = {}
     for at, chat in enumerate(chats):
@@ -213,6 +213,7 @@ def measure_break_even(local: Answering, chats: Sequence[Chat]) -> dict[str, lis
             cases[str(at)] = replace(alone, prediction=tuple(row["tokens"]), is_first=not cases)
     controlled = {f"{share:g} of {length}": arm(share, length) for length, share in product(lengths, LEVELS)}
     runs = local.compare({"plain": PLAIN} | controlled, cases, 1, "controlled acceptance: ")
+    local.drafters["suffix"] = suffix
     points: list[Row] = [{"drafts": "controlled"} | one for one in points_of(runs)]
     fits = fit([one for one in points if one["acceptance"] is not None])
     of_model: list[Row] = []

@@ -28,6 +28,7 @@ _PLACEHOLDERS = {
     "overhead": "FRACTION",
     "split": "pipeline|tensor|LAYERS",
     "record": "FILE",
+    "kwargs": "JSON",
     "path": "FOLDER",
 }
 """Placeholder for a flag's value in the help, by the last word of the setting's name."""

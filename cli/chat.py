@@ -53,6 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     console, told = Console(highlight=False), Console(stderr=True, highlight=False)
+    # What has spaces is a question, not a name.
+    if arguments.model and len(arguments.model.split()) > 1 and not Path(arguments.model).exists():
+        arguments.question.insert(0, arguments.model)
+        arguments.model = None
     question = " ".join(arguments.question)
     if not question and not sys.stdin.isatty():
         question = sys.stdin.read().strip()
@@ -106,7 +110,7 @@ class Chat:
         from reprise.cli.screen import AnswerScreen, describe_timings
 
         messages = [*self.messages, {"role": "user", "content": question}]
-        said, reason, timings = "", None, None
+        said, thought, reason, timings = "", "", None, None
         is_whole = False
         try:
             with AnswerScreen(self._console) as screen:
@@ -122,6 +126,7 @@ class Chat:
                     for choice in event.get("choices", ()):
                         delta = choice.get("delta", {})
                         reason = choice.get("finish_reason") or reason
+                        thought += delta.get("reasoning_content") or ""
                         screen.think(delta.get("reasoning_content") or "")
                         if text := delta.get("content") or "":
                             said += text
@@ -132,7 +137,8 @@ class Chat:
         except (RefusedError, OSError) as fault:
             self._tell(str(fault), "red")
         if is_whole or said:
-            self.messages = [*messages, {"role": "assistant", "content": said}]
+            answer = {"role": "assistant", "content": said}
+            self.messages = [*messages, answer | ({"reasoning_content": thought} if thought else {})]
         if is_whole and self._console.is_terminal:
             self._tell(describe_timings(timings, reason == "length"))
         return is_whole

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -110,7 +110,7 @@ class Server:
         with self._open(path, body) as response:
             try:
                 return json.load(response)
-            except ValueError:
+            except (OSError, ValueError, HTTPException):
                 raise self._no_reprise(path) from None
 
     def _open(self, path: str, body: Mapping[str, Any] | None) -> HTTPResponse:
@@ -128,7 +128,7 @@ class Server:
                 raise UsageError(f"{self.url} wants an API key: pass --api-key") from None
             said = _message(error) or f"{self.url}{path} answers with status {error.code}"
             raise RefusedError(error.code, said) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             said = f"no server at {self.url} ({getattr(error, 'reason', error)})"
             raise NoServerError(f"{said}: start `reprise serve`, or pass --url") from None
         return response

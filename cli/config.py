@@ -49,9 +49,7 @@ def as_toml(resolved: Resolved) -> str:
     shown = [f"{line:<{width}}  # {resolved.origins[name]}" for name, line in lines.items()]
     for model, section in resolved.sections.items():
         shown += ["", f"[models.{json.dumps(model)}]"]
-        shown += [
-            f"{name} = {json.dumps('none' if value is None else value)}" for name, value in section.items()
-        ]
+        shown += [f"{name} = {_toml('none' if value is None else value)}" for name, value in section.items()]
     return "\n".join(shown)
 
 
@@ -62,5 +60,10 @@ def _line(name: str, value: object) -> str:
         return f'{name} = "none"'
     if value is None:
         return f"# {name} is not set"
+    return f"{name} = {_toml(value)}"
+
+
+def _toml(value: object) -> str:
+    """Return a setting's value in TOML; an object as JSON text, which may hold null."""
     # TOML and JSON write text, numbers, booleans and lists of text alike.
-    return f"{name} = {json.dumps(value)}"
+    return json.dumps(json.dumps(value) if isinstance(value, dict) else value)

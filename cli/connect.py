@@ -3,12 +3,13 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from reprise.cli.arguments import UsageError
 from reprise.cli.client import DEFAULT_URL, RefusedError, Server, add_server_arguments
 from reprise.config.agents import config_file
 from reprise.config.agents.config_file import ConfigFileError, difference, has_backup, read, render
-from reprise.config.agents.known import AGENTS, AgentFile, ServedModel, explain_context
+from reprise.config.agents.known import AGENTS, AgentFile, ServedModel, explain_context, explain_wait
 from reprise.config.model_settings import BUNDLED_NAME
 
 HELP = "Print a coding agent's settings for a running server, or write them."
@@ -50,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if warning := explain_context(arguments.agent, model):
         print(f"reprise: {warning}", file=sys.stderr)
+    elif told := explain_wait(arguments.agent, model, _recent_requests(Server.of(arguments))):
+        print(f"reprise: {told}", file=sys.stderr)
     agent = AGENTS[arguments.agent](model)
     if arguments.write:
         try:
@@ -81,6 +84,15 @@ def _find_model(server: Server, name: str | None) -> ServedModel:
                 f"it with --served-model-name {name} to have it answer to this name"
             ) from None
         raise UsageError(str(error)) from None
+
+
+def _recent_requests(server: Server) -> list[dict[str, Any]]:
+    """Return the server's last requests; none if it does not tell them."""
+    try:
+        found: list[dict[str, Any]] = server.get("/v1/requests")["data"]
+    except RefusedError:
+        return []
+    return found
 
 
 def _write(files: tuple[AgentFile, ...]) -> None:

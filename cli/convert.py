@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(folder)
     told = f"{format_bytes(sizes.before)} of weights became {format_bytes(sizes.after)}"
     print(f"reprise: {told}", file=sys.stderr)
-    print(f"reprise: serve it with: reprise serve --model {folder}", file=sys.stderr)
+    print(f"reprise: serve it with: reprise serve {folder}", file=sys.stderr)
     return 0
 
 

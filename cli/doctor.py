@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from reprise.cli.arguments import UsageError, add_settings, resolve_arguments
 from reprise.cli.convert import progress_bar
 from reprise.cli.find_model import with_converted, with_found
-from reprise.cli.output import format_bytes
+from reprise.cli.output import THOUGHTS_DROPPED, describe_switch, format_bytes
 from reprise.config.agents.known import WANTED_TOKENS
 from reprise.config.settings import Settings, cache_folder, costs_file
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     # Every command would load them.
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing.queues import Queue
+
+    from reprise.bench.local_engine import LocalEngine
+    from reprise.engine.interface.events import Delta
 
 HELP = "Check the machine, the model and one answer, and say what to paste into a bug report."
 
@@ -43,8 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print the checks as JSON.")
     parser.add_argument(
         "--share", action="store_true",
-        help="Print figures for a bug report instead: machine, versions, what steps cost (measured now), and "
-        "those of --results. No texts, names or paths.",
+        help="Print figures for a bug report or docs/macs.md instead: machine, versions, what steps cost and "
+        "how fast tasks are, measured now within three minutes, and those of --results. No texts, names or "
+        "paths, and nothing is written.",
     )  # fmt: skip
     parser.add_argument(
         "--results", metavar="FILE", type=Path, nargs="+", default=[],
@@ -81,7 +85,9 @@ class Device:
 class Answer:
     """A model's answer to the trial's question. is_equal: whether the answer with drafts has equal tokens.
 
+    thought_switch: see Tokenizer.thought_switch.
     model, cost_curve: as in result documents; the curve is empty if it was not measured.
+    speeds: of each task, plainly and with drafts. first_token: of a long prompt. Empty if not measured.
     """
 
     text: str
@@ -91,6 +97,9 @@ class Answer:
     is_equal: bool
     model: dict[str, Any]
     cost_curve: list[dict[str, float]]
+    thought_switch: dict[str, Any] | None = None
+    speeds: dict[str, dict[str, Any]] = field(default_factory=dict)
+    first_token: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -106,6 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run all checks and print their results; return 0, or 1 if there is a problem."""
     settings = with_converted(with_found(resolve_arguments(arguments).settings), progress_bar)
     found = Findings()
+    if arguments.share:
+        print("reprise: measuring, which takes up to three minutes", file=sys.stderr, flush=True)
     for check in examine(settings, found, measures_costs=arguments.share):
         found.checks.append(check)
         if not arguments.json and not arguments.share:
@@ -163,6 +174,8 @@ def examine(settings: Settings, found: Findings, measures_costs: bool = False) -
             yield Check("answer", "problem", str(fault), "report it with `reprise doctor --share`")
             return
         yield check_answer(found.answer)
+        if switch := found.answer.thought_switch:
+            yield Check("thoughts", "ok", THOUGHTS_DROPPED, describe_switch(switch))
 
 
 def check_device(device: Device) -> Check:
@@ -181,6 +194,10 @@ def check_model(process: "Trial", name: str, source: str) -> tuple[Check, int]:
         return Check(name, "problem", str(fault)), 0
     weight_bytes = int(known["weight_bytes"])
     text = f"{known['name']}: {known['architecture']}, {format_bytes(weight_bytes)} of weights"
+    if known["is_drafter"]:
+        text = f"{known['name']}: {known['kind']}, {format_bytes(weight_bytes)} of weights"
+        if name == "model":
+            return Check(name, "problem", text, "name it with --draft-model, beside its model"), weight_bytes
     if not known["refused"]:
         level: Level = "warning" if known["weights_note"] and known["quantization"] else "ok"
         return Check(name, level, text, known["weights_note"]), weight_bytes
@@ -452,6 +469,13 @@ def check_proposal(usable_bytes: int, has_gpu: bool) -> Check:
 QUESTION = "Who are you?"
 MAX_TOKENS = 24
 
+TASKS = {"edits": "edits", "quotes": "quotes", "chat": "Explain in a few paragraphs why the sky is blue."}
+"""What --share measures: workloads of `reprise bench decode`, and a question."""
+TASK_S, TASK_TOKENS = 12.0, (32, 256)
+"""About how long a task may take, and its fewest and most tokens."""
+LONG_PROMPTS, LONG_PROMPT_S = (1024, 8192), 60.0
+"""Lengths of prompts in tokens, and about how long the longest may take."""
+
 LIMIT_S, TICK_S = 300.0, 0.2
 """Seconds after which a process that says nothing is given up, however long it takes in all, and seconds
 between two looks at what it has said. It speaks before each trial of the model and with each token."""
@@ -588,15 +612,75 @@ def answer(settings: Settings, measures_costs: bool) -> Answer:
         ]
         num_said = itertools.count(1)
         plain, drafted = (
-            local.answer([request], lambda: say("Answering", next(num_said) / (2 * MAX_TOKENS)))[0]
+            local.answer([request], lambda _: say("Answering", next(num_said) / (2 * MAX_TOKENS)))[0]
             for request in requests
         )
         known = new_document(argparse.Namespace(), local.engine.info, local.step_costs)
+        tokens_per_s = plain.usage.decode_tokens_per_s
         return Answer(
             local.engine.tokenizer.decode(plain.tokens), len(plain.tokens), local.engine.info.loaded_s,
-            plain.usage.decode_tokens_per_s, plain.tokens == drafted.tokens,
-            known["model"], known["cost_curve"],
+            tokens_per_s, plain.tokens == drafted.tokens,
+            known["model"], known["cost_curve"], local.engine.tokenizer.thought_switch,
+            *((measure_speeds(local, tokens_per_s), measure_first_token(local)) if measures_costs else ()),
         )  # fmt: skip
+
+
+def measure_speeds(local: "LocalEngine", tokens_per_s: float) -> dict[str, dict[str, Any]]:
+    """Answer each of TASKS plainly and with drafts, greedily; return tokens a second and whether they agree.
+
+    tokens_per_s: about how fast the model is.
+    """
+    from reprise.bench.workloads import WORKLOADS, make_chats
+    from reprise.bench.workloads.chats import render
+    from reprise.engine.interface.request import DraftChoice, GenerationRequest, Sampling
+
+    tokenizer = local.engine.tokenizer
+    num = int(min(max(TASK_S * tokens_per_s, TASK_TOKENS[0]), TASK_TOKENS[1]))
+    speeds, num_said = {}, itertools.count(1)
+    for task, source in TASKS.items():
+        asked: Any = source
+        if source in WORKLOADS:
+            (chat,) = make_chats(source, 1, 1, lambda text: len(render(tokenizer, text)))
+            asked = chat.turns[0].for_template()
+        prompt = render(tokenizer, asked)
+        plain, drafted = (
+            local.answer(
+                [GenerationRequest(task, prompt, num, Sampling(0, temperature=0), draft=choice)],
+                lambda _: say("Measuring", next(num_said) / (2 * num * len(TASKS))),
+            )[0]
+            for choice in (DraftChoice("none"), DraftChoice())
+        )
+        speeds[task] = {
+            "num_tokens": len(plain.tokens),
+            "plain_tokens_per_s": plain.usage.decode_tokens_per_s,
+            "drafted_tokens_per_s": drafted.usage.decode_tokens_per_s,
+            "is_equal": plain.tokens == drafted.tokens,
+        }
+    return speeds
+
+
+def measure_first_token(local: "LocalEngine") -> dict[str, float]:
+    """Return the seconds until the first token, of the longest of LONG_PROMPTS that is expected in time."""
+    from reprise.engine.interface.request import DraftChoice, GenerationRequest, Sampling
+
+    measured = dict[str, float]()
+    for num in LONG_PROMPTS:
+        expected_s = measured.get("seconds", 0.0) * num / measured.get("num_prompt_tokens", num)
+        if num > local.engine.info.context_tokens // 2 or expected_s > LONG_PROMPT_S:
+            break
+        # Ids that every vocabulary has; what they say does not matter. The prompts begin differently.
+        prompt = tuple(100 + (7 * at + num) % 151 for at in range(num))
+        request = GenerationRequest(
+            "long", prompt, 1, Sampling(0, temperature=0), draft=DraftChoice("none"), reports_progress=True
+        )
+        (end,) = local.answer([request], _say_progress)
+        measured = {"num_prompt_tokens": num, "seconds": end.usage.first_token_s}
+    return measured
+
+
+def _say_progress(delta: "Delta") -> None:
+    if (read := delta.progress) is not None:
+        say(f"Reading a prompt of {read.num_tokens:,} tokens", read.num_processed / read.num_tokens)
 
 
 SHOWN_TEXTS = (
@@ -628,6 +712,8 @@ def make_report(settings: Settings, found: Findings, results: Iterable[Path]) ->
         "checks": {check.name: check.level for check in found.checks},
         "model": {"source": source_of(settings)} | (summarize(answer.model) if answer else {}),
         "answer": {name: getattr(answer, name) for name in _OF_ANSWER} if answer else None,
+        "speeds": answer.speeds if answer else {},
+        "first_token": answer.first_token if answer else {},
         "cost_curve": answer.cost_curve if answer else [],
         "results": [summarize_results(read(path)) for path in results],
     }

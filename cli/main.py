@@ -9,6 +9,7 @@ from platform import python_version
 
 from reprise.cli import (
     bench,
+    cache,
     chat,
     config,
     connect,
@@ -32,6 +33,19 @@ Reprise serves a language model on this machine to OpenAI and Anthropic clients,
 faster by drafting text that it has already seen, and never changes the answer.
 """
 
+_NEXT = """\
+Reprise serves a language model on this machine, with the APIs of OpenAI, Anthropic and Ollama. What next?
+
+  reprise doctor           check this machine; it names a model that fits the memory
+  reprise serve smollm2    serve a small real model (93 MB); chat with it on http://127.0.0.1:8000
+  reprise serve NAME       serve your own: a folder, a GGUF file, or a name on the hub
+  reprise connect codex    print settings for Codex; reprise connect --help lists 14 more agents
+  reprise run              chat in the terminal
+  reprise service install  start the server at each login
+
+reprise --help shows all commands, reprise COMMAND --help explains one.
+"""
+
 _EXAMPLES = """\
 examples:
   reprise serve                                       serve the bundled model on http://127.0.0.1:8000
@@ -43,6 +57,7 @@ examples:
   reprise info ~/models/qwen3-4b                      show what a model's folder holds and how it can draft
   reprise connect codex --write                       let Codex use the server that runs
   REPRISE_MAX_ROWS=4 reprise config                   show the settings in force and where they come from
+  reprise cache --empty                               delete the prompts that a server has kept on disk
   reprise verify --exact                              check that drafting changes no token on this machine
   reprise doctor                                      check that a server would work here; which model fits
 """
@@ -60,6 +75,7 @@ _COMMANDS = {
     "info": (models.INFO_HELP, models.add_info_arguments),
     "connect": (connect.HELP, connect.add_arguments),
     "config": (config.HELP, config.add_arguments),
+    "cache": (cache.HELP, cache.add_arguments),
     "bench": (bench.HELP, bench.add_arguments),
     "verify": (verify.HELP, verify.add_arguments),
     "service": (service.HELP, service.add_arguments),
@@ -111,7 +127,7 @@ def _parse(given: list[str]) -> argparse.Namespace:
             add_arguments(own)
             chosen = own
     if not given:
-        parser.print_help()
+        print(_NEXT, end="")
         parser.exit()
     if not given[0].startswith("-") and given[0] not in _COMMANDS:
         closest = suggestion(given[0], _COMMANDS) or f"; the commands are {', '.join(_COMMANDS)}"

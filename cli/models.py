@@ -6,10 +6,19 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from reprise.cli.arguments import FailedError, failing
+from reprise.cli.arguments import FailedError, UsageError, failing
+from reprise.cli.client import DEFAULT_URL, Server
 from reprise.cli.convert import progress_bar
 from reprise.cli.find_model import with_converted
-from reprise.cli.output import add_json, format_bytes, format_count, print_table
+from reprise.cli.loaded import find
+from reprise.cli.output import (
+    THOUGHTS_DROPPED,
+    add_json,
+    describe_switch,
+    format_bytes,
+    format_count,
+    print_table,
+)
 from reprise.config.settings import Settings
 from reprise.engine.model.convert.sources import ConvertError, find_packaged, is_converted_first
 
@@ -75,11 +84,13 @@ def _pull(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+    from reprise.engine.interface.errors import ModelError
     from reprise.engine.model.hub import HubError, pull
+    from reprise.engine.speculative.heads.formats import identify
 
     if find_packaged(arguments.name):
         print(with_converted(Settings(model=arguments.name), progress_bar).model)
-        print(f"reprise: serve it with: reprise serve --model {arguments.name}", file=sys.stderr)
+        print(f"reprise: serve it with: reprise serve {arguments.name}", file=sys.stderr)
         return 0
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
@@ -87,9 +98,15 @@ def _pull(arguments: argparse.Namespace) -> int:
         task = bar.add_task(arguments.name, total=None)
         found = pull(arguments.name, lambda done, total: bar.update(task, completed=done, total=total))
     print(found.path)
+    with failing(ModelError):
+        head = identify(found.path)
+    if head:
+        told = f"{found.name} holds a drafter ({head.name}); serve the model that it was made for with it:"
+        print(f"reprise: {told} reprise serve MODEL --draft-model {found.name}", file=sys.stderr)
+        return 0
     if found.fault:
         raise FailedError(f"{found.name} is downloaded, but cannot be served: {found.fault}")
-    print(f"reprise: serve it with: reprise serve --model {found.name}", file=sys.stderr)
+    print(f"reprise: serve it with: reprise serve {found.name}", file=sys.stderr)
     return 0
 
 
@@ -112,11 +129,22 @@ def _rm(arguments: argparse.Namespace) -> int:
     from reprise.engine.model.convert import conversion
     from reprise.engine.model.hub import HubCache, HubError
 
+    if _is_served(arguments.name):
+        raise FailedError(f"the server at {DEFAULT_URL} serves {arguments.name}: stop it first")
     with failing(ConvertError, HubError):
         remove = conversion.remove if is_converted_first(arguments.name) else HubCache().remove
         freed = remove(arguments.name)
     print(f"removed {arguments.name} ({format_bytes(freed)})")
     return 0
+
+
+def _is_served(name: str) -> bool:
+    """Whether the server at the usual address, if any, began with this model or has it loaded."""
+    try:
+        first, *others = find(Server(DEFAULT_URL))
+    except (UsageError, FailedError, LookupError):
+        return False
+    return name in [first["name"], *(row["name"] for row in others if row["state"] != "unloaded")]
 
 
 INFO_HELP = "Say what a model's folder holds, and which drafters it can have, without loading it."
@@ -157,7 +185,7 @@ def _folder_of(model: str) -> str:
     with failing(ConvertError):
         folder = folder_of(model)
     if not folder.exists():
-        raise FailedError(f"{model} is converted when it is first served: reprise serve --model {model}")
+        raise FailedError(f"{model} is converted when it is first served: reprise serve {model}")
     return str(folder)
 
 
@@ -187,6 +215,8 @@ def describe(info: "CheckpointInfo") -> list[tuple[str, str]]:
         lines.append(("vectors", info.vectors))
     if info.images:
         lines.append(("images", info.images))
+    if info.thought_switch:
+        lines.append(("thoughts", f"{THOUGHTS_DROPPED}; {describe_switch(info.thought_switch)}"))
     for head in info.heads:
         more = f", {head.num_layers} layers, of which the first is used" if head.num_layers > 1 else ""
         lines.append(("head", f"{head.kind} in {head.source}, {format_bytes(head.num_bytes)}{more}"))

@@ -1,10 +1,11 @@
 """Write quantities and tables for people."""
 
 import argparse
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -20,6 +21,14 @@ def format_bytes(number: float) -> str:
 def format_count(number: int | None, unknown: str = "") -> str:
     """Format a number with commas, or the placeholder for an unknown one."""
     return unknown if number is None else f"{number:,}"
+
+
+THOUGHTS_DROPPED = "the chat template drops earlier ones when the user speaks, so history is read again"
+
+
+def describe_switch(switch: "Mapping[str, Any]") -> str:
+    """Say how to keep earlier thoughts, and what it costs. switch: see Tokenizer.thought_switch."""
+    return f"--chat-template-kwargs '{json.dumps(switch)}' keeps them; they then stay in the context"
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """`reprise serve`: start the engine and the server with the settings in force."""
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = resolved.settings
     if settings.hosts is not None and not is_launched():
         return launch(settings.hosts)
-    settings = with_found(settings)
+    settings = replace(with_found(settings), is_server=not is_launched())
     if settings.log_format == "text":
         say_starting(settings.model_name)
     # Another rank than the first has no port at which it could say what it does.

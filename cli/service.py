@@ -91,7 +91,9 @@ def _install(arguments: argparse.Namespace) -> int:
 
 
 def _status(_arguments: argparse.Namespace) -> int:
-    if (supervisor := _installed()) is None:
+    supervisor = find_supervisor()
+    if not supervisor.file.is_file():
+        print("not installed; `reprise service install` does that")
         return 1
     state = supervisor.state()
     print(f"{state.description}; defined in {supervisor.file}")
@@ -106,17 +108,10 @@ def _logs(arguments: argparse.Namespace) -> int:
         raise FailedError(f"cannot run {command[0]}: {fault.strerror}") from fault
 
 
-def _installed() -> "Supervisor | None":
-    """Return the supervisor if the service is installed; otherwise say that it is not."""
-    supervisor = find_supervisor()
-    if supervisor.file.is_file():
-        return supervisor
-    print("not installed; `reprise service install` does that")
-    return None
-
-
 def _remove(_arguments: argparse.Namespace) -> int:
-    if (supervisor := _installed()) is None:
+    supervisor = find_supervisor()
+    if not supervisor.file.is_file():
+        print("not installed: there is nothing to remove")
         return 1
     supervisor.stop()
     supervisor.file.unlink(missing_ok=True)

@@ -48,7 +48,7 @@ def write_in_folder(path: Path, content: bytes, names: str | None = None) -> Non
     names: whose unfinished files to remove, as in remove_unfinished(); None for this file's own.
     """
     remove_unfinished(path.parent, names or re.escape(path.name))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole(path, content)
 
 

@@ -1,14 +1,22 @@
 """Settings for the served models and the loading of their weights."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from reprise.config.setting import setting
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 BUNDLED_NAME = "reprise-demo"
+_RESERVED = """
+    add_generation_prompt chat_template continue_final_message conversation max_length messages padding
+    processor_kwargs return_assistant_tokens_mask return_dict return_tensors sanitize_control_tokens tokenize
+    tokenizer_kwargs tools truncation
+"""
+RESERVED_TEMPLATE_KEYS = frozenset(_RESERVED.split())
+"""Variables of chat templates that the server sets itself."""
 SPLIT = re.compile(r"pipeline|tensor|[0-9]+(,[0-9]+)*")
 
 
@@ -39,6 +47,12 @@ class ModelSettings:
         "File with a chat template, in place of the model's own.",
         unset="the model's own",
         holds="path",
+    )
+    chat_template_kwargs: Mapping[str, Any] | None = setting(
+        None,
+        'Variables for the chat template as JSON, such as {"preserve_thinking": true}. A request\'s own '
+        "chat_template_kwargs override them one by one.",
+        unset="none",
     )
     sampling_defaults: Literal["model", "openai"] = setting(
         "model",

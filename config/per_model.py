@@ -12,7 +12,7 @@ Section = Mapping[str, Value]
 """Values of a section's settings, by their names."""
 
 OWN = (
-    *("chat_template", "trust_remote_code", "adapter_path", "draft_model"),
+    *("chat_template", "chat_template_kwargs", "trust_remote_code", "adapter_path", "draft_model"),
     *GROUPS["Windowed decoding"],
 )
 """Settings that were chosen for the model that the server starts with. Others have them only by a section."""
@@ -35,7 +35,7 @@ PER_MODEL = frozenset(
 )
 """Settings that a section may set."""
 
-DRAFT_TYPES_OF_MODELS = ("draft-model", "mtp", "dflash", "wedlm")
+DRAFT_TYPES_OF_MODELS = ("draft-model", "mtp", "eagle3", "dflash", "wedlm")
 """Draft types that not every model can have."""
 
 

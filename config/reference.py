@@ -28,6 +28,7 @@ max_rows = 4
 draft_type = "suffix"
 served_model_name = ["gpt-4o", "local"]
 max_context_tokens = "none"
+chat_template_kwargs = {{ preserve_thinking = true }}
 ```
 
 - An unknown setting, variable or flag is an error that suggests the closest known one.

@@ -1,23 +1,26 @@
 """Describe one setting: its type, limits, parsing and error messages."""
 
+import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 from reprise.config.errors import RepriseError
 
 ValueT = TypeVar("ValueT")
-Value = str | int | float | bool | tuple[str, ...] | None
-Kind = Literal["text", "list", "whole number", "number", "boolean"]
+Value = str | int | float | bool | tuple[str, ...] | Mapping[str, Any] | None
+Kind = Literal["text", "list", "whole number", "number", "boolean", "object"]
 
-_KINDS: dict[type, Kind] = {
+_KINDS: dict[Any, Kind] = {
     str: "text",
     tuple: "list",
     int: "whole number",
     float: "number",
     bool: "boolean",
+    Mapping: "object",
 }
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -69,9 +72,6 @@ class Setting:
             return str(self.default).lower()
         if isinstance(self.default, tuple):
             return ", ".join(self.default) or "none"
-        if self.name.endswith("_bytes") and isinstance(self.default, int):
-            unit, size = ("GiB", 2**30) if self.default >= 2**30 else ("MiB", 2**20)
-            return f"{self.default} ({self.default / size:g} {unit})"
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     def parse(self, text: str) -> Value:
@@ -94,7 +94,7 @@ class Setting:
         return self.check(value)
 
     def check(self, value: object) -> Value:
-        """Return the value if it is valid; a list becomes a tuple.
+        """Return the value if it is valid; a list becomes a tuple, and the JSON text of an object the object.
 
         Raises SettingsError if it has the wrong type, is not one of the choices or is out of range.
         """
@@ -110,6 +110,13 @@ class Setting:
                 return tuple(parts)
             case "boolean", bool(choice):
                 return choice
+            case "object", str() | dict():
+                with suppress(TypeError, ValueError, RecursionError):
+                    entries = json.loads(value) if isinstance(value, str) else value
+                    # Not TOML's dates, nor NaN.
+                    json.dumps(entries, allow_nan=False)
+                    if isinstance(entries, dict):
+                        return entries
             # Python's bool is an int, but true in a TOML file never means a number.
             case ("whole number" | "number", bool()):
                 pass
@@ -141,6 +148,8 @@ class Setting:
             expected = "a list without empty entries"
         elif self.kind == "boolean":
             expected = "true or false"
+        elif self.kind == "object":
+            expected = 'a JSON object such as {"preserve_thinking": true}'
         else:
             separator = " of " if self._range().startswith("at least") else " "
             expected = f"a {self.kind}{separator}{self._range()}".rstrip()
@@ -176,8 +185,8 @@ def setting(
 def make_setting(name: str, annotation: Any, default: Any, metadata: dict[str, Any]) -> Setting:
     """Build the Setting that a declared field's annotation and metadata describe.
 
-    annotation: str, int, float, bool, tuple[str, ...] or a Literal of strings; str and int also as
-        str | None and int | None; float also after a Literal.
+    annotation: str, int, float, bool, tuple[str, ...] or a Literal of strings; str, int, float and
+        Mapping[str, Any] also with None; float also after a Literal.
     """
     members = get_args(annotation)
     if getattr(annotation, "__origin__", None) is Literal:
@@ -185,5 +194,6 @@ def make_setting(name: str, annotation: Any, default: Any, metadata: dict[str, A
     if members and (words := get_args(members[0])) and members[1] is float:
         return Setting(name=name, kind="number", default=default, choices=words, **metadata)
     optional = type(None) in members
-    plain = members[0] if optional else getattr(annotation, "__origin__", annotation)
+    plain = members[0] if optional else annotation
+    plain = getattr(plain, "__origin__", plain)
     return Setting(name=name, kind=_KINDS[plain], default=default, optional=optional, **metadata)

@@ -8,8 +8,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_type_hints
 
-from reprise.config.model_settings import SPLIT, ModelSettings
+from reprise.config.model_settings import RESERVED_TEMPLATE_KEYS, SPLIT, ModelSettings
 from reprise.config.setting import Setting, SettingsError, make_setting, setting
+
+AUTO = "auto"
+"""For prefix_cache_dir: see there."""
 
 KEY = re.compile(r"[!-~]+")
 """A key that an HTTP header can carry: visible ASCII characters without spaces."""
@@ -18,8 +21,19 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(
 
 
 def cache_folder() -> Path:
-    """Return the folder of what is converted, learned and computed once (XDG_CACHE_HOME)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "reprise"
+    """Return the folder of what is converted, learned and computed once (XDG_CACHE_HOME).
+
+    Raises SettingsError without that variable if the user has no home folder, as in some containers.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "reprise"
+    except RuntimeError:
+        raise SettingsError("you have no home folder; set XDG_CACHE_HOME to a folder for caches") from None
+
+
+def prefixes_folder() -> Path:
+    """Return the folder in which `reprise serve` keeps prefixes, unless a setting names another."""
+    return cache_folder() / "prefixes"
 
 
 def costs_file() -> Path:
@@ -100,19 +114,37 @@ class Settings(ModelSettings):
         unset="a quarter of the memory left after weights",
     )
     prefix_cache_dir: str | None = setting(
-        None,
+        AUTO,
         "Folder that also keeps cached prefixes, finished requests and acceptance rates, so that they "
-        "survive a restart.",
+        "survive a restart; none for no folder. auto is ~/.cache/reprise/prefixes for `reprise serve` on one "
+        "machine with a prefix cache, else none.",
         holds="path",
     )
-    prefix_cache_dir_bytes: int = setting(
-        8 * 2**30,
+    prefix_cache_dir_bytes: int | None = setting(
+        None,
         "Maximum size of --prefix-cache-dir. The least recently used prefixes are deleted first, sooner if "
         "they save few tokens for their size.",
         at_least=1,
+        unset="a tenth of what is free on its disk, at most 20 GB",
+    )
+    read_ahead: Literal["auto", "off", "turn"] = setting(
+        "auto",
+        "Compute a conversation's next prompt once its answer has ended and nothing else is to be done, "
+        "where the chat template shows the answer otherwise than the model wrote it. auto: not on a battery. "
+        "turn: on a battery too, and while tools run also the turn without its thoughts, which many "
+        "templates leave out once the user speaks.",
     )
     draft_type: Literal[
-        "auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model", "mtp", "dflash", "wedlm"
+        "auto",
+        "none",
+        "ngram-simple",
+        "ngram-mod",
+        "suffix",
+        "draft-model",
+        "mtp",
+        "eagle3",
+        "dflash",
+        "wedlm",
     ] = setting("auto", "Where drafts come from. A request can choose another type.")
     num_draft_tokens: int = setting(
         31,
@@ -140,7 +172,8 @@ class Settings(ModelSettings):
     draft_model: str | None = setting(
         None,
         "Small model that drafts for the target model: a folder, or a name on the model hub. It may have "
-        "another vocabulary. Or the folder of an MTP head or a DFlash drafter that was made for the model.",
+        "another vocabulary. Or a head that was made for the model: MTP, EAGLE-3, DFlash, or a Gemma 4 "
+        "assistant.",
         holds="path",
     )
     dflash_window: int | None = setting(
@@ -199,16 +232,23 @@ class Settings(ModelSettings):
     keeps_costs: bool = True
     """No setting: benchmarks and checks, which neither use nor change what servers learn, set it to False."""
 
+    is_server: bool = False
+    """No setting: `reprise serve` on one machine sets it to True, for prefix_cache_dir auto."""
+
     def __post_init__(self) -> None:
         for name, known in SETTINGS.items():
             object.__setattr__(self, name, known.check(getattr(self, name)))
         if self.kv_bits not in (None, 4, 8):
             raise SettingsError(f"kv_bits is {self.kv_bits}; it must be 4 or 8, or none")
+        for key in sorted((self.chat_template_kwargs or {}).keys() & RESERVED_TEMPLATE_KEYS):
+            raise SettingsError(
+                f"chat_template_kwargs sets {key}, which the server sets itself; leave it out"
+            )
         if not SPLIT.fullmatch(self.split):
             raise SettingsError(
                 f"split is {self.split!r}; it must be pipeline, tensor or numbers such as 20,12"
             )
-        if self.prefix_cache_dir is not None and self.prefix_cache_bytes == 0:
+        if self.prefix_cache_dir not in (None, AUTO) and self.prefix_cache_bytes == 0:
             raise SettingsError(
                 "prefix_cache_dir is set, so prefix_cache_bytes must be above 0: prefixes are read into it"
             )
@@ -221,10 +261,17 @@ class Settings(ModelSettings):
         _check_access(self.api_key, self.allowed_host, self.cors_origin, is_open_allowed)
         if self.wedlm_decoding == "streaming" and self.exact:
             raise SettingsError("wedlm_decoding is streaming, whose answers are not exact: do not set exact")
-        if self.draft_type == "dflash" and self.draft_model is None:
-            raise SettingsError("draft_type is dflash, which needs a DFlash drafter: set draft_model")
-        if self.draft_type == "draft-model" and self.draft_model is None:
-            raise SettingsError("draft_type is draft-model, which needs a draft model: set draft_model")
+        needed = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash drafter", "draft-model": "a draft model"}
+        if self.draft_type in needed and self.draft_model is None:
+            lacking = f"{self.draft_type}, which needs {needed[self.draft_type]}"
+            raise SettingsError(f"draft_type is {lacking}: set draft_model")
+
+    @property
+    def prefix_folder(self) -> Path | None:
+        """The folder that keeps prefixes over a restart; None for none."""
+        if self.prefix_cache_dir != AUTO:
+            return Path(self.prefix_cache_dir) if self.prefix_cache_dir else None
+        return prefixes_folder() if self.is_server and self.prefix_cache_bytes != 0 else None
 
     @property
     def capacity(self) -> int:

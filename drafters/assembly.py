@@ -30,7 +30,6 @@ def make_drafters(settings: Settings, vocabulary: str) -> dict[str, Drafter]:
 
 def _history_file(settings: Settings, vocabulary: str) -> HistoryFile | None:
     """Return the file of finished requests, next to the prefix files; None if those are in memory only."""
-    if settings.prefix_cache_dir is None:
+    if (folder := settings.prefix_folder) is None:
         return None
-    folder = Path(settings.prefix_cache_dir)
     return HistoryFile(folder / f"history-{vocabulary[:16]}", vocabulary, settings.ngram_scope)

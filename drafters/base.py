@@ -58,7 +58,7 @@ class Draft:
     by_token: bucket and prior of each token, if they differ; else empty.
     support: for each token a small number >= 0 that stands for other evidence for or against it; may be
         empty. The engine learns by how much each number raises or lowers a token's chance.
-    is_guess: whether this is a last resort, used only if no other draft exists.
+    is_guess: whether this is a last resort, used only if no other drafter's draft pays.
     """
 
     tokens: Sequence[int] = ()

@@ -6,6 +6,7 @@ computed. Whether rows really share a forward pass is tried when the model is lo
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,18 +35,18 @@ from reprise.engine.model.files.model_folder import (
     unknown_architecture,
 )
 from reprise.engine.model.hub import find_downloaded
-from reprise.engine.model.loading import describe_weights
+from reprise.engine.model.loading import describe_weights, load_tokenizer
 from reprise.engine.speculative.heads.formats import (
-    NAMES,
     SIDE_FILES,
     FoundHead,
     family_of,
     find_own_heads,
     identify,
     read_config,
-    text_config,
 )
-from reprise.engine.speculative.heads.loading import Shape, check_fit, choose
+from reprise.engine.speculative.heads.head import Shape, text_config
+from reprise.engine.speculative.heads.loading import check_fit, choose
+from reprise.engine.text.templates.chat_template import THOUGHT_SWITCHES
 
 KINDS = {"embed": "embedding model", "rerank": "ranking model"}
 """Names of the kinds of models that do not generate."""
@@ -91,7 +92,9 @@ class CheckpointInfo:
     cache: None if it cannot be known without loading the model. drafters: draft types that the model allows.
     refused: the reasons why the model, or a head of it, would be refused.
     weights_note: how the weights' format affects drafting on this machine, as a sentence; may be empty.
+    thought_switch: see Tokenizer.thought_switch.
     vectors, images: how the model makes vectors, and how it sees images, in words; empty if it does not.
+    is_drafter: whether the folder holds a head of another model.
     """
 
     name: str
@@ -111,8 +114,10 @@ class CheckpointInfo:
     drafters: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     weights_note: str = ""
+    thought_switch: Mapping[str, Any] | None = None
     vectors: str = ""
     images: str = ""
+    is_drafter: bool = False
 
 
 def check_folder(folder: Path) -> None:
@@ -121,6 +126,15 @@ def check_folder(folder: Path) -> None:
     Reads the folder's small files and the headers of the others, which takes no time compared with loading.
     """
     check_files(folder)
+    head = None
+    # A name that sounds like a drafter's is no reason to refuse a model.
+    with suppress(ModelError):
+        head = identify(folder)
+    if head:
+        raise ModelError(
+            f"{folder} holds {head.described}, which cannot answer by itself: name it with --draft-model, "
+            "and with --model the model that it was made for"
+        )
     config = read_config(folder)
     files = [read_header(path) for path in _shards(folder)]
     refused = _missing_files(folder, files)
@@ -158,7 +172,8 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
     except ModelError as fault:
         return replace(_describe(folder, source, config, files, "drafter"), refused=(str(fault),))
     if head is not None:
-        return replace(_describe(folder, source, config, files, NAMES[head.kind]), refused=refused)
+        made = _describe(folder, source, config, files, head.name)
+        return replace(made, refused=refused, is_drafter=True)
     if (purpose := find_purpose(folder, config)) != "generate":
         recipe = read_recipe(folder, config)
         made = replace(
@@ -179,6 +194,7 @@ def _inspect(folder: Path, source: str, config: dict[str, Any]) -> CheckpointInf
     dtype = str(DTYPES.get(made.dtype, made.dtype)).rpartition(".")[2]
     note = describe_weights(config, dtype) if drafters else ""
     made = replace(made, cache=cache, drafters=drafters, refused=refused, weights_note=note)
+    made = replace(made, thought_switch=_find_thought_switch(folder))
     vision = find_vision(folder, config)
     return replace(made, images=vision.describe()) if vision else made
 
@@ -246,6 +262,21 @@ def _main_dtype(files: list[SafetensorsFile]) -> str:
     return max(sizes, key=lambda dtype: sizes[dtype], default="")
 
 
+def _find_thought_switch(folder: Path) -> Mapping[str, Any] | None:
+    texts = [
+        path for path in folder.glob("*") if path.match("chat_template*") or path.match("tokenizer_config*")
+    ]
+    names = [name.encode() for switch in THOUGHT_SWITCHES for name in switch]
+    # Loading a tokenizer takes a second, and few templates have a switch.
+    if not any(name in path.read_bytes() for path in texts if path.is_file() for name in names):
+        return None
+    try:
+        return load_tokenizer(folder).thought_switch
+    # A tokenizer's files may hold anything; what is missing is refused elsewhere.
+    except Exception:
+        return None
+
+
 def _missing_files(folder: Path, files: list[SafetensorsFile]) -> tuple[str, ...]:
     """Name the files that the folder must have and lacks."""
     missing: tuple[str, ...] = () if files else (f"{folder} has no safetensors file",)
@@ -305,4 +336,4 @@ def _describe_head(found: FoundHead, shape: Shape) -> HeadInfo:
         check_fit(found, shape)
     except ModelError as misfit:
         fault = str(misfit)
-    return HeadInfo(NAMES[found.kind], found.source, found.num_bytes, found.depth, fault)
+    return HeadInfo(found.name, found.source, found.num_bytes, found.depth, fault)

@@ -21,6 +21,7 @@ from reprise.engine.interface.request import GenerationRequest, Grammar
 from reprise.engine.interface.status import EngineCounts, EngineStatus, sum_counts
 from reprise.engine.kv_cache.exact_widths import Exactness, Shape, Tried, find_exact_shapes
 from reprise.engine.loop import Loop
+from reprise.engine.memory.pressure import LEVELS, MemoryPressure
 from reprise.engine.model.hub import ReportBytes, find_folder
 from reprise.engine.model.loading import check_adapter
 from reprise.engine.pool.catalogue import Catalogue, choose_first
@@ -80,6 +81,11 @@ class Engine:
         Requests that wait for a row, and those that do not finish in time, get Failed("draining").
         """
         self._loop.stop(drain_s)
+
+    @property
+    def pressure(self) -> MemoryPressure:
+        """The memory pressure of the machine."""
+        return self._loop.pressure
 
     @property
     def first_name(self) -> str:
@@ -161,6 +167,7 @@ class Engine:
             sum(one.num_waiting for one in statuses) + num_waiting,
             fault,
             max([one.retry_after_s for one in statuses], default=1.0),
+            self.pressure.level,
         )
 
     def counts(self) -> EngineCounts:
@@ -171,6 +178,8 @@ class Engine:
         return replace(
             whole,
             num_stalls=self._loop.num_stalls,
+            pressure_level=LEVELS.index(self.pressure.level),
+            given_back_bytes=self.pressure.given_back_bytes,
             span_s=self._loop.span_s,
             active_bytes=mx.get_active_memory(),
             peak_bytes=mx.get_peak_memory(),
@@ -355,5 +364,5 @@ def _find_purpose(settings: Settings, on_progress: StartProgress) -> Purpose:
     """Return the purpose of the settings' model, downloaded first if need be. Raises ModelError."""
     check_adapter(settings.adapter_path)
     download = f"Downloading {settings.model_name}"
-    find_folder(settings.model_source, lambda share: on_progress(download, share))
+    check_folder(find_folder(settings.model_source, lambda share: on_progress(download, share)))
     return Catalogue(settings).purpose

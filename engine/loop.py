@@ -17,6 +17,7 @@ import mlx.core as mx
 from reprise.engine.interface.models import StartProgress
 from reprise.engine.interface.spans import EngineSpan, SpanClock, span
 from reprise.engine.interface.status import STALL_S
+from reprise.engine.memory.pressure import MemoryPressure
 from reprise.engine.pool.model_engine import STOPPING
 from reprise.engine.pool.residency import Residency
 from reprise.engine.pool.served_models import KnownModels, ServedModel
@@ -36,18 +37,19 @@ class Loop:
 
     known: all models. residency: loads and unloads them.
     on_death: called once on the thread with the exception's text if the thread dies.
-    num_stalls: how often the watchdog found no progress.
+    num_stalls: how often the watchdog found no progress. pressure: of the machine's memory.
     """
 
     def __init__(self, known: KnownModels, residency: Residency, on_death: Callable[[str], None]) -> None:
         self.num_stalls = 0
+        self.pressure = MemoryPressure(lambda: known.wake.set())
         self._known, self._residency, self._on_death = known, residency, on_death
         residency.serve = self._serve
         self._shares: TimeShares[ServedModel] = TimeShares()
         self._current: ServedModel | None = None
         self._until = 0.0
         self._spans = SpanClock(get_args(EngineSpan))
-        self._watchdog = Watchdog(STALL_S, self._progress_made, self._note_stall)
+        self._watchdog = Watchdog(STALL_S, self._progress_made, self._note_stall, self.pressure.look)
         self._thread = threading.Thread(target=self._run, name="reprise-engine", daemon=True)
         self._started = threading.Event()
         self._start_error: BaseException | None = None
@@ -148,6 +150,8 @@ class Loop:
 
         Returns whether any has work.
         """
+        if self.pressure.is_pending:
+            self._relieve()
         working = [model for model in self._known.list_all() if model.engine and model.engine.has_work]
         model = self._shares.choose(working)
         if model is None or model.engine is None:
@@ -170,6 +174,12 @@ class Loop:
             self._lose(model)
         return True
 
+    @span("memory")
+    def _relieve(self) -> None:
+        """Give cached prefixes back, those of models unused for longest first."""
+        models = sorted(self._known.list_all(), key=lambda one: (one.is_answering, one.used_at))
+        self.pressure.respond([model.budget for model in models if model.budget])
+
     def _lose(self, model: ServedModel) -> None:
         """Drop a model whose engine has died, or stop if it is the only one."""
         if self._known.may_unload:
@@ -185,13 +195,18 @@ class Loop:
         return self._known.wake.is_set() or perf_counter() >= self._until
 
     def _rest(self) -> None:
-        """Wait for work. When idle for a while, do work in advance."""
-        mx.clear_cache()
+        """Read ahead, and wait for work. When idle for a while, do work in advance."""
         wake, residency = self._known.wake, self._residency
+        ready = [model.engine for model in self._known.list_all() if model.is_loaded and model.engine]
+        for engine in ready:
+            # What waits for memory to be loaded is looked at often.
+            while not (wake.is_set() or self._known.wanted) and residency.due_in_s and engine.read_next():
+                pass
+            engine.stop_reading()
+        mx.clear_cache()
         with span("idle"):
             if wake.wait(min(CALM_S, residency.due_in_s)):
                 return
-        ready = [model.engine for model in self._known.list_all() if model.is_loaded and model.engine]
         while (
             not wake.is_set() and residency.due_in_s and any(engine.prepare(wake.is_set) for engine in ready)
         ):

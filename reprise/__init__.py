@@ -5,10 +5,13 @@ The packages in here are the folders at the repository's root, by links.
 
 from typing import TYPE_CHECKING, Any
 
+from reprise.config.version import VERSION
+
 if TYPE_CHECKING:
     from reprise.config.errors import RepriseError
     from reprise.llm import LLM, Completion, Delta, Logprob, SamplingParams, Stream, ToolCall
 
+__version__ = VERSION
 __all__ = ["LLM", "Completion", "Delta", "Logprob", "RepriseError", "SamplingParams", "Stream", "ToolCall"]
 
 

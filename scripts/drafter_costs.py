@@ -34,7 +34,8 @@ NUM_IDS = {"copy": 50_000, "random": 300, "two ids": 2}
 def _full_ngram_mod() -> NgramModDrafter:
     """Create a drafter whose small table is full of other text: lookups find a token, usually a wrong one."""
     tables = NgramModTables("bench", size=65_536)
-    tables.table("").learn(Random(0).choices(range(50_000), k=20 * tables.spec.size))
+    table = tables.table("")
+    table.learn(Random(0).choices(range(50_000), k=20 * table.size))
     return NgramModDrafter(tables)
 
 

@@ -132,7 +132,7 @@ class _Left(ProgressColumn):
         return Text("" if left_s is None else f"about {left_s:.0f} s left")
 
 
-NAMED_HEADS = {"mtp": "an MTP head", "dflash": "a DFlash drafter"}
+NAMED_HEADS = {"mtp": "an MTP head", "eagle3": "an EAGLE-3 head", "dflash": "a DFlash drafter"}
 
 
 def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo) -> str:

@@ -17,7 +17,7 @@ from reprise.server.requests.peer_fields import LEFT_OUT, UNDERSTOOD
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 API_PAGE, METRICS_PAGE = DOCS / "api.md", DOCS / "metrics.md"
-SINCE, FIRST_VERSION = "x-since", "0.1.0"
+SINCE, FIRST_VERSION = "x-since", "0.2.0"
 """The key in a field's JSON schema for the version that added it, and the version of fields without one."""
 
 Schema = Mapping[str, Any]

@@ -64,6 +64,14 @@ def _logs_of_its_own():
             one.setLevel(level)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_memory_pressure():
+    """What other programs take must not change what is cached."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reprise.engine.memory.pressure.read_level", lambda: "none")
+        yield
+
+
 def _loggers():
     known = logging.root.manager.loggerDict.values()
     return [logging.root, *(one for one in known if isinstance(one, logging.Logger))]

@@ -35,6 +35,18 @@ MIXER_OUTPUTS = (".o_proj.weight", ".out_proj.weight")
 SILENT, UNLIKELY, LIKELY_EVERY = 1e-9, 0.1, 16
 BARE_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
+DROPS_THOUGHTS = """{%- set last = namespace(user=0) %}
+{%- for one in messages if one.role == 'user' %}{% set last.user = messages.index(one) %}{% endfor %}
+{%- for one in messages %}
+    {{- '<|im_start|>' + one.role + '\\n' }}
+    {%- if one.reasoning_content and (preserve_thinking is true or loop.index0 > last.user) %}
+        {{- '<think>' + one.reasoning_content + '</think>' }}
+    {%- endif %}
+    {{- (one.content or '') + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Drops the thoughts of earlier turns, unless told otherwise."""
+
 
 def architectures() -> list[str]:
     """Return the names of all architectures in the installed mlx-lm: its modules with a Model and ModelArgs.

@@ -1,5 +1,6 @@
 """Replay known answers: a rule drafts and chooses how much is verified; step costs are summed."""
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -28,9 +29,13 @@ from reprise.engine.interface.request import DraftType, GenerationRequest, Sampl
 from reprise.engine.speculative.acceptance import count_accepted
 from reprise.engine.speculative.costs.cost_table import WIDTHS, grid_up_to
 from reprise.engine.speculative.costs.step_costs import StepCosts
+from reprise.engine.speculative.draft_model.forecast import DraftModelCosts, DraftWork, ShareOfTarget
+from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, MAX_FEEDS
 from reprise.engine.speculative.gate import LOOKUPS
 from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
+from reprise.engine.speculative.sequence_drafts import SequenceDrafts
+from reprise.engine.speculative.verify import RowInput
 
 LIMIT = 31
 """Maximum draft length in tokens: with the token before it, a full tile of 32."""
@@ -111,6 +116,26 @@ class FixedPlayer:
 
 
 @dataclass(frozen=True, slots=True)
+class SimulatedHead:
+    """A head that drafts the answer's next tokens, each of them right by chance, wherever a draft begins.
+
+    rate: that chance. token_steps: the cost of a drafted token, in plain steps; feeding the head costs as
+        much again, and more if it lacks many tokens.
+    """
+
+    rate: float = 0.7
+    token_steps: float = 0.05
+
+    def tokens(self, pair: TokenPair) -> list[int]:
+        """Return what the head drafts for each place of an answer: the same for all rules."""
+        rng = random.Random(len(pair.prompt))
+        return [token if rng.random() < self.rate else token + 1 for token in pair.answer]
+
+
+HEAD = SimulatedHead()
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """The inputs of all replays: a server's settings, the costs of steps, and the tokens that end lines."""
 
@@ -123,19 +148,26 @@ class ServerPlayer:
     """Replays answers like a server with one request at a time, with its gate, budget and planner.
 
     settings: the server's; the setup's are not used. own: drafters that replace the server's of the same
-        names.
+        names. head: the server's, if it has one.
     """
 
-    def __init__(self, setup: Setup, settings: Settings, *own: Drafter) -> None:
+    def __init__(
+        self, setup: Setup, settings: Settings, *own: Drafter, head: SimulatedHead | None = None
+    ) -> None:
         self.limit = settings.num_draft_tokens
         self.costs = [setup.curve.cost(width) for width in range(self.limit + 2)]
         available = make_drafters(settings, "replay") | {drafter.name: drafter for drafter in own}
-        self.drafters = [available[name] for name in LOOKUPS[settings.draft_type]]
+        self.drafters = [available[name] for name in LOOKUPS.get(settings.draft_type, ())]
         sources = DraftSources({drafter.name: drafter for drafter in self.drafters}, score_in_slices)
-        self.proposers = Proposers(sources, settings, line_ends=setup.line_ends)
+        self.head = head
+        self.proposers = Proposers(sources, settings, "mtp" if self.head else None, line_ends=setup.line_ends)
         # Widths that the gate considers besides a draft's own stops: a server's, and 10.
         table = {(1, width): self.costs[width] for width in grid_up_to((*WIDTHS, 10), self.limit + 1)}
-        self.planner = Planner(StepCosts(table, is_learned=False))
+        costs, self.head_costs = StepCosts(table, is_learned=False), None
+        if self.head:
+            prior = ShareOfTarget(costs, self.head.token_steps)
+            self.head_costs = DraftModelCosts(prior, costs, is_learned=False)
+        self.planner = Planner(costs, model_costs=self.head_costs)
 
     def play(self, pair: TokenPair) -> Outcome:
         """Replay one answer."""
@@ -145,13 +177,22 @@ class ServerPlayer:
         request = GenerationRequest("replay", pair.prompt, max_tokens, Sampling(0), views=pair.views)
         drafts = self.proposers.begin(request)
         self.proposers.work.finish()
+        by_head = self.head.tokens(pair) if self.head else []
+        if self.head:
+            # As DraftPrefiller does.
+            pays = self.planner.model_pays(self.proposers.new_forecast(), self.limit)
+            drafts.uses_model = self.proposers.prompt_gate.should_prefill(pays)
+            drafts.forecast.is_ready = drafts.uses_model
         row: Any = SimpleNamespace(
             request=request, tokens=list(pair.prompt), num_answered=0, sampling=0, drafts=drafts
         )
         while follows := pair.answer[outcome.num_tokens :]:
             (feed,) = self.planner.plan([row]) or (None,)
+            head_cost = 0.0
+            if feed and feed.num_to_draft:
+                feed, head_cost = self._ask_head(feed, drafts, by_head[outcome.num_tokens :])
             drafted = feed.draft if feed else ()
-            cost = self.costs[1 + len(drafted)]
+            cost = self.costs[1 + len(drafted)] + head_cost
             committed = follows[: outcome.verify(drafted, follows, cost) + 1]
             drafts.slowdown_budget.charge(cost, self.costs[1], len(committed))
             drafts.observe(committed, feed.source if feed else NO_DRAFT, len(drafted))
@@ -164,6 +205,24 @@ class ServerPlayer:
         drafts.close()
         self.proposers.work.finish()
         return outcome
+
+    def _ask_head(
+        self, feed: RowInput, drafts: SequenceDrafts, by_head: Sequence[int]
+    ) -> tuple[RowInput, float]:
+        """Let the head draft for a step, as HeadDrafter does; return the step's input and the head's cost.
+
+        by_head: what it drafts.
+        """
+        assert self.head_costs
+        lacking = int(drafts.forecast.num_lacking)
+        backlog = min(lacking - 1, MAX_FEEDS * MAX_BACKLOG_TOKENS)
+        # A head that lacks too much only catches up.
+        draft = by_head[: feed.num_to_draft] if backlog == lacking - 1 else ()
+        num = len(draft)
+        work = DraftWork(1 + backlog, num, [lacking - backlog], [(num, num) if num else None])
+        drafts.forecast.note_work(work, 0)
+        feed = replace(feed, draft=draft, source=replace(feed.source, tokens=draft))
+        return feed, self.head_costs.seconds(1, 1 + backlog, num)
 
 
 Player = FixedPlayer | ServerPlayer
@@ -253,6 +312,7 @@ class Rule:
     draft_type: replayed with a server's gate; None: without a gate, with drafts of at most `limit` tokens.
     drafter: makes the drafter of a rule without a gate. in_hindsight: see FixedPlayer.
     is_warm: whether drafters keep what they learned between chats, in file order.
+    head: drafts too, if the draft type uses heads.
     """
 
     name: str
@@ -262,12 +322,20 @@ class Rule:
     limit: int = LIMIT
     in_hindsight: bool = False
     is_warm: bool = False
+    head: SimulatedHead | None = None
 
     def player(self, setup: Setup) -> Player:
         """Return a player with empty drafters."""
         if self.draft_type:
-            return ServerPlayer(setup, replace(setup.settings, draft_type=self.draft_type))
+            settings = replace(setup.settings, draft_type=self.draft_type)
+            return ServerPlayer(setup, settings, head=self.head)
         return FixedPlayer(self.drafter(), self.limit, setup.curve.cost, self.in_hindsight)
+
+    def with_heads(self, heads: Sequence[SimulatedHead]) -> "list[Rule]":
+        """Return this rule with each of these heads, if it uses one."""
+        if not self.head:
+            return [self]
+        return [replace(self, name=f"{self.name} {head.rate:g}", head=head) for head in heads]
 
 
 _COLD = (
@@ -286,13 +354,15 @@ _COLD = (
     Rule("suffix-tree", "likeliest path of a suffix tree, as long as the match (ArcticInference)",
          drafter=SuffixTree),
     Rule("hindsight", "suffix, with the best width in hindsight", in_hindsight=True),
+    Rule("head", "a simulated head", "mtp", head=HEAD),
+    Rule("auto-head", "auto with a simulated head; gate (reprise serve)", "auto", head=HEAD),
 )  # fmt: skip
 _WARM = (
     replace(rule, name=f"{rule.name}-warm", title=f"{rule.title}; keeps what it learned", is_warm=True)
     for rule in _COLD
-    if rule.draft_type or rule.in_hindsight or rule.drafter is SuffixTree
+    if (rule.draft_type and not rule.head) or rule.in_hindsight or rule.drafter is SuffixTree
 )
 
 RULES = {rule.name: rule for rule in (*_COLD, *_WARM)}
-COMPARED = (*(rule.name for rule in _COLD), "auto-warm")
+COMPARED = (*(rule.name for rule in _COLD if not rule.head), "auto-warm")
 """The rules that are replayed by default."""

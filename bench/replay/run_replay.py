@@ -18,7 +18,19 @@ from reprise.bench.document import Column
 from reprise.bench.experiment import ArgumentsError, Progress, Row, grouped
 from reprise.bench.options import Flag
 from reprise.bench.replay.pairs import TokenPair, read_history, token_pairs
-from reprise.bench.replay.rules import COMPARED, RULES, Player, Rule, Setup, forget, play_pair, summed
+from reprise.bench.replay.prompts import read_rows
+from reprise.bench.replay.rules import (
+    COMPARED,
+    HEAD,
+    RULES,
+    Player,
+    Rule,
+    Setup,
+    SimulatedHead,
+    forget,
+    play_pair,
+    summed,
+)
 from reprise.bench.replay.sessions import read_sessions
 from reprise.bench.workloads import WORKLOADS, Chat, lengths_of, make_chats, read_prompts
 from reprise.bench.workloads.agents import FORMS, NUMBERS, agent_chats
@@ -39,6 +51,16 @@ TPF: tokens per forward pass. speed: speedup over plain decoding; low, high: its
 are drawn anew. least: the lowest speedup of a pair.
 accepted: share of drafted tokens. copied: share of the answer that came from drafts.
 Costs of drafts that are longer than a curve are a guess."""
+READING = [
+    Column("workload", "workload"), Column("chats", "chats", "0"), Column("turns", "turns", "0"),
+    Column("first", "first\nprompt", "0"), Column("lost", "thoughts\nlost", "0"),
+    Column("returned", "thoughts\nreturned", "0"), Column("ahead", "+ read\nahead", "0"),
+    Column("turn", "+ turn\nahead", "0"), Column("kept", "thoughts\nkept", "0"),
+]  # fmt: skip
+READING_NOTE = """\
+Prompt tokens that a chat reads after its first prompt while its agent waits: means of the chats. lost: the
+client does not send thoughts back. kept: the template keeps all of them, by its switch. All prompts and
+answers are cached, and each gap between turns is long enough for what is read ahead."""
 EPILOG = "rules:\n" + "\n".join(f"  {name:18} {rule.title}" for name, rule in RULES.items())
 FLAGS = (
     *options.shared(workloads=("edits", "records", "quotes", "passages", "code", "json_rag"),
@@ -49,6 +71,8 @@ FLAGS = (
          "An agent's session, or a folder of sessions, shown together: of Claude Code, Codex, OpenCode "
          "(`opencode export`) or `reprise serve --record`; may be repeated.", is_repeated=True),
     Flag("--answers", options.count, "N", None, "Replay only the first answers of each session's chat."),
+    Flag("--reading", None, None, False,
+         "Count the prompt tokens that are read while an agent waits, in place of drafts."),
     Flag("--history", str, "REPO", [], "Make an agent's chats from a git history; may be repeated.",
          is_repeated=True),
     Flag("--changes", options.count, "N", 40, "Newest changes of files of a history."),
@@ -60,6 +84,10 @@ FLAGS = (
     Flag("--cost-curve", str, "CURVE", [],
          "Step costs: those of a result document, or a built-in curve; may be repeated. "
          f"Default: {', '.join(built_in())}.", is_repeated=True),
+    Flag("--head-rates", options.rates, "A,B", (HEAD.rate,),
+         "Chances that a token of a simulated head is right; each makes a rule of its own."),
+    Flag("--head-cost", options.number, "STEPS", HEAD.token_steps,
+         "Cost of such a token, in plain steps."),
     Flag("--tokenizer", options.model, "MODEL", BUNDLED_MODEL, "Default: the bundled model's."),
     Flag("--chat-template", options.input_file, "FILE", None, "Instead of the model's own."),
     Flag("--drafters", options.names, "RULES", COMPARED, "Rules to replay."),
@@ -75,7 +103,10 @@ def run(arguments: argparse.Namespace) -> int:
     curves = [find_curve(name) for name in arguments.cost_curve or built_in()]
     template = arguments.chat_template and arguments.chat_template.read_text(encoding="utf-8")
     tokenizer = load_tokenizer(arguments.tokenizer, template)
-    rules = [RULES[name] for name in arguments.drafters]
+    if arguments.reading:
+        return _count_reading(arguments, tokenizer)
+    heads = [SimulatedHead(rate, arguments.head_cost) for rate in arguments.head_rates]
+    rules = [rule for name in arguments.drafters for rule in RULES[name].with_heads(heads)]
     pairs = token_pairs(tokenizer, _chats(arguments, tokenizer))
     rows = replay(pairs, rules, [Setup(Settings(), one, tokenizer.line_ends) for one in curves])
     if not rows:
@@ -86,6 +117,20 @@ def run(arguments: argparse.Namespace) -> int:
     console = document.make_console(120)
     document.print_rows(console, rows, COLUMNS)
     document.report(arguments, record, [*titles, *machines, NOTE], console)
+    return 0
+
+
+def _count_reading(arguments: argparse.Namespace, tokenizer: Tokenizer) -> int:
+    """Count the prompt tokens that are read while an agent waits."""
+    with Progress() as progress:
+        rows = read_rows(tokenizer, _chats(arguments, tokenizer), progress.show)
+    if not rows:
+        raise ArgumentsError("there is no chat of several turns")
+    console = document.make_console(120)
+    document.print_rows(console, rows, READING)
+    document.report(
+        arguments, document.new_document(arguments, replay={"rows": rows}), [READING_NOTE], console
+    )
     return 0
 
 

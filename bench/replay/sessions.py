@@ -46,7 +46,7 @@ def read_session(path: Path, workload: str = "") -> list[Chat]:
     Raises OSError if the file cannot be read, ValueError if there is nothing to replay.
     """
     lines = list(_objects(path))
-    is_codex = any(line.get("type") in ("response_item", "session_meta") for line in lines)
+    is_codex = any(line.get("type") in CODEX_LINES for line in lines)
     is_export = any("info" in line and isinstance(line.get("messages"), list) for line in lines)
     read = _of_codex if is_codex else _of_opencode if is_export else _of_claude_code
     spoken = read(lines)
@@ -81,13 +81,17 @@ def _of_claude_code(lines: Iterable[Json]) -> Spoken:
     return [part for parts in spoken.values() for part in parts]
 
 
+CODEX_LINES = "response_item", "session_meta", "message", "reasoning", "function_call"
+"""Types of lines of a rollout. In old ones (one of 2025-09-10 was read) lines are the items themselves."""
+
+
 def _of_codex(lines: Iterable[Json]) -> Spoken:
     parts: Spoken = [[]]
     for line in lines:
-        item = line.get("payload")
+        item = line.get("payload", line)
         if line.get("type") == "compacted":
             parts.append([])
-        if line.get("type") == "response_item" and isinstance(item, dict):
+        if (line.get("type") == "response_item" or item is line) and isinstance(item, dict):
             parts[-1] += _of_item(item)
     return parts
 
@@ -127,8 +131,13 @@ def _of_opencode(lines: Iterable[Json]) -> Spoken:
     export = next(line for line in lines if isinstance(line.get("messages"), list))
     for message in _dicts(export["messages"]):
         role = (message.get("info") or {}).get("role", "user")
+        results: list[Message] = []
         for part in _dicts(message.get("parts")):
             kind, call_id = part.get("type"), str(part.get("callID"))
+            if kind != "tool":
+                # Calls that follow each other were one answer.
+                spoken += results
+                results = []
             if kind == "text":
                 spoken.append(_message(role, [{"type": "text", "text": part.get("text") or ""}]))
             elif kind == "reasoning":
@@ -138,9 +147,10 @@ def _of_opencode(lines: Iterable[Json]) -> Spoken:
                 call = {"name": part.get("tool"), "input": state.get("input") or {}}
                 result = str(state.get("output") or state.get("error") or "")
                 spoken.append(_message("assistant", [{"type": "tool_use", "id": call_id, **call}]))
-                spoken.append(
+                results.append(
                     _message("user", [{"type": "tool_result", "tool_use_id": call_id, "content": result}])
                 )
+        spoken += results
     return [spoken]
 
 

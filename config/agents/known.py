@@ -1,7 +1,7 @@
 """The known agents, and the settings that each documents for custom servers."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -370,14 +370,49 @@ tokens. Measured: docs/agents.md."""
 TYPICAL_SHARE = 0.6
 """Tokens of the same prompts in a vocabulary of 49,152, relative to the bundled model's."""
 
+SESSION_TOKENS: Mapping[str, int] = {"claude": 12_000, "codex": 8_900, "opencode": 7_500}
+"""Tokens of the first prompt in people's own sessions, in vocabularies of today's models (2026-11-30)."""
+
+MIN_MEASURED_TOKENS = 512
+"""Tokens of a prompt that show how fast prompts are computed; of fewer, other work takes most of the time."""
+
 WANTED_TOKENS = 65_536
 """The context that agents want at least: for the first prompt, files that they read, and their answers."""
 
 
+def estimate_first_prompt(agent: str, model: ServedModel) -> float:
+    """Estimate the tokens of an agent's first prompt, to the next hundred; 0 if they are unknown."""
+    measured = FIRST_PROMPT_TOKENS.get(agent, 0)
+    if model.name == BUNDLED_NAME:
+        return round(measured, -2)
+    return SESSION_TOKENS.get(agent) or round(TYPICAL_SHARE * measured, -2)
+
+
+def explain_wait(agent: str, model: ServedModel, requests: Sequence[Mapping[str, Any]]) -> str | None:
+    """Explain how long an agent's first prompt will take; None if prompt or speed are unknown.
+
+    requests: the server's last requests, as GET /v1/requests lists them. The fastest long prompt counts, as
+    others may have waited.
+    """
+    speed = 0.0
+    for one in requests:
+        if one.get("first_token_ms") and one.get("model", model.name) == model.name:
+            num_computed = one["num_prompt_tokens"] - (one["num_cached_tokens"] or 0)
+            if num_computed >= MIN_MEASURED_TOKENS:
+                speed = max(speed, 1000 * num_computed / one["first_token_ms"])
+    num_tokens = estimate_first_prompt(agent, model)
+    if not speed or not num_tokens:
+        return None
+    return (
+        f"the first prompt of {agent} has about {num_tokens:,.0f} tokens: {num_tokens / speed:.0f} s here, "
+        f"at the {speed:,.0f} tokens/s of an earlier prompt. Later sessions find it cached, also after a "
+        "restart (unless the server runs with --prefix-cache-dir none)"
+    )
+
+
 def explain_context(agent: str, model: ServedModel) -> str | None:
     """Explain that an agent's first prompt exceeds a context; None if it fits or is unknown."""
-    share = 1.0 if model.name == BUNDLED_NAME else TYPICAL_SHARE
-    needed = round(share * FIRST_PROMPT_TOKENS.get(agent, 0), -2)
+    needed = estimate_first_prompt(agent, model)
     if needed < model.context_tokens:
         return None
     return (

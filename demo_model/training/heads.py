@@ -1,11 +1,13 @@
-"""Train what drafts from the demo model's states, an MTP head and a DFlash drafter.
+"""Train what drafts from the demo model's states: an MTP head, an EAGLE-3 head and a DFlash drafter.
 
-Both use the demo model's embedding and output head, which never change.
+All use the demo model's embedding, and all but the EAGLE-3 head its output head; these never change.
 The MTP head (DeepSeek-V3, arXiv:2412.19437) is one layer, applied to its own output for every further token.
+The EAGLE-3 head (arXiv:2503.01840) is too, but reads several layers, and its own output head has few tokens.
 The DFlash drafter (arXiv:2602.06036) fills a whole block of masks in one pass.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -29,7 +31,10 @@ from reprise.demo_model.training.model import (
 )
 
 NUM_RECURSIONS, BLOCK_SIZE, NUM_DFLASH_LAYERS = 3, 8, 2
-# Layers of the demo model whose outputs DFlash reads, counted from 0. The MTP head reads the last one's.
+# The EAGLE-3 head drafts the most frequent tokens of so many samples, in training up to so many at a time.
+NUM_EAGLE3_TOKENS, NUM_COUNTED, NUM_EAGLE3_RECURSIONS = 2400, 3000, 5
+# Layers of the demo model whose outputs EAGLE-3 and DFlash read, counted from 0. The MTP head reads the last
+# one's, behind the final norm.
 TAPS = (1, 3, 5)
 # MASK is an ordinary token that conversations never hold.
 END, MASK = 2, 0
@@ -41,6 +46,15 @@ CONFIGS = {
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
         "text_config": DEMO | {"num_hidden_layers": 1, "num_nextn_predict_layers": 1},
+    },
+    "eagle3": DEMO
+    | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "intermediate_size": 256,
+        "tie_word_embeddings": False,
+        "draft_vocab_size": NUM_EAGLE3_TOKENS,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(TAPS), "use_aux_hidden_state": True},
     },
     "dflash": DEMO
     | {
@@ -54,10 +68,10 @@ CONFIGS = {
         "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(TAPS)},
     },
 }
-WIDTHS = {"mtp": NUM_RECURSIONS, "dflash": BLOCK_SIZE - 1}
-MOST_ANCHORS = {"mtp": 48, "dflash": 24}
+WIDTHS = {"mtp": NUM_RECURSIONS, "eagle3": NUM_EAGLE3_RECURSIONS, "dflash": BLOCK_SIZE - 1}
+MOST_ANCHORS = {"mtp": 48, "eagle3": 48, "dflash": 24}
 # The weight of each further token of a draft relative to the one before it.
-DECAYS = {"mtp": 0.6, "dflash": 0.7788}
+DECAYS = {"mtp": 0.6, "eagle3": 0.8, "dflash": 0.7788}
 SHARE_OF_SHORT_BLOCKS = 0.2
 START_STRENGTH = 0.3
 RATE, NORM_RATE = 2.4e-3, 1.5e-3
@@ -130,6 +144,8 @@ class Mtp(nn.Module):
     Its own output, behind `norm`, takes the state's place for each further token.
     """
 
+    recurses_normed = True
+
     def __init__(self) -> None:
         super().__init__()
         d, eps = DEMO["hidden_size"], DEMO["rms_norm_eps"]
@@ -146,19 +162,27 @@ class Mtp(nn.Module):
         """
         embedded, layer = target.embed_tokens(batch.tokens), self.layers[0]
         positions = torch.arange(embedded.shape[1] - 1)[None]
-        last = batch.last.float()
-        context = self._mix(embedded[:, 1:], last[:, :-1])
-        keys = layer.keys(layer.input_layernorm(context), angles(positions))
+        known = self._known(batch)
+        context = self._mix(embedded[:, 1:], known[:, :-1])
+        keys = layer.keys(layer.normed(context), angles(positions))
         seen = positions[:, None] < anchors[..., None] - 1
         itself = torch.eye(anchors.shape[1], dtype=torch.bool).expand(len(anchors), -1, -1)
-        state, made = rows_at(last, anchors - 1), []
+        state, made = rows_at(known, anchors - 1), []
         for step in range(width):
             x, at = self._mix(rows_at(embedded, anchors + step), state), angles(anchors - 1 + step)
-            keys = joined_keys(keys, layer.keys(layer.input_layernorm(x), at))
+            keys = joined_keys(keys, layer.keys(layer.normed(x), at))
             seen = torch.cat((seen, itself), -1)
-            state = self.norm(layer(x, at, seen[:, None], keys))
-            made.append(state)
+            state = layer(x, at, seen[:, None], keys)
+            made.append(self.norm(state))
+            state = made[-1] if self.recurses_normed else state
         return torch.stack(made, 2)
+
+    def read(self, states: Tensor, target: Model) -> Tensor:
+        """Return the logits of a draft's states, over the demo model's tokens."""
+        return states @ target.embed_tokens.weight.T
+
+    def _known(self, batch: Batch) -> Tensor:
+        return batch.last.float()
 
     def _mix(self, embedded: Tensor, states: Tensor) -> Tensor:
         return self.fc(torch.cat((self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(states)), -1))
@@ -168,6 +192,62 @@ def rows_at(x: Tensor, places: Tensor) -> Tensor:
     """Return x (rows, length, hidden) at places (rows, count); those behind the end are clamped."""
     places = places.clamp(max=x.shape[1] - 1)
     return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
+
+
+class Eagle3Layer(Block):
+    """A layer that reads (batch, length, 2 * hidden): an embedding and a state, which it adds to."""
+
+    def __init__(self) -> None:
+        config = CONFIGS["eagle3"]
+        super().__init__(config, reads=2 * config["hidden_size"])
+        self.hidden_norm = nn.RMSNorm(config["hidden_size"], config["rms_norm_eps"])
+
+    def normed(self, x: Tensor) -> Tensor:
+        """Return both halves, each behind a norm of its own."""
+        embedded, state = x.chunk(2, -1)
+        return torch.cat((self.input_layernorm(embedded), self.hidden_norm(state)), -1)
+
+
+class Eagle3(Mtp):
+    """Like an MTP head, but its first state is made of several layers' outputs, and it recurses unnormed.
+
+    d2t: (draft tokens,) what to add to a draft token's id to get the demo model's. t2d: (tokens,) bool, the
+    demo model's tokens that can be drafted.
+    """
+
+    recurses_normed = False
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        d, eps = DEMO["hidden_size"], DEMO["rms_norm_eps"]
+        self.fc = nn.Linear(len(TAPS) * d, d, bias=False)
+        self.midlayer, self.norm = Eagle3Layer(), nn.RMSNorm(d, eps)
+        self.lm_head = nn.Linear(d, NUM_EAGLE3_TOKENS, bias=False)
+        counts = Counter[int]()
+        for ids, picked in islice(samples(random.Random(0)), NUM_COUNTED):
+            counts.update(token for token, is_picked in zip(ids, picked, strict=True) if is_picked)
+        kept = torch.tensor(sorted(token for token, _ in counts.most_common(NUM_EAGLE3_TOKENS)))
+        self.register_buffer("d2t", kept - torch.arange(NUM_EAGLE3_TOKENS))
+        self.register_buffer(
+            "t2d", torch.zeros(DEMO["vocab_size"], dtype=torch.bool).index_fill(0, kept, True)
+        )
+
+    @property
+    def layers(self) -> list[Block]:
+        return [self.midlayer]
+
+    def read(self, states: Tensor, target: Model) -> Tensor:  # noqa: ARG002
+        """Return the logits of a draft's states, over all tokens; -inf for those never drafted."""
+        logits = states.new_full((*states.shape[:-1], len(self.t2d)), -torch.inf)
+        logits[..., self.t2d] = self.lm_head(states).to(logits.dtype)
+        return logits
+
+    def _known(self, batch: Batch) -> Tensor:
+        known: Tensor = self.fc(batch.tapped.float())
+        return known
+
+    def _mix(self, embedded: Tensor, states: Tensor) -> Tensor:
+        return torch.cat((embedded, states.to(embedded.dtype)), -1)
 
 
 class Dflash(nn.Module):
@@ -200,12 +280,16 @@ class Dflash(nn.Module):
             x = layer(x, at, seen, joined_keys(layer.keys(context, angles(positions)), own))
         return self.norm(x).unflatten(1, places.shape[1:])[:, :, 1:]
 
+    def read(self, states: Tensor, target: Model) -> Tensor:
+        """Return the logits of drafts' states, over the demo model's tokens."""
+        return states @ target.embed_tokens.weight.T
 
-KINDS: dict[str, type[Mtp] | type[Dflash]] = {"mtp": Mtp, "dflash": Dflash}
+
+KINDS: dict[str, type[Mtp] | type[Dflash]] = {"mtp": Mtp, "eagle3": Eagle3, "dflash": Dflash}
 
 
 class Head:
-    """An MTP head or a DFlash drafter in training.
+    """An MTP head, an EAGLE-3 head or a DFlash drafter in training.
 
     It starts as the demo model's last layers, at less than full strength, on a random mix of its inputs.
     """
@@ -218,9 +302,12 @@ class Head:
         nn.init.normal_(self.model.fc.weight, std=self.model.fc.in_features**-0.5)
         layers = self.model.layers
         for layer, known in zip(layers, self.target.layers[-len(layers) :], strict=True):
-            layer.load_state_dict(known.state_dict(), strict=False)
+            start_as(layer, known)
             for matrix in (layer.self_attn["o_proj"], layer.mlp["down_proj"]):
                 matrix.weight.data.mul_(START_STRENGTH)
+        if isinstance(self.model, Eagle3):
+            self.model.lm_head.weight.data.copy_(self.target.embed_tokens.weight[self.model.t2d])
+            self.model.norm.load_state_dict(self.target.norm.state_dict())
         self.learned = nn.ModuleList([self.model])
         self.optimizers = make_optimizers(self.model, RATE, NORM_RATE, weight_decay=0.01)
 
@@ -243,15 +330,31 @@ class Head:
         wanted, counts = batch.wanted(anchors, width)
         with torch.autocast("cpu", torch.bfloat16):
             states = self.model(batch, self.target, anchors, width)
-            logits = states[counts] @ self.target.embed_tokens.weight.T
+            logits = self.model.read(states[counts], self.target)
         logits = logits.float()
         weight = (DECAYS[self.size] ** torch.arange(width)).expand(counts.shape)[counts]
         each = F.cross_entropy(logits, wanted[counts], reduction="none")
-        loss = (each * weight).sum() / weight.sum()
+        can_draft = each.isfinite()
+        loss = (each * weight)[can_draft].sum() / weight[can_draft].sum()
         is_right = torch.zeros_like(counts)
         is_right[counts] = logits.argmax(-1) == wanted[counts]
         right = is_right.int().cumprod(-1).sum(-1)[counts.any(-1)].float().mean()
         return loss, {"loss": loss.item(), "right drafts": right.item()}
+
+
+def start_as(layer: Block, known: Block) -> None:
+    """Give a layer the weights of another.
+
+    Of a matrix that is larger there, it gets the first rows and columns. Where it has more columns itself,
+    the first ones, which read an embedding, stay as they are.
+    """
+    own = layer.state_dict()
+    for name, weight in known.state_dict().items():
+        rows, *columns = (min(pair) for pair in zip(own[name].shape, weight.shape, strict=True))
+        if columns:
+            own[name][:rows, -columns[0] :] = weight[:rows, : columns[0]]
+        else:
+            own[name][:rows] = weight[:rows]
 
 
 def samples(rng: random.Random) -> Iterator[Sample]:

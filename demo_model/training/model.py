@@ -68,14 +68,16 @@ def joined_keys(first: Keys, second: Keys) -> Keys:
 class Block(nn.Module):
     """One Llama layer: attention with rotary positions, then a gated MLP.
 
-    normed: whether queries and keys are normed in each head, as in Qwen3.
+    normed: whether queries and keys are normed in each head, as in Qwen3. reads: the size of what attention
+    reads, if it is not the hidden size.
     """
 
-    def __init__(self, config: dict[str, Any], normed: bool = False) -> None:
+    def __init__(self, config: dict[str, Any], normed: bool = False, reads: int | None = None) -> None:
         super().__init__()
         d, hidden, eps = config["hidden_size"], config["intermediate_size"], config["rms_norm_eps"]
         self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(d, eps), nn.RMSNorm(d, eps)
-        self.self_attn = nn.ModuleDict({f"{n}_proj": nn.Linear(d, d, bias=False) for n in "qkvo"})
+        self.self_attn = nn.ModuleDict({f"{n}_proj": nn.Linear(reads or d, d, bias=False) for n in "qkv"})
+        self.self_attn["o_proj"] = nn.Linear(d, d, bias=False)
         if normed:
             self.self_attn.update({f"{n}_norm": nn.RMSNorm(config["head_dim"], eps) for n in "qk"})
         self.mlp = nn.ModuleDict(
@@ -92,14 +94,19 @@ class Block(nn.Module):
         seen: (batch, 1, length, keys) bool, the keys that each query sees; None means causal.
         keys: what queries see, by default the keys and values of x.
         """
-        h = self.input_layernorm(x)
+        h = self.normed(x)
         k, v = keys or self.keys(h, at)
         mixed = F.scaled_dot_product_attention(
             rotate(self._heads("q", h), *at), k, v, attn_mask=seen, is_causal=seen is None
         )
-        x = x + self.self_attn["o_proj"](mixed.transpose(1, 2).flatten(2))
+        attended = self.self_attn["o_proj"](mixed.transpose(1, 2).flatten(2))
+        x = x[..., -attended.shape[-1] :] + attended
         h = self.post_attention_layernorm(x)
         return x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](h)) * self.mlp["up_proj"](h))
+
+    def normed(self, x: Tensor) -> Tensor:
+        """Return what attention reads of x."""
+        return self.input_layernorm(x)
 
     def keys(self, h: Tensor, at: Angles) -> Keys:
         """Return the keys and values of h (batch, length, hidden), which is already normed."""
@@ -193,10 +200,10 @@ def load_demo_model() -> Model:
 def make_optimizers(
     module: nn.Module, rate: float, rate_of_others: float, weight_decay: float
 ) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices of layers, and AdamW for embeddings and norms."""
+    """Return Muon for the matrices of layers, and AdamW for embeddings, output heads and norms."""
     matrices, others = [], []
     for name, parameter in module.named_parameters():
-        is_matrix = parameter.ndim == 2 and not name.startswith("embed_tokens")
+        is_matrix = parameter.ndim == 2 and not name.startswith(("embed_tokens", "lm_head"))
         (matrices if is_matrix else others).append(parameter)
     return [
         torch.optim.AdamW(others, lr=rate_of_others, betas=(0.9, 0.98), weight_decay=0.0),

@@ -5,6 +5,7 @@
     python -m reprise.demo_model.training.train --size polish --minutes 20     # smaller, other vocabulary
     python -m reprise.demo_model.training.train --size wedlm --minutes 30      # predicts masks too
     python -m reprise.demo_model.training.train --size mtp --minutes 13        # head that drafts
+    python -m reprise.demo_model.training.train --size eagle3 --minutes 22     # head of several layers
     python -m reprise.demo_model.training.train --size dflash --minutes 16     # drafter of blocks
     python -m reprise.demo_model.training.train --size SIZE --evaluate         # on held-out samples
 
@@ -37,6 +38,7 @@ FOLDERS = {
     "polish": BUNDLED / "draft_polish",
     "wedlm": BUNDLED / "wedlm",
     "mtp": BUNDLED / "mtp",
+    "eagle3": BUNDLED / "eagle3",
     "dflash": BUNDLED / "dflash",
 }
 EVALUATION_SEED = 2_000_000
@@ -133,7 +135,10 @@ def export(kind: Kind, out: Path) -> None:
     """Write what was trained as a folder that mlx-lm, or for a head the server, loads."""
     out.mkdir(parents=True, exist_ok=True)
     weights = kind.model.state_dict()
-    weights = {kind.prefix + name: value.bfloat16().contiguous() for name, value in weights.items()}
+    weights = {
+        kind.prefix + name: (value.bfloat16() if value.is_floating_point() else value).contiguous()
+        for name, value in weights.items()
+    }
     save_file(weights, out / "model.safetensors", metadata={"format": kind.written_by})
     config = kind.config
     if kind.tokenizer:

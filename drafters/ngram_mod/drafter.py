@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from reprise.drafters.base import NO_DRAFT, SLICE_TOKENS, Draft, DraftQuery, SequenceStart, Slices, finish
 from reprise.drafters.ngram_mod.table import NgramModTable, NgramModTables
 
@@ -195,6 +197,7 @@ class _Sequence:
 
     def flush(self) -> Slices:
         while pairs := self.unwritten[:SLICE_TOKENS]:
-            self.table.put(pairs)
+            hashes, tokens = zip(*pairs, strict=True)
+            self.table.put(np.array(hashes, np.uint64), np.array(tokens, np.int32))
             del self.unwritten[:SLICE_TOKENS]
             yield len(pairs)

@@ -11,7 +11,7 @@ multiplication instead of a remainder. That is why even the newest token is mult
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ MULTIPLIER = 6364136223846793005
 _MASK = (1 << 64) - 1
 _PAGE_SLOTS = 1024  # slots in a page of memory
 _TOUCHED_SLOTS = 1 << 16
-_MAX_SHORT = 256  # number of tokens up to which plain integers are faster than arrays
 
 Hashes = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int64]
@@ -119,38 +118,12 @@ class NgramModTable:
         self.counts.hits += len(line) - n
         return line[n:]
 
-    def put(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Write (hash of an n-gram, token after it) pairs in order; in each slot the newest token stays."""
-        self._allocate()
-        slots, size = self._slots, self.size
-        assert slots is not None
-        for hash_, token in pairs:
-            slot = (hash_ >> 32) * size >> 32
-            before = ~slots[slot]
-            if before != token:
-                slots[slot] = ~token
-                if before < 0:
-                    self.occupied += 1
-                else:
-                    self.counts.overwrites += 1
-        self.counts.inserts += len(pairs)
-
     def learn(self, tokens: Sequence[int]) -> None:
         """Write every token that has n tokens before it, in order. tokens: ids in [0, 2**31)."""
-        n = self.n
-        if len(tokens) <= n:
-            return
-        if len(tokens) > n + _MAX_SHORT:
+        if len(tokens) > self.n:
             # By way of an array, which is made three times as fast as NumPy's from a tuple.
             followers = np.asarray(array("I", tokens))
-            self.put_all(self.hashes(followers), followers[n:].astype(np.int32))
-            return
-        hash_ = self.hash(tokens[:n])
-        pairs = []
-        for at in range(n, len(tokens)):
-            pairs.append((hash_, tokens[at]))
-            hash_ = self.roll(hash_, tokens[at - n], tokens[at])
-        self.put(pairs)
+            self.put(self.hashes(followers), followers[self.n :].astype(np.int32))
 
     def clear(self) -> Slices:
         """Forget everything, and return the work of freeing the memory, which takes milliseconds."""
@@ -184,14 +157,10 @@ class NgramModTable:
             hashes *= np.uint64(MULTIPLIER)
         return hashes
 
-    def slots(self, hashes: Hashes) -> Slots:
-        """Return the slots of many hashes; see slot()."""
+    def put(self, hashes: Hashes, tokens: Tokens) -> None:
+        """Write the tokens (m,) after n-grams with these hashes, in order: in a slot the newest stays."""
         high = np.uint64(32)
-        return ((hashes >> high) * np.uint64(self.size) >> high).astype(np.int64)
-
-    def put_all(self, hashes: Hashes, tokens: Tokens) -> None:
-        """Write many pairs at once, with the same result as put()."""
-        slots = self.slots(hashes)
+        slots = ((hashes >> high) * np.uint64(self.size) >> high).astype(np.int64)
         # A stable sort groups equal slots and keeps their order, so the last of a group is the newest.
         order = np.argsort(slots, kind="stable")
         slots, tokens = slots[order], tokens[order]
@@ -239,85 +208,6 @@ VERSION = 1
 _PAIR_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class TableSpec:
-    """The properties that a file and the tables that load it must share.
-
-    vocabulary: fingerprint. scope: "process" or "api-key".
-    """
-
-    vocabulary: str
-    n: int
-    size: int
-    scope: str
-
-
-@dataclass(frozen=True, slots=True)
-class SavedTable:
-    """The contents of one table.
-
-    owner: digest of the tenant, or "" for a table of all tenants.
-    slots, tokens: (m,) each; slots in ascending order.
-    """
-
-    owner: str
-    slots: Slots
-    tokens: Tokens
-
-
-def write_tables(path: Path, spec: TableSpec, tables: list[SavedTable]) -> int:
-    """Write the file atomically and return its size in bytes.
-
-    Raises TableFileError; the old file is then unchanged.
-    """
-    entries = [{"owner": table.owner, "occupied": len(table.slots)} for table in tables]
-    header = {**_wanted(spec), "tables": entries}
-    arrays = chain.from_iterable(
-        (table.slots.astype("<u4").tobytes(), table.tokens.astype("<i4").tobytes()) for table in tables
-    )
-    return checked_file.write(path, MAGIC, header, arrays)
-
-
-def read_tables(path: Path, spec: TableSpec, max_tables: int) -> list[SavedTable]:
-    """Read a file of tables.
-
-    max_tables: a file with more tables is refused.
-    Raises TableFileError if the file is missing, damaged, too large or does not agree with spec.
-    """
-    header, arrays = checked_file.read(
-        path, MAGIC, "an ngram-mod file", max_tables * (128 + spec.size * _PAIR_BYTES)
-    )
-    try:
-        checked_file.check_header(path, header, _wanted(spec))
-        return _parse_tables(header["tables"], arrays, spec.size, max_tables)
-    except (ValueError, KeyError, TypeError) as error:
-        raise TableFileError(f"cannot load {path}: its contents are invalid ({error})") from error
-
-
-def _wanted(spec: TableSpec) -> dict[str, Any]:
-    return {"version": VERSION, **asdict(spec)}
-
-
-def _parse_tables(
-    entries: list[dict[str, Any]], arrays: bytes, size: int, max_tables: int
-) -> list[SavedTable]:
-    """Split the binary part of a file into its tables. Raises ValueError if it does not fit the header."""
-    if len(entries) > max_tables:
-        raise ValueError(f"it has {len(entries)} tables, the maximum is {max_tables}")
-    counts = [int(entry["occupied"]) for entry in entries]
-    if min(counts, default=0) < 0 or sum(counts) * _PAIR_BYTES != len(arrays):
-        raise ValueError("its length does not agree with its header")
-    tables, at = [], 0
-    for entry, count in zip(entries, counts, strict=True):
-        slots = np.frombuffer(arrays, "<u4", count, at).astype(np.int64)
-        tokens = np.frombuffer(arrays, "<i4", count, at + 4 * count).astype(np.int32)
-        at += count * _PAIR_BYTES
-        if count and (slots[-1] >= size or np.any(np.diff(slots) <= 0) or tokens.min() < 0):
-            raise ValueError("slots or tokens out of range")
-        tables.append(SavedTable(str(entry["owner"]), slots, tokens))
-    return tables
-
-
 SCOPES = ("process", "api-key")
 MAX_TENANTS = 16
 """Maximum number of tables with scope "api-key"; the least recently used is dropped first."""
@@ -346,15 +236,17 @@ class NgramModTables:
             raise ValueError(f"an ngram-mod table has 1 to 4294967296 entries; got {size}")
         if scope not in SCOPES:
             raise ValueError(f"ngram scope must be one of {', '.join(SCOPES)}; got {scope!r}")
-        self.spec = TableSpec(vocabulary, n, size, scope)
+        # A file and the tables that load it must share this.
+        self._header = {"version": VERSION, "vocabulary": vocabulary, "n": n, "size": size, "scope": scope}
+        self._n, self._size, self._is_shared = n, size, scope == "process"
         self.file = file
-        self.max_tables = MAX_TENANTS if scope == "api-key" else 1
+        self.max_tables = 1 if self._is_shared else MAX_TENANTS
         self.counts = NgramModCounts()
         self._tables: OrderedDict[str, NgramModTable] = OrderedDict()
 
     def table(self, tenant: str) -> NgramModTable:
         """Return the tenant's table, creating it if needed. May drop another tenant's table."""
-        return self._table(self._owner(tenant))
+        return self._table("" if self._is_shared else owner_of(tenant))
 
     def status(self) -> dict[str, Any]:
         """Return counts for people and metrics.
@@ -362,7 +254,7 @@ class NgramModTables:
         entries and occupied are totals over all tables. occupancy is occupied / entries, 0 without a table.
         """
         occupied = sum(table.occupied for table in list(self._tables.values()))
-        entries = self.spec.size * max(1, len(self._tables))
+        entries = self._size * max(1, len(self._tables))
         return {
             "entries": entries,
             "occupied": occupied,
@@ -373,10 +265,10 @@ class NgramModTables:
             "misses": self.counts.misses,
             "tables": len(self._tables),
             "bytes": sum(table.num_bytes for table in list(self._tables.values())),
-            "n": self.spec.n,
-            "scope": self.spec.scope,
+            "n": self._n,
+            "scope": self._header["scope"],
             "file": None if self.file is None else str(self.file),
-            "vocabulary": self.spec.vocabulary,
+            "vocabulary": self._header["vocabulary"],
         }
 
     def reset(self) -> Slices:
@@ -388,10 +280,15 @@ class NgramModTables:
 
         Raises TableFileError.
         """
-        tables = [SavedTable(owner, *table.contents()) for owner, table in self._tables.items()]
         path = self._path()
-        num_bytes = write_tables(path, self.spec, tables)
-        return f"wrote {sum(len(table.slots) for table in tables)} entries ({num_bytes} bytes) to {path}"
+        found = {owner: table.contents() for owner, table in self._tables.items()}
+        entries = [{"owner": owner, "occupied": len(slots)} for owner, (slots, _) in found.items()]
+        arrays = chain.from_iterable(
+            (slots.astype("<u4").tobytes(), tokens.astype("<i4").tobytes())
+            for slots, tokens in found.values()
+        )
+        num_bytes = checked_file.write(path, MAGIC, {**self._header, "tables": entries}, arrays)
+        return f"wrote {sum(len(slots) for slots, _ in found.values())} entries ({num_bytes} bytes) to {path}"
 
     def load(self) -> str:
         """Replace all tables by those in the file and return a summary.
@@ -399,26 +296,44 @@ class NgramModTables:
         Raises TableFileError; the tables are then unchanged.
         """
         path = self._path()
-        tables = read_tables(path, self.spec, self.max_tables)
+        max_bytes = self.max_tables * (128 + self._size * _PAIR_BYTES)
+        header, arrays = checked_file.read(path, MAGIC, "an ngram-mod file", max_bytes)
+        try:
+            checked_file.check_header(path, header, self._header)
+            found = self._parse(header["tables"], arrays)
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableFileError(f"cannot load {path}: its contents are invalid ({error})") from error
         self.reset()
-        for table in tables:
-            self._table(table.owner).replace(table.slots, table.tokens)
-        return f"read {sum(len(table.slots) for table in tables)} entries from {path}"
+        for owner, slots, tokens in found:
+            self._table(owner).replace(slots, tokens)
+        return f"read {sum(len(slots) for _, slots, _ in found)} entries from {path}"
+
+    def _parse(self, entries: list[dict[str, Any]], arrays: bytes) -> list[tuple[str, Slots, Tokens]]:
+        """Return each table's owner and contents. Raises ValueError if the arrays do not fit the entries."""
+        if len(entries) > self.max_tables:
+            raise ValueError(f"it has {len(entries)} tables, the maximum is {self.max_tables}")
+        counts = [int(entry["occupied"]) for entry in entries]
+        if min(counts, default=0) < 0 or sum(counts) * _PAIR_BYTES != len(arrays):
+            raise ValueError("its length does not agree with its header")
+        found, at = [], 0
+        for entry, count in zip(entries, counts, strict=True):
+            slots = np.frombuffer(arrays, "<u4", count, at).astype(np.int64)
+            tokens = np.frombuffer(arrays, "<i4", count, at + 4 * count).astype(np.int32)
+            at += count * _PAIR_BYTES
+            if count and (slots[-1] >= self._size or np.any(np.diff(slots) <= 0) or tokens.min() < 0):
+                raise ValueError("slots or tokens out of range")
+            found.append((str(entry["owner"]), slots, tokens))
+        return found
 
     def _path(self) -> Path:
         if self.file is None:
             raise TableFileError("no file is set for the ngram-mod table; start with --ngram-table-file PATH")
         return self.file
 
-    def _owner(self, tenant: str) -> str:
-        if self.spec.scope == "process":
-            return ""
-        return owner_of(tenant)
-
     def _table(self, owner: str) -> NgramModTable:
         table = self._tables.get(owner)
         if table is None:
-            table = self._tables[owner] = NgramModTable(self.spec.n, self.spec.size, self.counts)
+            table = self._tables[owner] = NgramModTable(self._n, self._size, self.counts)
         self._tables.move_to_end(owner)
         while len(self._tables) > self.max_tables:
             self._tables.popitem(last=False)

@@ -31,11 +31,14 @@ class EngineStats:
 
     num_failed_steps: steps that raised.
     num_preemptions: sequences that were put back into the queue to free memory.
+    The others: see EngineCounts.
     """
 
     def __init__(self) -> None:
         self.num_failed_steps = 0
         self.num_preemptions = 0
+        self.num_read_ahead = self.num_read_ahead_used = self.num_read_ahead_wasted = 0
+        self.read_ahead_s, self.num_to_read = 0.0, 0
         self._gaps = [0] * (len(GAP_BOUNDS_S) + 1)
         self._gap_sum_s = 0.0
 
@@ -61,6 +64,11 @@ class EngineStats:
             num_preemptions=self.num_preemptions,
             gaps_up_to=tuple(accumulate(self._gaps)),
             gap_sum_s=self._gap_sum_s,
+            num_read_ahead=self.num_read_ahead,
+            num_read_ahead_used=self.num_read_ahead_used,
+            num_read_ahead_wasted=self.num_read_ahead_wasted,
+            read_ahead_s=self.read_ahead_s,
+            num_to_read=self.num_to_read,
         )
 
 
@@ -283,6 +291,8 @@ class Batch:
         self.rows = make_rows(self._model, self._sharing)
         if self.draft_model:
             self.draft_model.clear()
+        if isinstance(self.draft_model, HeadDrafter):
+            self.draft_model.target = self.rows
         self.device.step = None
         self._sampler: Sampler | None = None
         # Last: if this raises, the members must still be found, for their terminal events.

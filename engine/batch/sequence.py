@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
@@ -43,6 +44,9 @@ from reprise.engine.text.detokenizer import Detokenizer
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.vision.image_features import Looking
 from reprise.engine.vision.keys import prompt_keys
+
+if TYPE_CHECKING:
+    from reprise.engine.speculative.heads.head_drafter import HeadPrefill
 
 TIMES = 8
 """How often a text must be repeated to count as a loop."""
@@ -107,7 +111,8 @@ class Timing:
 class PrefixSearch:
     """The search for an already computed prefix of a waiting sequence's prompt.
 
-    num_cached: prompt tokens found when the sequence was first admitted.
+    num_cached: prompt tokens found when the sequence was first admitted. num_read_ahead: those of them that
+        were read ahead.
     awaited: a prefilling sequence whose prefix it waits for, and the number of leading tokens they share.
     compared: the sequences that were prefilling at the last search for one to wait for.
     num_shared: (compared sequence, its number of tokens then) -> leading tokens that it shares.
@@ -117,6 +122,7 @@ class PrefixSearch:
     """
 
     num_cached: int = 0
+    num_read_ahead: int = 0
     awaited: "tuple[Sequence, int] | None" = None
     compared: "SequenceOf[Sequence]" = ()
     num_shared: "dict[tuple[Sequence, int], int]" = field(default_factory=dict)
@@ -132,6 +138,7 @@ class Prefill:
 
     caches, num_computed: its own caches, and how many of its tokens they hold.
     states: the target's states of the tokens that were not found in the prefix cache, if a head reads them.
+    keeps_states: whether one reads a prompt that is read ahead. of_head: its part of that, once it began.
     num_found: how many tokens were in the prefix cache, with state if the model has any.
     keep_at: lengths at which to store the caches in the prefix cache.
     rungs: further such lengths, for later prompts that diverge before this one's end. The value is how likely
@@ -144,6 +151,8 @@ class Prefill:
     caches: Caches = field(default_factory=list)
     num_computed: int = 0
     states: States = field(default_factory=States)
+    keeps_states: bool = False
+    of_head: "HeadPrefill | None" = None
     num_found: int = 0
     keep_at: set[int] = field(default_factory=set)
     rungs: dict[int, float] = field(default_factory=dict)
@@ -272,7 +281,7 @@ class Sequence:
     def suspend(self) -> None:
         """Drop all state of the present worker, as the model is unloaded; a later worker goes on."""
         self.restart()
-        self.prefix = PrefixSearch(self.prefix.num_cached)
+        self.prefix = PrefixSearch(self.prefix.num_cached, self.prefix.num_read_ahead)
         if self.drafts:
             self.drafts.close()
 
@@ -436,6 +445,7 @@ class Sequence:
         return Usage(
             num_prompt_tokens=len(self.request.prompt),
             num_cached_tokens=self.prefix.num_cached,
+            num_read_ahead_tokens=self.prefix.num_read_ahead,
             num_completion_tokens=self.num_answered,
             queue_s=(timing.admitted_at or now) - timing.submitted_at,
             prefill_s=(timing.joined_at or now) - timing.submitted_at,

@@ -362,7 +362,7 @@ class SharedPrefixStore(PrefixStore):
     """The prefix files of rank 0, which tells the other ranks what to do with theirs."""
 
     def __init__(
-        self, model: SharedModel, folder: Path, budget_bytes: int, fingerprint: str, needs_state: bool
+        self, model: SharedModel, folder: Path, budget_bytes: int | None, fingerprint: str, needs_state: bool
     ) -> None:
         self._model, self._is_open, self._is_shared = model, False, True
         # Another split has other parts.
@@ -421,10 +421,9 @@ class SharedPrefixStore(PrefixStore):
         contents: Contents = leader.do("save_part", self._model, contents_of, name, kv_slice, state)
         return contents
 
-    def _forget(self, file: PrefixFile) -> None:
-        is_known = file.path.name in self._index.files
-        super()._forget(file)
-        if is_known and self._is_open:
+    def _delete(self, file: PrefixFile) -> None:
+        super()._delete(file)
+        if self._is_open:
             self._tell("drop_part", file.path.name)
 
     def _tell(self, name: str, *given: object, makes: bool = False, asks: bool = False) -> None:

@@ -325,16 +325,16 @@ def load_part(
     facts = PartFacts(loaded.info.device, layers, dict(kinds), recurrent, weight_bytes, given - weight_bytes)
     shard = Shard(loaded.model)
     shard.place = f"{settings.split_kind} {layers} of {group.size()}"
-    if settings.prefix_cache_dir is not None and group.rank():
+    if settings.prefix_folder is not None and group.rank():
         shard.files = _open_files(loaded.model, settings, f"{shard.place} {group.rank()}", group)
     loaded.model = shard
     return loaded, facts
 
 
 def _open_files(model: Any, settings: Settings, place: str, group: mx.distributed.Group) -> PartFiles:
-    assert settings.prefix_cache_dir
+    assert settings.prefix_folder
     # A folder that machines share, or processes on one, has all of their parts.
-    folder = Path(settings.prefix_cache_dir) / f"rank-{group.rank()}-of-{group.size()}"
+    folder = settings.prefix_folder / f"rank-{group.rank()}-of-{group.size()}"
     known = (place, weights_fingerprint(model), settings.kv_bits, version("mlx"), version("mlx-lm"))
     try:
         return PartFiles(folder, hashlib.sha256(repr(known).encode()).hexdigest())

@@ -164,7 +164,7 @@ def find_facts(settings: Settings) -> dict[str, str]:
         "version of mlx-lm": version("mlx-lm"),
         "version of Python": ".".join(platform.python_version_tuple()[:2]),
         **{f"setting {name}": str(getattr(settings, name)) for name in COMPARED},
-        "setting prefix_cache_dir": "none" if settings.prefix_cache_dir is None else "a folder",
+        "setting prefix_cache_dir": "none" if settings.prefix_folder is None else "a folder",
         "adapter": _digest_adapter(settings.adapter_path),
         "model": digest_files(Path(settings.model_source)),
     }

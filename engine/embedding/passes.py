@@ -77,14 +77,14 @@ class PassMemory:
     @property
     def held_bytes(self) -> int:
         """The bytes of the weights, the cached prefixes and the running pass."""
-        return self.weight_bytes + self._pass_bytes + self._kept_bytes
+        return self.weight_bytes + self._pass_bytes + self.prefix_bytes
 
-    def give_up(self, num_bytes: int) -> bool:
-        """Drop cached prefixes until num_bytes are freed, or all are; return whether any were dropped."""
-        before = self._kept_bytes
+    def give_up(self, num_bytes: int) -> int:
+        """Drop cached prefixes to free num_bytes, or all; return the bytes that were freed."""
+        before = self.prefix_bytes
         if self._prefixes:
             self._prefixes.shrink_to(max(0, before - num_bytes))
-        return self._kept_bytes < before
+        return before - self.prefix_bytes
 
     def take(self, num_texts: int, num_tokens: int, num_before: int = 0) -> bool:
         """Reserve the memory of a pass, until release(); return False if too little is free now.
@@ -92,7 +92,7 @@ class PassMemory:
         Arguments: see bytes_of().
         """
         needed = bytes_of(self._config, num_texts, num_tokens, num_before)
-        while self.shared and not self.shared.make_room(needed + self._kept_bytes, self):
+        while self.shared and not self.shared.make_room(needed + self.prefix_bytes, self):
             if not self.give_up(needed):
                 return False
         self._pass_bytes = needed
@@ -103,7 +103,8 @@ class PassMemory:
         self._pass_bytes = 0
 
     @property
-    def _kept_bytes(self) -> int:
+    def prefix_bytes(self) -> int:
+        """The bytes of the cached prefixes."""
         return self._prefixes.num_bytes if self._prefixes else 0
 
     def fault(self, num_tokens: int) -> str | None:

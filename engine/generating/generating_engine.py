@@ -35,6 +35,7 @@ from reprise.engine.pool.model_engine import (
     STOPPING,
     Call,
     Cancel,
+    Expect,
     Inbox,
     IsOver,
     Message,
@@ -91,8 +92,8 @@ class SuspendedWorker:
 log = logging.getLogger("reprise.engine")
 
 PUT_OFF = (
-    "%s: trying what it can do takes longer than %g s; the rest is tried while nothing is asked. Until then "
-    "each row has a forward pass of its own, nothing is drafted and no prompt is kept"
+    "%s: what it can do is not all tried after %g s; the rest is tried while nothing is asked. Until then "
+    "answers come without drafts, each row has a forward pass of its own, and no prompt is kept"
 )
 """Log line about trials put off, with the model's name and the seconds."""
 
@@ -145,6 +146,17 @@ class GeneratingEngine(ModelEngine):
             request = replace(request, grammar=self.compile_grammar(request.grammar))
         with self.lifecycle.accepting():
             self.inbox.put(Submit(request, self._counted(request.id, sink)))
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        """Whether prompts are kept, so that expect() has an effect."""
+        return isinstance(self.worker, Worker) and self.worker.queue.prefixes.cache is not None
+
+    def expect(self, requests: SequenceOf[GenerationRequest]) -> None:
+        """Compute these prompts, the first one first, once nothing else is to be done. Nobody is told."""
+        with self.lifecycle.held() as state:
+            if state == "ready":
+                self.inbox.put(Expect(requests))
 
     def compile_grammar(self, grammar: Grammar) -> Grammar:
         """Compile a grammar for later requests; return it as compiled. May take long. Raises GrammarError."""
@@ -202,10 +214,12 @@ class GeneratingEngine(ModelEngine):
         settings = self.settings
         loaded = self._loaded = self._load(loading(settings.model_source))
         self._grammars = Grammars(loaded.tokenizer)
-        given = find_given_head(settings)
-        draft = None
+        of_draft = loading(settings.draft_model or "the draft model")
+        given = draft = None
+        if self._makers.load_draft is None:
+            given = find_given_head(settings, of_draft)
         if self._load_draft and not given:
-            draft = self._load_draft(loading(settings.draft_model or "the draft model"))
+            draft = self._load_draft(of_draft)
         find = self._makers.find_head or partial(find_head, settings, given)
         makers = replace(self._makers, find_head=find)
         findings, info = loaded.findings, loaded.info
@@ -222,7 +236,7 @@ class GeneratingEngine(ModelEngine):
             loaded.info = info
             worker = make_worker(loaded, draft, settings, makers, on_progress)
         if findings.are_put_off:
-            log.warning(PUT_OFF, info.name, TRIALS_AT_START_S)
+            log.info(PUT_OFF, info.name, TRIALS_AT_START_S)
             loaded.info = replace(loaded.info, is_tried=False)
             self._remake = partial(self._make_again, loaded, info, makers)
         self._restore(loaded, worker)
@@ -288,6 +302,8 @@ class GeneratingEngine(ModelEngine):
                 self.worker.cancel(request_id)
             case Call():
                 message.perform()
+            case Expect(requests):
+                self._expect(requests)
             case Stop():
                 self.worker.end_waiting(STOPPING)
 
@@ -299,6 +315,20 @@ class GeneratingEngine(ModelEngine):
         except Exception as fault:
             log.error("request %s cannot be queued", request.id, exc_info=True)
             sink(Failed("request", f"the request cannot be queued: {fault}"))
+
+    def _expect(self, requests: SequenceOf[GenerationRequest]) -> None:
+        if not isinstance(worker := self.worker, SuspendedWorker):
+            make = partial(Sequence.of, tokenizer=self.loaded.tokenizer, grammars=self._grammars)
+            worker.read_ahead.expect([make(request, lambda _: None) for request in requests])
+
+    def read_next(self) -> bool:
+        """See ModelEngine."""
+        return isinstance(self.worker, Worker) and self.worker.read_next()
+
+    def stop_reading(self) -> None:
+        """See ModelEngine."""
+        if isinstance(self.worker, Worker):
+            self.worker.stop_reading()
 
     def pause(self) -> None:
         """Wait for all work in flight, before another model computes."""
@@ -363,7 +393,8 @@ class GeneratingEngine(ModelEngine):
             self._loaded = replace(self._loaded, model=None)
 
     def _learn(self, worker: Worker) -> None:
-        """Let drafters finish learning, and save what they learned."""
+        """Keep what ended in the last step, let drafters finish learning, and save what they learned."""
+        worker.retire()
         worker.proposers.work.finish()
         proposers.save(worker.proposers.sources, self.settings)
         acceptance.save(worker.proposers.global_counts, self._acceptance_file(self.loaded))

@@ -10,12 +10,13 @@ from reprise.engine.batch.batch import Batch, Device
 from reprise.engine.generating.worker import Worker
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.images import MAX_IMAGE_TOKENS
-from reprise.engine.interface.models import ModelInfo, Progress, StartProgress
+from reprise.engine.interface.models import Progress, StartProgress
 from reprise.engine.kv_cache.exact_widths import Exactness, Tried, find_exact_shapes
 from reprise.engine.kv_cache.per_row import is_recurrent, leaves, make_caches
 from reprise.engine.kv_cache.probes import kv_bits_fault
 from reprise.engine.kv_cache.rows import Sharing
 from reprise.engine.memory.budget import MemoryBudget, find_footprint, make_memory_budget
+from reprise.engine.model.capabilities import NOT_TRIED
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.pool.residency import FindHead, Makers
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
@@ -80,10 +81,12 @@ def make_worker(
     sharing = loaded.find_sharing(settings.kv_bits)
     _prepare_windows(loaded, settings, sharing)
     if make_sources and (fault := loaded.rollback_fault(settings.kv_bits, sharing)):
-        log.warning("no drafts, only plain decoding: %s", fault)
+        if fault != NOT_TRIED:
+            log.warning("no drafts, only plain decoding: %s", fault)
         make_sources = None
     loaded.info = replace(loaded.info, batching=sharing.describe())
-    _log_weights(loaded.info, may_draft=make_sources is not None)
+    if make_sources and loaded.info.weights_note and loaded.info.dtype.endswith("-bit"):
+        log.warning("%s: %s", loaded.info.name, loaded.info.weights_note)
     _limit_sight(loaded, sharing)
     head = _make_head_drafter(loaded, makers.find_head) if make_sources else None
     translated = _make_draft_model(draft, loaded, settings) if draft and make_sources else None
@@ -116,17 +119,10 @@ def make_worker(
         info.mask_token_id,
         head.head.max_drafted if head else None,
     )
-    proposers.vocab_size = info.vocab_size
+    proposers.vocab_size, proposers.is_fed = info.vocab_size, not (head and head.head.reads_target)
     queue = _make_queue(loaded, settings, memory_budget, device, head)
     drafting = _make_draft_prefiller(model, proposers, planner, queue, settings) if model else None
     return Worker(batch, queue, planner, proposers, drafting)
-
-
-def _log_weights(info: ModelInfo, may_draft: bool) -> None:
-    """Log how the weights' format affects drafting here; as a warning if drafting is on but cannot pay."""
-    if info.weights_note:
-        level = logging.WARNING if may_draft and info.dtype.endswith("-bit") else logging.INFO
-        log.log(level, "%s: %s", info.name, info.weights_note)
 
 
 def may_put_trials_off(
@@ -217,14 +213,15 @@ def _make_queue(
     device: Device,
     head: HeadDrafter | None = None,
 ) -> RequestQueue:
-    """Set up the request queue, with the prefix cache and prefill behind it. head: reads states, if any."""
+    """Set up the request queue, with the prefix cache and prefill behind it. head: of the model, if any."""
     num_bytes = _prefix_bytes(settings, memory_budget)
     num_bytes -= memory_budget.draft_model_share(num_bytes)
     prefixes = Prefixes(loaded, settings, num_bytes, memory_budget)
     if prefixes.cache:
         memory_budget.prefixes.append(prefixes.cache)
+    taps = head.taps if head and not head.head.reads_target else None
     checkpoints = Checkpoints(prefixes, loaded.tokenizer.openings)
-    prefiller = Prefiller(loaded.model, prefixes, checkpoints, device, head.taps if head else None)
+    prefiller = Prefiller(loaded.model, prefixes, checkpoints, device, taps)
     prefiller.sight = loaded.sight
     return RequestQueue(settings, memory_budget, prefixes, prefiller)
 

@@ -19,6 +19,7 @@ from reprise.engine.interface.events import Failed
 from reprise.engine.interface.spans import span
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
+from reprise.engine.scheduler.read_ahead import ReadAhead
 from reprise.engine.scheduler.request_queue import Prefiller, RequestQueue
 from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import Proposers
@@ -116,7 +117,7 @@ class Worker:
     """All sequences in the engine, and the steps that advance them. Used by one thread only.
 
     batch: the sequences that decode. queue: the sequences that wait; queue.prefiller has those that prefill.
-    device: computes the worker's steps and prompts.
+    device: computes the worker's steps and prompts. read_ahead: prompts that are expected next.
     """
 
     def __init__(
@@ -133,6 +134,9 @@ class Worker:
         self.proposers = proposers
         self.draft_prefiller = draft_prefiller
         self.stats = EngineStats()
+        self.read_ahead = ReadAhead(
+            queue.prefixes, queue.prefiller, draft_prefiller, queue.memory_budget, self.stats
+        )
         self.device = batch.device
         self._decoder = Decoder(batch, planner, self.stats)
         self._recovery = Recovery(batch, queue, self.stats)
@@ -204,6 +208,18 @@ class Worker:
         """Wait for all work in flight: another model gets the device. Handles errors as step() does."""
         self._guard(self.device.pause)
 
+    def read_next(self) -> bool:
+        """Compute a chunk of an expected prompt; return whether more may be left. No step may be due."""
+        return self.read_ahead.advance(self.batch.rows_by_model)
+
+    def stop_reading(self) -> None:
+        """Keep what was read ahead, and free the caches of what was being read."""
+        self.read_ahead.stop(self.batch.rows_by_model)
+
+    def retire(self) -> None:
+        """Keep the prefixes of sequences that ended since the last step, and free their rows."""
+        self._guard(self._retire)
+
     def suspend(self) -> list[Sequence]:
         """Hand the waiting sequences over to this worker's successor. No sequence may be running."""
         waiting = self.live
@@ -230,7 +246,10 @@ class Worker:
         self._retire()
         self._recovery.advance()
         if self.queue.waiting:
+            num_before = len(self.prefilling)
             self.queue.admit(self.members, self.rows)
+            for sequence in self.prefilling[num_before:]:
+                self.read_ahead.note_admitted(sequence)
         if self.prefilling:
             self._open_drafters()
         self._make_room()

@@ -60,6 +60,7 @@ class Usage:
     """Counts and times of one sequence. Times are in seconds since its submission.
 
     num_cached_tokens: prompt tokens that were not computed because their keys and values were cached.
+        num_read_ahead_tokens: those of them that were computed while nothing else was to be done.
     num_completion_tokens: tokens of the answer, an end-of-answer token included.
     queue_s: until admission. prefill_s: until prefill was complete. first_token_s: until the first token was
         committed. total_s: until the end. A stage that was never reached has the time of the end.
@@ -69,6 +70,7 @@ class Usage:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
+    num_read_ahead_tokens: int = 0
     queue_s: float = 0.0
     prefill_s: float = 0.0
     first_token_s: float = 0.0

@@ -13,8 +13,8 @@ Progress = Callable[[float], None]
 StartProgress = Callable[[str, float], None]
 """Called with the name of a start-up stage and the share of it that is done, 0 to 1."""
 
-HeadKind = Literal["mtp", "dflash"]
-"""The kind of a drafter of hidden states: an MTP head, or a DFlash drafter."""
+HeadKind = Literal["mtp", "eagle3", "dflash"]
+"""The kind of a drafter of hidden states: an MTP head, an EAGLE-3 head, or a DFlash drafter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class ModelEntry:
         tokens. None if it never was loaded.
     idle_left_s: seconds after which it is unloaded if it gets no request; None if it stays or is not loaded.
     embedding, vision: see ModelInfo; before the first load without special tokens.
-    tool_format: the name of its format of tool calls.
+    tool_format: the name of its format of tool calls. thinking_switches: see Markers.
     """
 
     name: str
@@ -156,6 +156,7 @@ class ModelEntry:
     purpose: Purpose = "generate"
     embedding: EmbeddingInfo | None = None
     tool_format: str | None = None
+    thinking_switches: tuple[str, ...] = ()
     vision: VisionInfo | None = None
 
 

@@ -61,7 +61,7 @@ class Sampling:
 
 
 DraftType = Literal[
-    "auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model", "mtp", "dflash", "wedlm"
+    "auto", "none", "ngram-simple", "ngram-mod", "suffix", "draft-model", "mtp", "eagle3", "dflash", "wedlm"
 ]
 
 

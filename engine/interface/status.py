@@ -18,6 +18,7 @@ class EngineStatus:
     state: "stalled" while there are requests but there has been no progress for STALL_S.
     num_running, num_waiting: requests that have been admitted, and those in the queue.
     fault: why the engine is dead or stalled. retry_after_s: see EngineError.
+    memory_pressure: of the machine; see engine/memory/pressure.py.
     """
 
     state: Literal["loading", "ready", "draining", "stalled", "dead"]
@@ -25,6 +26,7 @@ class EngineStatus:
     num_waiting: int
     fault: str | None = None
     retry_after_s: float = RETRY_AFTER_S
+    memory_pressure: Literal["none", "warning", "critical"] = "none"
 
 
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -44,6 +46,11 @@ class EngineCounts:
     by_rank: values of each machine that has a part of the model, by the metric's name and the rank.
     num_embedded, num_embedded_tokens: texts and pairs that have their vector or score, and their tokens.
     num_to_embed: texts and pairs that still wait.
+    num_read_ahead: tokens of expected prompts that were computed. num_read_ahead_used: those that prompts
+        have used. num_read_ahead_wasted: those that none has used for long.
+    read_ahead_s: the seconds that this took. num_to_read: tokens that the prompt being read still lacks.
+    pressure_level: 0 for no memory pressure, 1 for a warning, 2 if it is critical.
+    given_back_bytes: cached prefixes and free buffers that were dropped under memory pressure.
     """
 
     num_failed_steps: int = 0
@@ -59,6 +66,13 @@ class EngineCounts:
     num_embedded: int = 0
     num_embedded_tokens: int = 0
     num_to_embed: int = 0
+    num_read_ahead: int = 0
+    num_read_ahead_used: int = 0
+    num_read_ahead_wasted: int = 0
+    read_ahead_s: float = 0.0
+    num_to_read: int = 0
+    pressure_level: int = 0
+    given_back_bytes: int = 0
 
 
 def sum_counts(several: Sequence[EngineCounts]) -> EngineCounts:
@@ -71,5 +85,10 @@ def sum_counts(several: Sequence[EngineCounts]) -> EngineCounts:
         num_embedded=sum(one.num_embedded for one in several),
         num_embedded_tokens=sum(one.num_embedded_tokens for one in several),
         num_to_embed=sum(one.num_to_embed for one in several),
+        num_read_ahead=sum(one.num_read_ahead for one in several),
+        num_read_ahead_used=sum(one.num_read_ahead_used for one in several),
+        num_read_ahead_wasted=sum(one.num_read_ahead_wasted for one in several),
+        read_ahead_s=sum(one.read_ahead_s for one in several),
+        num_to_read=sum(one.num_to_read for one in several),
         by_rank={name: values for one in several for name, values in one.by_rank.items()},
     )

@@ -167,7 +167,7 @@ class BatchedRows:
                 cache.drop(group)
         self._groups.take_out(row)
         if last:
-            self._resize(group, shrink_extent(self._extent(group), _needed(group)))
+            self._resize(group, shrink_extent(self._extent(group), group.columns.held))
 
     def _outgrow(self, width: int) -> None:
         """Move each row that would outgrow its group in a forward of this width to the next group."""
@@ -203,7 +203,7 @@ class BatchedRows:
             slots, columns = self._extent(group)
             assert group.columns.max_cells is not None
             if slots * columns > group.columns.max_cells:
-                num_slots, num_columns = _needed(group)
+                num_slots, num_columns = group.columns.held
                 self._resize(group, (num_slots, min(columns, round_columns(num_columns))))
 
     def _in_window(self, columns: Columns) -> list[RaggedKVCache]:
@@ -342,15 +342,8 @@ class BatchedRows:
         return taken
 
 
-def _needed(group: Group) -> Extent:
-    ends = (
-        max(group.columns.dirty_ends[slot], group.columns.end_of(slot)) for slot in range(len(group.rows))
-    )
-    return len(group.rows), max(ends)
-
-
 def _needed_cells(group: Group) -> int:
-    num_slots, num_columns = _needed(group)
+    num_slots, num_columns = group.columns.held
     return num_slots * round_columns(num_columns)
 
 

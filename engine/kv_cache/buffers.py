@@ -109,17 +109,19 @@ class RaggedKVCache:
         if self.arrays and needed[0] <= extent[0] and needed[1] <= extent[1]:
             return
         if is_window:
-            grown = grow_slots(extent[0], num_slots), needed[1]
+            grown = grow_slots(extent[0], num_slots), max(extent[1], needed[1])
         elif not self.arrays:
             grown = num_slots, round_columns(num_columns)
         else:
-            grown = grow_extent(extent, needed, self.columns.max_cells)
+            held = self.columns.held
+            most = max(num_slots, held[0]), max(num_columns, held[1])
+            grown = grow_extent(extent, most, self.columns.max_cells)
         if not self.arrays:
             self.arrays = [
                 mx.zeros((grown[0], one.shape[1], grown[1], one.shape[3]), one.dtype) for one in examples
             ]
         else:
-            self.resize(max(grown[0], extent[0]), max(grown[1], extent[1]))
+            self.resize(*grown)
 
     @property
     def extent(self) -> Extent:
@@ -333,10 +335,12 @@ def row_arrays(cache: Any) -> list[mx.array]:
 
 
 def _resized(buffer: mx.array, num_slots: int, num_columns: int) -> mx.array:
-    if num_slots < buffer.shape[0] or num_columns < buffer.shape[2]:
-        # A view would keep the whole old buffer alive.
-        buffer = mx.contiguous(buffer[:num_slots, :, :num_columns])
+    is_cut = num_slots < buffer.shape[0] or num_columns < buffer.shape[2]
+    buffer = buffer[:num_slots, :, :num_columns]
     slots, heads, columns, dim = buffer.shape
+    if is_cut and (slots, columns) == (num_slots, num_columns):
+        # A view would keep the whole old buffer alive.
+        return mx.contiguous(buffer)
     if num_columns > columns:
         more = mx.zeros((slots, heads, num_columns - columns, dim), buffer.dtype)
         buffer = mx.concatenate([buffer, more], axis=2)

@@ -52,7 +52,8 @@ def grow_extent(extent: Extent, needed: Extent, max_cells: int | None) -> Extent
     """Return the extent to grow buffers to, so that they have at least the slots and columns needed.
 
     Growing copies the buffers, so it has to be rare: slots double and columns grow by a quarter. If that
-    makes more than max_cells cells, the buffers grow only as far as needed. max_cells: None for no limit.
+    makes more than max_cells cells, the buffers get what is needed, and give up what they have to spare.
+    max_cells: None for no limit.
     """
     (slots, columns), (num_slots, num_columns) = extent, needed
     if num_slots > slots:
@@ -60,7 +61,7 @@ def grow_extent(extent: Extent, needed: Extent, max_cells: int | None) -> Extent
     if num_columns > columns:
         columns = round_columns(max(num_columns, columns + columns // 4))
     if max_cells is not None and slots * columns > max_cells:
-        return max(extent[0], num_slots), max(extent[1], round_columns(num_columns))
+        return num_slots, round_columns(num_columns)
     return slots, columns
 
 
@@ -216,6 +217,11 @@ class Columns:
         self.read_slice = self.write_slice = slice(0, 0)
         self.write_indices: Sequence[mx.array] = ()
         self._masks: dict[tuple[int, bool, int | None], mx.array | str | None] = {}
+
+    @property
+    def held(self) -> Extent:
+        """The slots and columns that the rows take, leftovers included."""
+        return len(self.bases), max([0, *map(max, self._ends(), self.dirty_ends)])
 
     def end_of(self, row: int) -> int:
         """Return the column after a row's last token."""

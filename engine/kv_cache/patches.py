@@ -49,24 +49,35 @@ def _replacing(replacements: Sequence[Replacement]) -> Iterator[None]:
             setattr(owner, name, original)
 
 
+Split = Callable[[mx.array], list[mx.array]]
+Join = Callable[[list[mx.array]], mx.array]
+
+
 def by_group(groups: Groups, classes: set[Any] | None) -> AbstractContextManager[None]:
     """Run attention group by group inside the block. classes: attention layers to run so as a whole."""
     if classes is None:
-        attention = partial(_attention_by_group, groups)
-        return _replacing([
-            (mx.fast, "scaled_dot_product_attention", attention),
-            (base, "quantized_scaled_dot_product_attention", attention),
-        ])  # fmt: skip
+        return attention_by_part(groups.split, groups.join)
     return _replacing([(one, "__call__", partial(_layer_by_group, groups)) for one in classes])
 
 
-def _attention_by_group(groups: Groups, attention: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def attention_by_part(split: Split, join: Join) -> AbstractContextManager[None]:
+    """Split attention itself inside the block, where keys and values are PerGroup, into as many parts."""
+    attention = partial(_attention_by_part, split, join)
+    return _replacing([
+        (mx.fast, "scaled_dot_product_attention", attention),
+        (base, "quantized_scaled_dot_product_attention", attention),
+    ])  # fmt: skip
+
+
+def _attention_by_part(
+    split: Split, join: Join, attention: Callable[..., mx.array]
+) -> Callable[..., mx.array]:
     def attend(queries: mx.array, keys: Any, values: Any, *, mask: Any = None, **options: Any) -> mx.array:
         if not isinstance(keys, PerGroup):
             return attention(queries, keys, values, mask=mask, **options)
-        masks = mask.parts if isinstance(mask, PerGroup) else [mask] * len(groups)
-        given = zip(groups.split(queries), keys.parts, values.parts, masks, strict=True)
-        return groups.join([attention(q, k, v, mask=m, **options) for q, k, v, m in given])
+        masks = mask.parts if isinstance(mask, PerGroup) else [mask] * len(keys.parts)
+        given = zip(split(queries), keys.parts, values.parts, masks, strict=True)
+        return join([attention(q, k, v, mask=m, **options) for q, k, v, m in given])
 
     return attend
 

@@ -5,6 +5,7 @@ and serves the models that cannot share a forward (probes.py).
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import singledispatch
@@ -13,10 +14,20 @@ from typing import Any
 import mlx.core as mx
 
 from reprise.engine.kv_cache.batched_rows import BatchedRows, check_length
-from reprise.engine.kv_cache.buffers import KVSlice, State, cut_slice, take_state
+from reprise.engine.kv_cache.buffers import (
+    GroupedKVCache,
+    KVSlice,
+    RaggedKVCache,
+    State,
+    cut_slice,
+    row_arrays,
+    take_state,
+)
 from reprise.engine.kv_cache.columns import Ranks
-from reprise.engine.kv_cache.groups import FIRST_LIMIT
+from reprise.engine.kv_cache.groups import FIRST_LIMIT, PerGroup
+from reprise.engine.kv_cache.patches import attention_by_part
 from reprise.engine.kv_cache.per_row import Caches, Snapshot, cache_arrays
+from reprise.engine.kv_cache.sliding_window import WindowKVCache
 
 
 @dataclass
@@ -135,6 +146,55 @@ class Sharing(IntEnum):
 
 Rows = BatchedRows | SeparateRows
 """The rows of one batch, in the order of joining. See the methods of BatchedRows."""
+
+
+class NextTokenView:
+    """What the token after the newest of each row sees in a layer, for the attention of another model.
+
+    It is a cache as mlx-lm's attention needs one, but keeps nothing. It holds views: drop it before the rows'
+    next forward, which could not write to their buffers in place.
+    wanted: the rows, each of at least one token. layer: index among the caches of a row.
+    offset: (rows,) the position after each newest token. keys_and_values: PerGroup, with a part for each row.
+    bits, group_size: of quantized keys and values; other layers have no such attributes.
+    """
+
+    bits: int
+    group_size: int
+
+    def __init__(self, rows: Rows, wanted: Sequence[int], layer: int) -> None:
+        self.offset = mx.array([rows.lengths[row] for row in wanted])
+        keys, values = [], []
+        for row in wanted:
+            cache = rows.caches[layer] if isinstance(rows, BatchedRows) else rows.caches[row][layer]
+            if hasattr(cache, "bits"):
+                self.bits, self.group_size = cache.bits, cache.group_size
+            view = _next_view(cache, row, rows.lengths[row])
+            keys.append(view[0] if len(view) == 2 else view[:3])
+            values.append(view[1] if len(view) == 2 else view[3:])
+        self.keys_and_values = PerGroup(keys), PerGroup(values)
+
+    @staticmethod
+    def attending() -> AbstractContextManager[None]:
+        """Let attention over views run row by row inside the block."""
+        return attention_by_part(lambda array: [*mx.split(array, len(array))], mx.concatenate)
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Return what is given: the other model has no keys and values of its own."""
+        return keys, values
+
+
+def _next_view(cache: Any, row: int, length: int) -> list[mx.array]:
+    """Return views of the keys and values that a row's next token sees: (1, heads, columns, any) each."""
+    if isinstance(cache, WindowKVCache):
+        return cache.view(max(0, length + 1 - cache.window), length)
+    if isinstance(cache, GroupedKVCache):
+        group, row = cache.groups.place_of(row)
+        cache = cache.part(group)
+    if not isinstance(cache, RaggedKVCache):
+        return [array[:, :, :length] for array in row_arrays(cache)]
+    window, base = cache.columns.window or length + 1, cache.columns.bases[row]
+    start, end = max(0, length + 1 - window) - base, length - base
+    return [array[row : row + 1, :, start:end] for array in cache.arrays]
 
 
 @singledispatch

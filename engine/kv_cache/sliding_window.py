@@ -78,6 +78,11 @@ class WindowKVCache:
         start, end = self._first_needed(length) - self._base, length - self._base
         return self.keys[:, :, start:end], self.values[:, :, start:end]
 
+    def view(self, start: int, end: int) -> list[mx.array]:
+        """Return views of the keys and the values of positions [start, end)."""
+        assert self.keys is not None and self.values is not None
+        return [array[:, :, start - self._base : end - self._base] for array in (self.keys, self.values)]
+
     def restore(self, keys: mx.array, values: mx.array, offset: int) -> None:
         """Set the keys and values that live_columns() returned when offset tokens had been fed."""
         self.keys, self.values, self.offset = keys, values, offset

@@ -64,8 +64,12 @@ class Holder(Protocol):
     def held_bytes(self) -> int:
         """Bytes of a model's memory, its weights included."""
 
-    def give_up(self, num_bytes: int) -> bool:
-        """Drop cached prefixes to free num_bytes, or all; return whether any were dropped."""
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes of its cached prefixes."""
+
+    def give_up(self, num_bytes: int) -> int:
+        """Drop cached prefixes to free num_bytes, or all; return the bytes that were freed."""
 
 
 class SharedMemory:
@@ -119,6 +123,7 @@ class MemoryBudget:
     shared: the memory that other models share with this one; None if there are no others.
     used_bytes: make_room()'s last estimate, without weights and prefixes.
     prefixes: the prefix caches, which give up memory that rows need, in this order.
+    is_tight: whether new requests wait until nothing runs; see pressure.py.
     """
 
     def __init__(
@@ -143,6 +148,7 @@ class MemoryBudget:
             sight.kept.limit_bytes = room_bytes // KEPT_SHARE
             self.prefixes.append(sight.kept)
         self.used_bytes = 0
+        self.is_tight = False
         # The last estimate, if only rows ran: its room, and the row lengths up to which it holds.
         self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
         # The shortest length that may_begin() refused, and the sequences that decoded and prefilled then.
@@ -157,16 +163,17 @@ class MemoryBudget:
     @property
     def held_bytes(self) -> int:
         """The bytes that this model takes from other models."""
-        return self.weight_bytes + max(self.used_bytes + self._prefix_bytes, self._reserved_bytes)
+        return self.weight_bytes + max(self.used_bytes + self.prefix_bytes, self._reserved_bytes)
 
-    def give_up(self, num_bytes: int) -> bool:
-        """Drop cached prefixes to free num_bytes, or all; return whether any were dropped."""
-        kept = self._prefix_bytes
+    def give_up(self, num_bytes: int) -> int:
+        """Drop cached prefixes to free num_bytes, or all; return the bytes that were freed."""
+        kept = self.prefix_bytes
         self._shrink_prefixes(max(0, kept - num_bytes))
-        return self._prefix_bytes < kept
+        return kept - self.prefix_bytes
 
     @property
-    def _prefix_bytes(self) -> int:
+    def prefix_bytes(self) -> int:
+        """The bytes of all cached prefixes."""
         return sum(cache.num_bytes for cache in self.prefixes)
 
     def max_tokens(self, limit: int) -> int:
@@ -229,7 +236,7 @@ class MemoryBudget:
         estimate = feed(self.chunk_tokens)
         beside = sum(self._estimator.draft_prefill_bytes(len(s.tokens)) for s in draft_prefills)
         self._shrink_prefixes(self.left_bytes - estimate.total - beside)
-        spare = self.left_bytes - estimate.total - beside - self._prefix_bytes
+        spare = self.left_bytes - estimate.total - beside - self.prefix_bytes
         if prefilling and spare > 0:
             # At most half of it: buffers may grow ahead of need into the rest.
             most, max_bytes = self._largest_chunk_tokens, estimate.total + spare // 2
@@ -309,10 +316,21 @@ class MemoryBudget:
         model: 0 for the target model, -1 for the draft model.
         num_held: leading tokens whose keys and values are not copied.
         """
+        return self._drop_for(num_copies * self._copy_bytes(num_tokens, model, num_held))
+
+    def _copy_bytes(self, num_tokens: int, model: int, num_held: int) -> int:
         memory = self._estimator.models[model]
         copied = memory.footprint.row_bytes(memory.num_ids(num_tokens), self.chunk_tokens)
-        copied -= memory.footprint.token_bytes * num_held
-        return self._drop_for(num_copies * copied)
+        return copied - memory.footprint.token_bytes * num_held
+
+    def has_room_for(self, sequence: Sequence, num_held: int) -> bool:
+        """Whether a sequence can be prefilled alone and kept as a prefix beside all cached prefixes.
+
+        Not while the machine lacks memory. num_held: leading tokens that are cached.
+        """
+        alone, num_tokens = self.bytes_alone(len(sequence.tokens) + 1), len(sequence.tokens)
+        needed = alone + self._copy_bytes(num_tokens, 0, num_held)
+        return not self.is_tight and needed + self.prefix_bytes <= self.left_bytes
 
     def state_bytes(self, num_tokens: int) -> int:
         """Return the bytes of the target's state after num_tokens, as the prefix cache keeps it."""
@@ -340,7 +358,7 @@ class MemoryBudget:
 
     def _shrink_prefixes(self, num_bytes: int) -> None:
         """Drop cached prefixes, those of the first cache first, until at most num_bytes are kept."""
-        kept = self._prefix_bytes
+        kept = self.prefix_bytes
         for cache in self.prefixes:
             others = kept - cache.num_bytes
             cache.shrink_to(max(0, num_bytes - others))
@@ -431,11 +449,14 @@ def _with_head(target: ModelMemory, head: HeadDrafter) -> list[ModelMemory]:
     The head's own forward pass takes no more than one of the whole target.
     """
     footprint, state_bytes = target.footprint, head.state_bytes
-    # Prompts and rows keep states, and a forward pass has them twice: apart, and joined.
+    # Prompts and rows keep states; for a head that reads the target's caches only rows do, the newest one and
+    # the one before it. A forward pass has states twice: apart, and joined.
+    of_text = 0 if head.head.reads_target else state_bytes
     kept = replace(
         footprint,
-        token_bytes=footprint.token_bytes + state_bytes,
-        fed_bytes=footprint.fed_bytes + 2 * state_bytes,
+        fixed_bytes=footprint.fixed_bytes + 2 * (state_bytes - of_text),
+        token_bytes=footprint.token_bytes + of_text,
+        fed_bytes=footprint.fed_bytes + 2 * of_text,
         logits_bytes=footprint.logits_bytes + 2 * state_bytes,
     )
     token_bytes, windows, layer_bytes = head.measure_caches()

@@ -154,16 +154,21 @@ class PrefillLimits:
 
     @classmethod
     def of_step(
-        cls, num_decoding: int, max_stall_ms: float, max_tokens: int, plain_s: float = 0.0
+        cls,
+        num_decoding: int,
+        max_stall_ms: float,
+        max_tokens: int,
+        plain_s: float = 0.0,
+        alone_share: float = 1.0,
     ) -> "PrefillLimits":
         """Return the limits of a step in which num_decoding rows wait for the prompts.
 
         max_stall_ms: 0 for as little prefill as possible. max_tokens: those that memory and settings allow.
-        plain_s: seconds of a plain step; 0 if not known.
+        plain_s: seconds of a plain step; 0 if not known. alone_share: of the limit while no row decodes.
         """
         if num_decoding and not max_stall_ms:
             return cls(0.0, min(MIN_CHUNK_TOKENS, max_tokens), max_tokens)
-        seconds = max(ALONE_S, ALONE_STEPS * plain_s)
+        seconds = alone_share * max(ALONE_S, ALONE_STEPS * plain_s)
         if num_decoding:
             seconds = max(max_stall_ms / 1000, STALL_STEPS * plain_s)
         # A token that takes longer attends to a long context, and a second one would take as long again.
@@ -282,8 +287,11 @@ class PrefillPlanner:
         # Steps since the oldest prompt was fed.
         self._num_passed = 0
 
-    def plan(self, prefilling: SequenceOf[Sequence], num_rows: int) -> list[int]:
-        """Return how many tokens of each prompt this step feeds. num_rows: those that decode meanwhile."""
+    def plan(self, prefilling: SequenceOf[Sequence], num_rows: int, alone_share: float = 1.0) -> list[int]:
+        """Return how many tokens of each prompt this step feeds.
+
+        num_rows: those that decode meanwhile. alone_share: of the limit if there are none.
+        """
         most = [s.prefill.max_chunk_tokens for s in prefilling]
         costs: list[Seconds] = [partial(self._seconds, s, num_rows) for s in prefilling]
         remaining = [s.num_to_prefill for s in prefilling]
@@ -295,7 +303,9 @@ class PrefillPlanner:
                     # The tower's units of work are its tokens until it has seen the image.
                     remaining[at] = most[at] = looking.num_left
                     costs[at] = self._work_s(looking, num_rows)
-        limits = PrefillLimits.of_step(num_rows, self._max_stall_ms, sum(most), self._device.plain_s)
+        limits = PrefillLimits.of_step(
+            num_rows, self._max_stall_ms, sum(most), self._device.plain_s, alone_share
+        )
         chunks = plan_prefill(remaining, costs, limits, most, self._num_passed)
         self._num_passed = 0 if chunks[0] else self._num_passed + 1
         return chunks

@@ -1,8 +1,8 @@
 """Let mlx-lm load published checkpoints of LFM2-VL, and of models with heads for multi-token prediction.
 
-Qwen3-Next and Qwen3.5 name the arrays of such a head `mtp.*`, DeepSeek V3 and GLM-4-MoE as a layer after the
-last one. For some models mlx-lm drops these arrays, for others it refuses the model. It knows LFM2-VL under
-another model type, and its arrays under the names of converted checkpoints.
+Qwen3-Next, Qwen3.5 and Nemotron-H name the arrays of such a head `mtp.*`, MiMo `model.mtp_layers.*`, DeepSeek
+and GLM as a layer after the last one. For some models mlx-lm drops these arrays, for others it refuses the
+model. It knows LFM2-VL under another model type, and its arrays under the names of converted checkpoints.
 """
 
 import re
@@ -20,16 +20,25 @@ from reprise.engine.model.files.model_folder import GEMMA
 
 _IN_LAYERS = re.compile(r"(?:language_model\.)?model\.(?:language_model\.)?layers\.(\d+)\.(.+)")
 _UNDER_MTP = re.compile(r"(?:.*\.)?mtp\.(.+)")
+_IN_MTP_LAYERS = re.compile(r"model\.mtp_layers\.(\d+)\.(.+)")
+_OF_NEMOTRON = re.compile(
+    r"layers\.\d+\.(?:(?:norm|mixer)\..+|((?:eh_proj|enorm|hnorm|final_layernorm)\..+))"
+)
 
 _RENAMED = {
     "eh_proj": "fc",
     "enorm": "pre_fc_norm_embedding",
     "hnorm": "pre_fc_norm_hidden",
     "shared_head.norm": "norm",
+    "shared_head_norm": "norm",
+    "input_proj": "fc",
+    "token_layernorm": "pre_fc_norm_embedding",
+    "hidden_layernorm": "pre_fc_norm_hidden",
+    "final_layernorm": "norm",
 }
-"""The names of DeepSeek V3 and GLM-4-MoE, and those of Qwen for the same."""
+"""The names of DeepSeek and GLM (and mlx-vlm's), MiMo and Nemotron-H, and those of Qwen for the same."""
 
-_DROPPED = ("shared_head.head.", "embed_tokens.", "self_attn.rotary_emb.")
+_DROPPED = ("shared_head.head.", "lm_head.", "embed_tokens.", "self_attn.rotary_emb.")
 """Copies of the target's embedding and output head, and computed arrays."""
 
 
@@ -40,6 +49,8 @@ def name_in_head(name: str, num_layers: int) -> str | None:
     """
     if match := _UNDER_MTP.fullmatch(name):
         return name_in_first_layer(match[1])
+    if match := _IN_MTP_LAYERS.fullmatch(name):
+        return rename(match[2]) if match[1] == "0" else ""
     match = _IN_LAYERS.fullmatch(name)
     if match is None or not num_layers or int(match[1]) < num_layers:
         return None
@@ -57,7 +68,12 @@ def rename(name: str) -> str:
 
 
 def name_in_first_layer(name: str) -> str:
-    """Return an array's name, or "" if it belongs to a layer after the first, which replaces them."""
+    """Return an array's name, or "" if it belongs to a layer after the first, which replaces them.
+
+    Nemotron-H's layers together are the first.
+    """
+    if match := _OF_NEMOTRON.fullmatch(name):
+        return rename(match[1]) if match[1] else name
     return "" if name.startswith("layers.") and not name.startswith("layers.0.") else name
 
 

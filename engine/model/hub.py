@@ -143,9 +143,11 @@ class HubCache:
         num_bytes = _size(home)
         broken_off = f"its download has not ended; `reprise pull {name}` continues it"
         if snapshot is None:
-            return ModelFolder(name, home, num_bytes, fault=broken_off)
+            return ModelFolder(name, home, num_bytes, fault=broken_off, is_whole=False)
         found = replace(describe_folder(snapshot, name), num_bytes=num_bytes)
-        return found if self._is_whole(name, snapshot.name) else replace(found, fault=broken_off)
+        if self._is_whole(name, snapshot.name):
+            return found
+        return replace(found, fault=broken_off, is_whole=False)
 
     def _newest_snapshot(self, home: Path) -> Path | None:
         """Return the snapshot of the main branch, which mlx-lm loads; without one, the one written last."""
@@ -406,7 +408,7 @@ def find_folder(source: str, progress: Progress | None = None) -> Path:
         raise ModelError(f"there is no model folder {source}")
     try:
         found = HubCache().find(source)
-        if found is None or found.fault:
+        if found is None or not found.is_whole:
             log.info("downloading the model %s", source)
             found = pull(source, lambda done, total: progress(done / total) if progress else None)
     except HubError as fault:

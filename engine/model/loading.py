@@ -50,13 +50,14 @@ class LoadOptions:
 
     trusts_code: run Python code that comes with the model, if the model requires it.
     cache_folder: keeps tables of tokens, and findings about the model, between starts.
-    chat_template: replaces the model's own.
+    chat_template: replaces the model's own. template_arguments: see Tokenizer.
     adapter: the folder of a LoRA adapter. sees: also load the model's vision tower, if that is supported.
     """
 
     trusts_code: bool = False
     cache_folder: Path | None = None
     chat_template: str | None = None
+    template_arguments: Mapping[str, Any] | None = None
     adapter: str | None = None
     sees: bool = False
 
@@ -167,6 +168,7 @@ def make_loader(settings: Settings, name: str | None = None, split: Split | None
     options = replace(
         LoadOptions.of(settings),
         chat_template=read_template(settings.chat_template),
+        template_arguments=settings.chat_template_kwargs,
         adapter=settings.adapter_path,
         sees=settings.max_images > 0 and split is None,
     )
@@ -244,7 +246,7 @@ def load_model(
     try:
         # From the logits, since the configuration may differ; reading their shape computes nothing.
         vocab_size = int(model(mx.array([[0]])).shape[-1])
-        tokenizer = Tokenizer(wrapped, vocab_size, options.cache_folder, digest)
+        tokenizer = Tokenizer(wrapped, vocab_size, options.cache_folder, digest, options.template_arguments)
         Detokenizer(tokenizer, []).add(0)
     except Exception as fault:
         raise ModelError(f"the model {source} is loaded but cannot be used: {fault}") from fault

@@ -216,7 +216,14 @@ class Call:
             self.outcome.set_exception(SharedTableError(fault))
 
 
-Message = Submit | Embed | Cancel | Stop | Call
+@dataclass(frozen=True)
+class Expect:
+    """Read these prompts ahead, the first one first."""
+
+    requests: Sequence[GenerationRequest]
+
+
+Message = Submit | Embed | Cancel | Stop | Call | Expect
 
 
 class Inbox:
@@ -406,6 +413,13 @@ class ModelEngine(ABC):
     @abstractmethod
     def pause(self) -> None:
         """Wait for all steps in flight, before another model computes."""
+
+    def read_next(self) -> bool:
+        """Compute a part of a prompt that is expected; return whether more may be left."""
+        return False
+
+    def stop_reading(self) -> None:  # noqa: B027
+        """Free what read_next() computes with, and keep what it computed."""
 
     def prepare(self, is_over: IsOver) -> bool:  # noqa: ARG002
         """Do a part of the work put off until idle; return whether more may be left.

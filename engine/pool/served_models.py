@@ -94,6 +94,7 @@ class ServedModel:
             can_call=markers.can_call if markers else None,
             can_think=markers.can_think if markers else None,
             tool_format=markers.format_name if markers else None,
+            thinking_switches=markers.thinking_switches if markers else (),
             purpose=(info or folder).purpose,
             embedding=(info or folder).embedding,
             vision=info.vision if info else folder.vision if self.shows_images else None,

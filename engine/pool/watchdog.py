@@ -58,13 +58,19 @@ class Watchdog:
     stall_s: seconds without progress that count as a stall.
     progress: returns a value that changes with all progress; None without work.
     on_stall: called once for each stall. reason: why the engine is stalled; None while it is not.
+    look: called at every check, about once a second.
     """
 
     def __init__(
-        self, stall_s: float, progress: Callable[[], Hashable], on_stall: Callable[[], None]
+        self,
+        stall_s: float,
+        progress: Callable[[], Hashable],
+        on_stall: Callable[[], None],
+        look: Callable[[], None],
     ) -> None:
         self.reason: str | None = None
         self._stall_s = stall_s
+        self._look = look
         self._progress = progress
         self._on_stall = on_stall
         self._pause_s = min(MAX_PAUSE_S, stall_s / CHECKS_PER_STALL)
@@ -90,6 +96,7 @@ class Watchdog:
             # A machine that slept has not stalled: a pause counts at most twice its length.
             self._check(min(now - checked_at, 2 * self._pause_s))
             checked_at = now
+            self._look()
 
     def _check(self, since_s: float) -> None:
         seen = self._progress()

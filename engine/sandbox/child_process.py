@@ -1,4 +1,4 @@
-"""Run foreign code in processes that can be killed: chat templates, and libraries for schemas and images.
+"""Run foreign code in processes that can be killed: chat templates, and libraries for schemas and files.
 
 Such code may run forever on hostile input, and a thread cannot be killed. Each process runs child_script.py.
 """
@@ -6,6 +6,7 @@ Such code may run forever on hostile input, and a thread cannot be killed. Each 
 import atexit
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reprise.engine.interface.images import ImageProcessor, PromptImage, image_key, placeholders
-from reprise.engine.sandbox.child_script import encode_message, read_message
+from reprise.engine.sandbox.child_script import FileError, encode_message, read_message
 
 START_LIMIT_S = 60.0
 MAX_REPLY_BYTES = 64 * 2**20
@@ -34,7 +35,14 @@ class Limits:
 
 
 class ChildError(Exception):
-    """A call got no reply: it exceeded a limit, or the process died or could not be started."""
+    """A call got no reply: it exceeded a limit, or the process died or could not be started.
+
+    is_over_cpu: whether it took too much CPU time, as it would again.
+    """
+
+    def __init__(self, message: str, *, is_over_cpu: bool) -> None:
+        super().__init__(message)
+        self.is_over_cpu = is_over_cpu
 
 
 class ChildProcess:
@@ -43,7 +51,9 @@ class ChildProcess:
     The process starts at the first call, and again after a call that killed it.
     """
 
-    def __init__(self, job: Literal["templates", "schemas", "grammars", "images"], limits: Limits) -> None:
+    def __init__(
+        self, job: Literal["templates", "schemas", "grammars", "images", "documents"], limits: Limits
+    ) -> None:
         self._job, self._limits = job, limits
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
@@ -66,17 +76,22 @@ class ChildProcess:
                     self._is_ready = True
                 return self._exchange(child, message, limits.wall_s)
             except (OSError, EOFError, ValueError):
-                self._end()
+                status = self._end()
                 with contextlib.suppress(OSError):
                     self._start()
-                raise ChildError(
-                    f"it took more than {limits.cpu_s:g} seconds or {limits.memory_bytes >> 20} MiB of memory"
-                ) from None
+                most = f"{limits.cpu_s:g} seconds or {limits.memory_bytes >> 20} MiB of memory"
+                is_over_cpu = status == -signal.SIGPROF
+                raise ChildError(f"it took more than {most}", is_over_cpu=is_over_cpu) from None
 
     def stop(self) -> None:
         """Kill the process. A later call starts another."""
         with self._lock:
             self._end()
+
+    def interrupt(self) -> None:
+        """Let the call that is running, if any, raise ChildError."""
+        if self._lock.locked() and (child := self._child) is not None:
+            child.kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
@@ -111,11 +126,14 @@ class ChildProcess:
             timer.cancel()
             timer.join()
 
-    def _end(self) -> None:
+    def _end(self) -> int | None:
+        """Kill the process, if it runs; return how it ended."""
         child, self._child, self._is_ready = self._child, None, False
-        if child is not None:
-            child.kill()
-            child.communicate()
+        if child is None:
+            return None
+        child.kill()
+        child.communicate()
+        return child.returncode
 
 
 _CHECKER = ChildProcess("schemas", Limits(cpu_s=0.5, wall_s=5.0, memory_bytes=512 * 2**20))
@@ -184,10 +202,6 @@ SMALL_LIMITS, LARGE_LIMITS = Limits(2.0, 10.0, 512 * 2**20), Limits(10.0, 30.0, 
 _NO_LIMIT = 2**62
 
 
-class ImageError(ValueError):
-    """An image cannot be shown; the message is a phrase that follows the image's name."""
-
-
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A decoded image: its tiles, and the whole if shown, positioned as if each began the prompt.
@@ -216,7 +230,7 @@ class ImageDecoder:
     def decode(
         self, processor: ImageProcessor, data: str, detail: str = "auto", budget: int = _NO_LIMIT
     ) -> Picture:
-        """Decode an image, given in base64. detail, budget: see find_size(). Blocks. Raises ImageError."""
+        """Decode an image, given in base64. detail, budget: see find_size(). Blocks. Raises FileError."""
         call: dict[str, Any] = {"processor": asdict(processor), "detail": detail, "budget": budget}
         call["attached"] = data.encode("ascii", "replace")
         try:
@@ -224,9 +238,9 @@ class ImageDecoder:
             if "is_large" in reply:
                 reply = self.large.call(**call, max_pixels=_NO_LIMIT)
         except ChildError as fault:
-            raise ImageError(f"cannot be decoded: {fault}") from fault
+            raise FileError(f"cannot be decoded: {fault}") from fault
         if "complaint" in reply:
-            raise ImageError(reply["complaint"])
+            raise FileError(reply["complaint"])
         parts: list[PromptImage] = []
         start = 0
         for _, grid, shape in reply["parts"]:
@@ -240,3 +254,23 @@ class ImageDecoder:
         """Kill the processes."""
         self.small.stop()
         self.large.stop()
+
+
+DOCUMENTS = ChildProcess("documents", Limits(cpu_s=20.0, wall_s=120.0, memory_bytes=2**30))
+
+
+def read_document(data: str) -> str:
+    """Return the text of a PDF or a text file, given in base64. Blocks.
+
+    Raises FileError if it has none, and ChildError if the process ended for another reason than the document.
+    """
+    try:
+        reply = DOCUMENTS.call(attached=data.encode("ascii", "replace"))
+    except ChildError as fault:
+        if not fault.is_over_cpu:
+            raise
+        raise FileError(f"cannot be read: {fault}") from fault
+    if "complaint" in reply:
+        raise FileError(reply["complaint"])
+    attached: bytes = reply.get("attached", b"")
+    return attached.decode()

@@ -4,6 +4,7 @@ It reads calls from stdin and writes replies to stdout. Arguments: the job (a ke
 of bytes of memory, and the maximum number of seconds of CPU time for each call.
 """
 
+import binascii
 import contextlib
 import importlib
 import importlib.util
@@ -15,6 +16,7 @@ import signal
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -114,10 +116,35 @@ def handle_grammars() -> Handle:
     return handle
 
 
-def handle_images() -> Handle:
-    """Return a function that decodes images; for its calls see image_job.decode()."""
+class FileError(ValueError):
+    """A client's file cannot be shown; the message is a phrase that follows the file's name."""
+
+
+MAX_CHARACTERS = 2**22
+"""The most characters of all documents of a request: what a million tokens have."""
+
+
+def check_length(num_characters: int) -> None:
+    """Raise FileError for more than MAX_CHARACTERS."""
+    if num_characters > MAX_CHARACTERS:
+        raise FileError(
+            f"has too much text: all documents may have {MAX_CHARACTERS:,} characters; send a part"
+        )
+
+
+def from_base64(text: bytes) -> bytes:
+    """Decode base64 of either alphabet. Raises FileError."""
+    text = text.translate(None, b" \r\n\t").translate(bytes.maketrans(b"-_", b"+/")).rstrip(b"=")
+    try:
+        return binascii.a2b_base64(text + b"=" * (-len(text) % 4), strict_mode=True)
+    except binascii.Error as fault:
+        raise FileError(f"is not valid base64 ({fault})") from fault
+
+
+def handle_files(module: str) -> Handle:
+    """Return a function that reads files; for its calls see decode() or extract() in the module."""
     sys.path.insert(0, str(Path(__file__).parents[3]))
-    handler: Handle = importlib.import_module("reprise.engine.sandbox.image_job").make_handler()
+    handler: Handle = importlib.import_module(f"reprise.engine.sandbox.{module}").make_handler()
     return handler
 
 
@@ -125,7 +152,8 @@ JOBS: dict[str, Callable[[], Handle]] = {
     "templates": handle_templates,
     "schemas": handle_schemas,
     "grammars": handle_grammars,
-    "images": handle_images,
+    "images": partial(handle_files, "image_job"),
+    "documents": partial(handle_files, "document_job"),
 }
 
 

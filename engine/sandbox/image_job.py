@@ -1,6 +1,5 @@
 """Decode images with Pillow, whose C decoders have had exploits: the job "images" of child_script.py."""
 
-import binascii
 import gc
 import importlib
 import io
@@ -11,6 +10,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from reprise.engine.interface.images import ImageProcessor, Tiles, find_size, find_tiles, grid_of
+from reprise.engine.sandbox.child_script import FileError, from_base64
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS, MAX_CONVERTED_PIXELS = 50_000_000, 20_000_000
@@ -33,10 +33,6 @@ SIDEWAYS = (TURNS["5"], TURNS["6"], TURNS["7"], TURNS["8"])
 Call = dict[str, Any]
 
 
-class ImageError(Exception):
-    """An image cannot be shown; the message goes on from "The image ..."."""
-
-
 def make_handler() -> Callable[[Call], Call]:
     """Return a function that decodes images; see decode()."""
     # Sizes are limited below, by what their formats take.
@@ -47,7 +43,7 @@ def make_handler() -> Callable[[Call], Call]:
     def handle(call: Call) -> Call:
         try:
             return decode(call)
-        except ImageError as fault:
+        except FileError as fault:
             return {"complaint": str(fault)}
         except MemoryError:
             return {"complaint": "takes too much memory to decode; make it smaller"}
@@ -69,7 +65,7 @@ def decode(call: Call) -> Call:
     Returns parts: for each tile and the whole, the token ids that precede it, its grid and its shape; and
     attached: the pixels of all parts.
     """
-    image = _open(_from_base64(call.pop("attached", b"")))
+    image = _open(from_base64(call.pop("attached", b"")))
     if image.width * image.height > call["max_pixels"]:
         return {"is_large": True}
     turn = TURNS.get(str(image.getexif().get(ORIENTATION)))
@@ -82,7 +78,7 @@ def decode(call: Call) -> Call:
         asked = processor, height, width, call["detail"], call["budget"]
         size, (rows, columns) = find_size(*asked), find_tiles(*asked)
     except ValueError as fault:
-        raise ImageError(str(fault)) from fault
+        raise FileError(str(fault)) from fault
     image = _as_rgb(image)
     parts: list[Any] = []
     starts: list[list[int]] = []
@@ -110,20 +106,12 @@ def _resized(image: Image.Image, size: tuple[int, int], turn: Any, resampling: i
     return np.asarray(resized if turn is None else resized.transpose(turn))
 
 
-def _from_base64(text: bytes) -> bytes:
-    text = text.translate(None, b" \r\n\t").translate(bytes.maketrans(b"-_", b"+/")).rstrip(b"=")
-    try:
-        return binascii.a2b_base64(text + b"=" * (-len(text) % 4), strict_mode=True)
-    except binascii.Error as fault:
-        raise ImageError(f"is not valid base64 ({fault})") from fault
-
-
 def _open(data: bytes) -> Image.Image:
     """Read an image's header, and refuse it if it has too many pixels."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError as fault:
-        raise ImageError("is none that can be read: send a PNG, JPEG, WEBP or GIF") from fault
+        raise FileError("is none that can be read: send a PNG, JPEG, WEBP or GIF") from fault
     num_pixels = image.width * image.height
     is_plain = image.mode in PLAIN_MODES and image.format != "WEBP"
     is_plain = is_plain and image.info.keys().isdisjoint(("transparency", "progressive"))
@@ -131,9 +119,9 @@ def _open(data: bytes) -> Image.Image:
     if num_pixels > most:
         kind = "" if is_plain else " of this kind (WEBP, progressive, or with transparency, 16 bits or CMYK)"
         found = f"has {num_pixels / 1e6:,.1f} megapixels"
-        raise ImageError(f"{found}; one{kind} may have {most / 1e6:.0f}: make it smaller")
+        raise FileError(f"{found}; one{kind} may have {most / 1e6:.0f}: make it smaller")
     if not num_pixels:
-        raise ImageError("has no pixels")
+        raise FileError("has no pixels")
     return image
 
 

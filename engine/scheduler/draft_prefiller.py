@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from time import perf_counter
 
-from reprise.engine.batch.sequence import Sequence
+from reprise.engine.batch.sequence import Prefill, Sequence
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.memory.prefill_plan import MAX_STALL_MS
 from reprise.engine.scheduler.prefixes import num_shared
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes, TextPrefill
+from reprise.engine.speculative.heads.head import States
 from reprise.engine.speculative.heads.head_drafter import HeadDrafter, RowDrafter
 from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import Proposers
@@ -127,6 +128,8 @@ class DraftPrefiller:
         except Exception as fault:
             sequence.give_up_draft_model(fault)
         drafts.uses_model = prefill is not None
+        if prefill and prefill.is_ready:
+            drafts.forecast.begin()
         return prefill
 
     def _make_prefill(self, sequence: Sequence) -> TextPrefill | None:
@@ -146,7 +149,8 @@ class DraftPrefiller:
     def _is_wanted(self) -> bool:
         proposers = self._proposers
         pays = self._planner.model_pays(proposers.new_forecast(), proposers.settings.num_draft_tokens)
-        return proposers.prompt_gate.should_prefill(pays)
+        # What is fed nothing costs nothing until it drafts.
+        return not proposers.is_fed or proposers.prompt_gate.should_prefill(pays)
 
     def begun(self, members: SequenceOf[Sequence]) -> list[Sequence]:
         """Return the sequences whose draft prefill is under way, in caches that no row owns yet."""
@@ -172,6 +176,39 @@ class DraftPrefiller:
         # No request depends on this copy.
         except Exception:
             log.warning("a prefix of the draft model could not be cached", exc_info=True)
+
+    def begin_to_read(self, sequence: Sequence) -> None:
+        """Let a head read a prompt that is read ahead: its states cannot be had later."""
+        is_head = isinstance(self._draft_model, HeadDrafter)
+        sequence.prefill.keeps_states = is_head and self.prefixes.cache is not None
+
+    def read(self, sequence: Sequence) -> None:
+        """Feed the head what was computed of a prompt that is read ahead."""
+        of_target, drafter = sequence.prefill, self._draft_model
+        if not of_target.states.num or not isinstance(drafter, HeadDrafter):
+            return
+        try:
+            prefill = of_target.of_head or drafter.make_prefill(of_target.states, of_target.num_computed)
+            of_target.of_head = prefill
+            if not prefill.has_begun and not prefill.is_waiting:
+                self.prefixes.look_up(prefill, sequence.tokens, ALL_TEXT)
+            bounds = drafter.head.bounds
+            if prefill.num_skipped or (bounds and prefill.num_computed + prefill.states.num > bounds.most):
+                # Of a text without its middle nothing is cached.
+                _read_no_more(of_target)
+                return
+            while prefill.has_begun and prefill.count_left(len(sequence.tokens)):
+                prefill.compute(drafter.model, sequence.tokens, self._memory_budget.chunk_tokens)
+        # The prompt is useful without it.
+        except Exception:
+            log.warning("a head cannot read ahead", exc_info=True)
+            _read_no_more(of_target)
+
+    def keep_read(self, sequence: Sequence) -> None:
+        """Cache what a head has read of a prompt that is read ahead, if memory allows a copy."""
+        prefill = sequence.prefill.of_head
+        if prefill and prefill.has_begun and self._may_copy(sequence):
+            self.prefixes.keep(prefill, sequence.tokens)
 
     def is_due(self, members: SequenceOf[Sequence]) -> bool:
         """Whether a slice may be computed now. First drops draft prefills that are no longer useful."""
@@ -310,3 +347,7 @@ class DraftPrefiller:
 
     def _may_copy(self, sequence: Sequence) -> bool:
         return self.prefixes.cache is not None and self._memory_budget.may_copy(len(sequence.tokens), -1)
+
+
+def _read_no_more(of_target: Prefill) -> None:
+    of_target.keeps_states, of_target.of_head, of_target.states = False, None, States()

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import numpy as np
 
-from reprise.config.settings import Settings
+from reprise.config.settings import AUTO, Settings
 from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.kv_cache.buffers import (
@@ -27,7 +27,13 @@ from reprise.engine.kv_cache.buffers import (
     take_state,
 )
 from reprise.engine.kv_cache.per_row import Caches, can_trim, leaves, make_caches
-from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, make_store, weights_fingerprint
+from reprise.engine.kv_cache.prefix_cache.disk import (
+    MAX_LOAD_S,
+    Loading,
+    PrefixStore,
+    make_store,
+    weights_fingerprint,
+)
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from reprise.engine.kv_cache.prefix_cache.trie import (
     CutSlice,
@@ -36,6 +42,7 @@ from reprise.engine.kv_cache.prefix_cache.trie import (
 )
 from reprise.engine.kv_cache.rows import Rows
 from reprise.engine.memory.budget import MemoryBudget
+from reprise.engine.model.capabilities import NOT_TRIED
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.text.templates.chat_template import MessageOpenings
 from reprise.engine.vision.keys import whole_images, without_cut_images
@@ -50,6 +57,10 @@ FIRST_COMPARED_TOKENS = 64
 
 MIN_LOADED_TOKENS = 128
 """Prefixes that save fewer tokens are not read from files: computing them is as fast."""
+
+
+WAIT_S = 0.05
+"""Seconds that the engine's thread waits for files at a time, while it has nothing else to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,8 @@ class Prefixes:
     cache: None if budget_bytes is 0 or the model's caches cannot be sliced.
     copies: those that were started and are not in the prefix cache yet.
     searched_s: the seconds that is_loading() and awaits() have searched since the caller set it to 0.
-    store: the cache's second tier on disk, if the settings name a folder.
+    store: the cache's second tier on disk, if the settings name a folder. late: a load that was given up;
+        nothing is loaded until it has ended.
     Raises ModelError if the settings' folder is not usable.
     """
 
@@ -94,7 +106,7 @@ class Prefixes:
         self.needs_state = has_state(self.make_caches())
         self.can_look_back = all(map(can_trim, leaves(self.make_caches())))
         fault = loaded.prefix_fault(settings.kv_bits)
-        if fault:
+        if fault not in (None, NOT_TRIED):
             log.warning("no prefix cache, so every prompt is computed in full: %s", fault)
         self.can_share = fault is None and not self.needs_state
         self.copies: list[Copies] = []
@@ -103,10 +115,11 @@ class Prefixes:
         if fault is None and budget_bytes:
             self.cache = PrefixCache(budget_bytes, self.make_caches, self.needs_state)
         self.store: PrefixStore | None = None
-        if self.cache is not None and settings.prefix_cache_dir is not None:
-            self.store = self._open_store(loaded, settings, Path(settings.prefix_cache_dir))
+        self.late: Loading | None = None
+        if self.cache is not None and settings.prefix_folder is not None:
+            self.store = self._open_store(loaded, settings, settings.prefix_folder)
 
-    def _open_store(self, loaded: LoadedModel, settings: Settings, folder: Path) -> PrefixStore:
+    def _open_store(self, loaded: LoadedModel, settings: Settings, folder: Path) -> PrefixStore | None:
         model, tower = loaded.model, loaded.sight.tower.arrays() if loaded.sight else []
         # Other versions may compute other bytes.
         known = (weights_fingerprint(model, tower), settings.kv_bits, version("mlx"), version("mlx-lm"))
@@ -115,8 +128,15 @@ class Prefixes:
             limit = settings.prefix_cache_dir_bytes
             store = make_store(model, folder, limit, fingerprint, self.needs_state)
         except OSError as fault:
-            raise ModelError(f"--prefix-cache-dir {folder}: {fault.strerror or fault}") from fault
-        log.info("%s holds %d cached prefixes, %.0f MiB", folder, len(store), store.num_bytes / 2**20)
+            why = f"--prefix-cache-dir {folder}: {fault.strerror or fault}"
+            if settings.prefix_cache_dir != AUTO:
+                raise ModelError(why) from fault
+            log.warning("prompts are kept in memory only, and computed anew after a restart: %s", why)
+            return None
+        log.info(
+            "%s keeps prompts over a restart: %.1f of at most %.1f GB (off: --prefix-cache-dir none)",
+            folder, store.num_bytes / 1e9, store.budget_bytes / 1e9,
+        )  # fmt: skip
         return store
 
     def status(self) -> PrefixStatus | None:
@@ -125,7 +145,11 @@ class Prefixes:
             return None
         status = self.cache.status()
         if self.store is not None:
-            status = replace(status, file_bytes=self.store.num_bytes)
+            store = self.store
+            status = replace(
+                status, file_bytes=store.num_bytes, written_file_bytes=store.written_bytes,
+                left_out_files=store.num_left_out,
+            )  # fmt: skip
         return status
 
     def close(self) -> None:
@@ -188,18 +212,25 @@ class Prefixes:
 
     def keep_cancelled(self, sequence: Sequence) -> None:
         """Store the computed part of a cancelled prompt as a prefix, in memory and files."""
+        caches = sequence.prefill.caches
+        cut = partial(cut_slice, caches)
+        is_saved = self._save_kept(sequence, sequence.prefill.num_computed, cut)
+        if self.keep_prefill(sequence) and is_saved:
+            self._save(sequence.text_key(sequence.prefill.num_computed), cut, partial(take_state, caches))
+
+    def keep_prefill(self, sequence: Sequence) -> bool:
+        """Store the computed part of a prompt as a prefix in memory; return whether there was room for it."""
         caches, num_computed = sequence.prefill.caches, sequence.prefill.num_computed
         tokens = sequence.text_key(num_computed)
-        cut = partial(cut_slice, caches)
-        self._save_kept(sequence, cut)
-        if num_computed and self._keep(tokens, cut, partial(take_state, caches)):
-            self._save(tokens, cut, partial(take_state, caches))
+        return bool(num_computed) and self._keep(
+            tokens, partial(cut_slice, caches), partial(take_state, caches)
+        )
 
     def keep_row(self, sequence: Sequence, row: int, rows: Rows) -> bool:
         """Store a row's caches as a prefix if memory allows; return whether it did and waited for that."""
         held, num_tokens = rows.lengths[row], len(sequence.tokens)
         cut = partial(rows.kv_slice, row)
-        self._save_kept(sequence, cut)
+        is_saved = self._save_kept(sequence, held, cut)
         # A row may hold more than its answer, but its state cannot be rolled back to the answer's end.
         if held > num_tokens and self.needs_state:
             return False
@@ -207,7 +238,8 @@ class Prefixes:
         take = partial(rows.state, row)
         if not self._keep(tokens, cut, take):
             return False
-        self._save(tokens, cut, take)
+        if is_saved:
+            self._save(tokens, cut, take)
         return True
 
     def _keep(self, tokens: TextKey, cut: CutSlice, take: Callable[[], State]) -> bool:
@@ -227,33 +259,47 @@ class Prefixes:
             log.warning("a prefix could not be cached", exc_info=True)
         return True
 
-    def _save_kept(self, sequence: Sequence, cut: CutSlice) -> None:
-        """Save to files the prefixes that were cached during a sequence's prefill and are still in memory."""
+    def _save_kept(self, sequence: Sequence, num_held: int, cut: CutSlice) -> bool:
+        """Save the first prompt, and what was cached of later text during prefill and still is in memory.
+
+        Return whether all is saved. If not, no longer text may be: its files would hold these tokens too, and
+        the state at their end could not be added.
+        """
         unsaved, sequence.prefix.unsaved = sequence.prefix.unsaved, []
         if self.store is None or self.cache is None:
-            return
-        for length in sorted(set(unsaved)):
+            return False
+        head = sequence.request.head_tokens
+        for length in sorted({head, *unsaved}):
             tokens = sequence.text_key(length)
-            if not self.needs_state or self.cache.state_at(tokens):
-                self._save(tokens, cut, partial(self.cache.state_at, tokens))
+            if length > num_held or (self.needs_state and not self.cache.state_at(tokens)):
+                continue
+            if not self._save(tokens, cut, partial(self.cache.state_at, tokens), is_head=length <= head):
+                return False
+        return True
 
-    def _save(self, tokens: TextKey, cut: CutSlice, take: Callable[[], State]) -> None:
-        """Save a prefix in files, if memory allows a copy."""
-        if self.store is None or not self.memory_budget.may_copy(len(tokens)):
-            return
+    def _save(
+        self, tokens: TextKey, cut: CutSlice, take: Callable[[], State], *, is_head: bool = False
+    ) -> bool:
+        """Save a prefix in files as far as limits allow; return whether all of it is saved."""
+        if self.store is None:
+            return False
         try:
-            self.store.save(tokens, cut, take)
+            return self.store.save(tokens, cut, take, self.memory_budget.may_copy, is_head=is_head)
         except Exception:
             log.warning("a prefix could not be saved", exc_info=True)
+            return False
 
     def is_loading(self, sequence: Sequence, may_wait: bool) -> bool:
         """Look for a prefix of the prompt in files, once; return whether files are still being read.
 
         A prefix that has been read is put into the prefix cache.
 
-        may_wait: wait for the files instead of returning True, as no other sequence needs the thread.
+        may_wait: wait for the files a little, as no other sequence needs the thread.
         """
         if self.store is None or self.cache is None or sequence.request.prompt_logprobs:
+            return False
+        if self.late is not None and not self.late.wait():
+            sequence.prefix.loading = None
             return False
         if not sequence.prefix.is_disk_searched:
             start, sequence.prefix.is_disk_searched = perf_counter(), True
@@ -263,7 +309,13 @@ class Prefixes:
             self.searched_s += perf_counter() - start
         if (loading := sequence.prefix.loading) is None:
             return False
-        if not may_wait and (not loading.future.done() or self.store.advance_load(loading)):
+        if not loading.wait(WAIT_S if may_wait else 0.0):
+            if not loading.is_late:
+                return True
+            log.warning("cached prefixes are not read from files for now: it takes over %.0f s", MAX_LOAD_S)
+            self.late, sequence.prefix.loading = loading, None
+            return False
+        if not may_wait and self.store.advance_load(loading):
             return True
         sequence.prefix.loading = None
         # The prefix that was read, and its part that is not in memory yet.
@@ -365,6 +417,11 @@ class Prefixes:
             return rebuild(make_caches(), [kv_slice], [], shared), shared
         found = cache.find(_whole(sequence, cache.match_usable)) if cache else None
         return found or (make_caches(), 0)
+
+    def count_usable(self, sequence: Sequence) -> int:
+        """Count the leading tokens of a prompt that the prefix cache would give it now."""
+        cache = self.cache
+        return cache.match_usable(_whole(sequence, cache.match_usable)) if cache else 0
 
     def count_kept(self, sequence: Sequence) -> int:
         """Count the leading tokens that the prefix cache holds, never a part of an image."""

@@ -57,13 +57,27 @@ class Prefiller:
     def begin(self, sequence: Sequence) -> None:
         """Prefill a sequence that was just admitted."""
         self.prefilling.append(sequence)
-        if sequence.request.images and self.sight:
-            sequence.prefill.looking = Looking(self.sight, sequence.request.images)
-        self.checkpoints.plan(sequence, self.planner.max_cuts(sequence))
+        self.prepare(sequence)
         sequence.report_progress(sequence.prefill.num_computed)
         if sequence.needs_prompt_logprobs:
             # The first token follows none, so no chunk measures it.
             sequence.emit_prompt_logprobs(0, [None])
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Plan what to keep of a sequence's prompt, and how to encode its images."""
+        if sequence.request.images and self.sight:
+            sequence.prefill.looking = Looking(self.sight, sequence.request.images)
+        self.checkpoints.plan(sequence, self.planner.max_cuts(sequence))
+
+    def read(self, sequence: Sequence, share: float) -> None:
+        """Feed the next chunk of a prompt that no request waits for, and wait for it.
+
+        share: the chunk's share of the time that one of a lone prompt may take.
+        """
+        [chunk] = self.planner.plan([sequence], 0, share)
+        self._advance(sequence, chunk, 0)
+        self.device.settle()
+        self.finish_keeping()
 
     def run(self, num_rows: int, join: Callable[[Sequence], None]) -> bool:
         """Wait for the chunks in flight, then feed the next ones; return whether any was fed.
@@ -82,10 +96,8 @@ class Prefiller:
             if sequence.ended:
                 continue
             try:
-                if chunk and (looking := sequence.prefill.looking) and looking.num_left:
-                    self._look(sequence, looking, chunk, num_rows)
-                elif chunk:
-                    self._feed(sequence, chunk, self.planner.costs_of(sequence, num_rows))
+                if chunk:
+                    self._advance(sequence, chunk, num_rows)
                 if sequence.num_to_prefill == 0 and not sequence.needs_prompt_logprobs:
                     self._complete(sequence, join)
             except StepError:
@@ -93,6 +105,13 @@ class Prefiller:
             except Exception as fault:
                 sequence.fail_with(fault)
         return any(chunks)
+
+    def _advance(self, sequence: Sequence, chunk: int, num_rows: int) -> None:
+        """Encode a slice of the image that a prompt has reached, or feed the prompt's next tokens."""
+        if (looking := sequence.prefill.looking) and looking.num_left:
+            self._look(sequence, looking, chunk, num_rows)
+        else:
+            self._feed(sequence, chunk, self.planner.costs_of(sequence, num_rows))
 
     def _complete(self, sequence: Sequence, join: Callable[[Sequence], None]) -> None:
         """Let a sequence join the rows: its prompt is complete."""
@@ -175,10 +194,11 @@ class Prefiller:
     def _forward(self, sequence: Sequence, stop: int) -> tuple[mx.array, list[mx.array]]:
         """Feed the tokens up to a length; return their logits, and their states if a head is to read them."""
         caches, start = sequence.prefill.caches, sequence.prefill.num_computed
+        is_read = sequence.prefill.keeps_states or (sequence.drafts and sequence.drafts.uses_model)
         if looking := sequence.prefill.looking:
             return looking.feed(sequence.tokens, start, stop, caches), []
         tokens = mx.array(sequence.tokens[start:stop])[None]
-        if self._taps is None or not (sequence.drafts and sequence.drafts.uses_model):
+        if self._taps is None or not is_read:
             return self._model(tokens, cache=caches), []
         with self._taps.tapping() as tapped:
             logits = self._model(tokens, cache=caches)
@@ -248,7 +268,7 @@ class RequestQueue:
         Three kinds of sequences let later ones overtake them: one that waits until another has prefilled the
         prefix that both share; one with a long prompt while half of the rows prefill long prompts, so that
         short ones still find a row; and, up to MAX_OVERTAKEN times, one that does not fit into memory. Once a
-        step has searched for MAX_SEARCH_S, none overtakes any more.
+        step has searched for MAX_SEARCH_S, none overtakes any more. Under memory pressure one runs at a time.
 
         members, rows: the sequences that decode, and their rows.
         """
@@ -258,7 +278,7 @@ class RequestQueue:
         for sequence in list(self.waiting):
             prefilling = self.prefiller.prefilling
             num_running = len(members) + len(prefilling)
-            if num_running >= self._settings.max_rows:
+            if num_running >= (1 if self.memory_budget.is_tight else self._settings.max_rows):
                 return
             if self.only is not None and sequence not in self.only:
                 continue

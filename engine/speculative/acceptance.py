@@ -257,10 +257,10 @@ def find_file(settings: Settings, model_name: str, vocabulary: str) -> Path | No
 
     vocabulary: fingerprint of the model's vocabulary.
     """
-    if settings.prefix_cache_dir is None:
+    if settings.prefix_folder is None:
         return None
     key = hashlib.sha256(f"{_BUCKETS_VERSION} {model_name} {vocabulary}".encode()).hexdigest()[:16]
-    return Path(settings.prefix_cache_dir) / f"acceptance-{key}.json"
+    return settings.prefix_folder / f"acceptance-{key}.json"
 
 
 def restore(counts: AcceptanceCounts, file: Path | None) -> None:

@@ -72,7 +72,7 @@ def decide(
     decision = _decide(request, settings, None, False, score)
     if decision is SWITCHED_OFF:
         return decision
-    # A draft model reads no images, and a head reads tokens that stand for none.
+    # A draft model reads no images, and a head is fed tokens that stand for none.
     return replace(decision, reason=f"{decision.reason}; {model} drafts no answers about images")
 
 

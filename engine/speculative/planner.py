@@ -25,6 +25,7 @@ from reprise.engine.speculative.draft_model.forecast import (
     MODEL,
     MODELS,
     PROBE_RATE,
+    PROBE_SHARE,
     PROBE_TOKENS,
     DraftForecast,
     DraftModelCosts,
@@ -248,7 +249,7 @@ class Planner:
         return [row_input(s, estimate, width) for s, estimate in zip(members, estimates, strict=True)]
 
     def _best_draft(self, s: Member, num_rows: int, min_tokens: float) -> DraftEstimate:
-        """Return a row's best draft: a lookup drafter's if one pays, else the draft model's if that pays."""
+        """Return a row's best draft: a lookup drafter's or the draft model's, whichever promises more."""
         max_tokens = max_draft_tokens(s)
         if s.drafts is None or max_tokens < 1:
             return DraftEstimate()
@@ -260,15 +261,21 @@ class Planner:
             return bool(one.stops) and pays(one, self.widths.candidates([one], num_rows), self._even_s)
 
         estimate = s.drafts.propose(max_tokens, min_tokens, is_worth)
-        if not estimate.is_worth and s.drafts.can_ask_model and self.model_costs:
+        if s.drafts.can_ask_model and self.model_costs:
             forecast, limit = s.drafts.forecast, min(max_tokens, s.drafts.limit)
-            by_model = self._estimate_by_model(forecast, num_rows, limit, forecast.rate)
-            estimate = by_model if by_model.num_tokens else estimate
+            by_model, speed = self._estimate_by_model(forecast, num_rows, limit, forecast.rate)
+            if by_model.num_tokens and not (estimate.is_worth and self._speed(estimate, num_rows) >= speed):
+                estimate = by_model
         if s.drafts.masks and estimate.draft.source not in MODELS:
             masked = _masked(s, estimate, self._even_s)
             masked.is_worth = is_worth(masked)
             estimate = masked if masked.is_worth else estimate
         return estimate
+
+    def _speed(self, estimate: DraftEstimate, num_rows: int) -> float:
+        """Return the tokens per second that a lookup's draft promises if all rows are like this one."""
+        widths = self.widths.candidates([estimate], num_rows)
+        return max(estimate.expected[width - 1] / self._even_s(width) for width in widths)
 
     def _note_undrafted(self, members: Sequence[Member], estimates: Sequence[DraftEstimate]) -> None:
         """Count why the rows get no drafts, for people."""
@@ -348,13 +355,19 @@ class Planner:
             for row, s in enumerate(members)
             if s.drafts and s.drafts.can_ask_model and max_draft_tokens(s) > 0
         }
-        due = [forecast for forecast, _ in able.values() if forecast.is_probe_due]
         costs, num_rows = self.model_costs, len(members)
-        if costs is None or not due:
+        if costs is None:
+            return estimates, 1
+        due = [
+            forecast
+            for row, (forecast, _) in able.items()
+            if forecast.is_probe_due and self._may_catch_up(members[row], num_rows)
+        ]
+        if not due:
             return estimates, 1
         longest = max([limit for _, limit in able.values()])
         if costs.is_new(self._under) or any(
-            self._estimate_by_model(forecast, num_rows, longest, PROBE_RATE).num_tokens for forecast in due
+            self._estimate_by_model(forecast, num_rows, longest, PROBE_RATE)[0].num_tokens for forecast in due
         ):
             num_tokens = min(PROBE_TOKENS, costs.first_tokens(self._under))
             # All rows take part in the step, so all of them probe.
@@ -363,12 +376,22 @@ class Planner:
                 tried[row] = forecast.estimate(min(limit, num_tokens), forecast.rate)
             widths = self.widths.candidates(tried, num_rows)
             if widths and self._is_allowed(members, tried, widths[-1]):
+                for forecast, _ in able.values():
+                    forecast.probed_s += costs.seconds(num_rows, forecast.num_fed, 0, self._under)
                 return tried, widths[-1]
         else:
             costs.decay_to_prior()
         for forecast in due:
             forecast.postpone_probe()
         return estimates, 1
+
+    def _may_catch_up(self, s: Member, num_rows: int) -> bool:
+        """Whether to catch up for a probe: after a copy that may take long, and shows little."""
+        assert s.drafts
+        assert self.model_costs
+        forecast, spent_s = s.drafts.forecast, s.drafts.slowdown_budget.spent_s
+        catch_up_s = self.model_costs.seconds(num_rows, forecast.num_fed, 0, self._under)
+        return catch_up_s <= self._even_s(1) or forecast.probed_s + catch_up_s <= PROBE_SHARE * spent_s
 
     def token_steps(self, num_rows: int, source: str) -> float | None:
         """Return the estimated cost of a draft model's token, in plain steps; None for a head."""
@@ -380,14 +403,14 @@ class Planner:
 
     def model_pays(self, forecast: DraftForecast, limit: int) -> bool:
         """Whether drafts of up to limit tokens by the draft model would pay for a single row."""
-        return self._estimate_by_model(forecast, 1, limit, forecast.rate).num_tokens > 0
+        return self._estimate_by_model(forecast, 1, limit, forecast.rate)[0].num_tokens > 0
 
     def _estimate_by_model(
         self, forecast: DraftForecast, num_rows: int, limit: int, rate: float
-    ) -> DraftEstimate:
+    ) -> tuple[DraftEstimate, float]:
         """Estimate a draft by the draft model, of the best length if all rows were like this one.
 
-        Returns an estimate without tokens if no length pays.
+        Returns the estimate, without tokens if no length pays, and the tokens per second that it promises.
         rate: the chance that one of its tokens is accepted. limit: maximum tokens.
         """
         costs, under = self.model_costs, self._under
@@ -395,7 +418,7 @@ class Planner:
         estimate = forecast.estimate(min(limit, costs.max_tokens(rate, under)), rate)
         # This cheap test rejects most drafts.
         if estimate.expected[-1] < MIN_GAIN * self.costs.min_ratio(num_rows, under):
-            return DraftEstimate()
+            return DraftEstimate(), 0.0
         even_s = self.costs.even_steps(num_rows, under)
 
         def step_s(width: int) -> float:
@@ -404,7 +427,8 @@ class Planner:
 
         widths = self.widths.candidates([estimate], num_rows)
         width = choose_width([estimate], widths, step_s, lambda _: True)
-        return replace(estimate, expected=estimate.expected[:width])
+        estimate = replace(estimate, expected=estimate.expected[:width])
+        return estimate, estimate.expected[-1] / step_s(width)
 
     def _choose(self, members: Sequence[Member], estimates: Sequence[DraftEstimate]) -> int:
         num_rows, model_costs = len(members), self._asked(estimates)

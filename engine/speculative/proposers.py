@@ -50,6 +50,7 @@ class Proposers:
 
     model: the one of MODELS that drafts too: the draft model, or a head; None for none.
     max_drafted: the most tokens that the draft model or head can draft at once; None for no limit.
+    is_fed: whether it must be fed the text first; not if it reads the target's caches.
     line_ends: tokens of the vocabulary that end a line.
     mask_token_id: the target's mask token, if the target drafts for itself.
     work: the work that the drafters put off.
@@ -70,6 +71,7 @@ class Proposers:
         self.settings = settings
         self.model = model
         self.max_drafted = max_drafted
+        self.is_fed = True
         self.line_ends = line_ends
         self.mask_token_id = mask_token_id
         self.global_counts = AcceptanceCounts(GLOBAL_DECAY)
@@ -88,7 +90,8 @@ class Proposers:
             keys = prompt_keys(request.prompt, request.images, self.vocab_size)
             request = replace(request, prompt=tuple(keys))
         has_masks = self.mask_token_id is not None
-        decide_by_score = partial(decide, request, self.settings, self.model, has_masks)
+        asked = request if self.is_fed else replace(request, images=())
+        decide_by_score = partial(decide, asked, self.settings, self.model, has_masks)
         gate = decide_by_score()
         acceptance = Acceptance(self.global_counts, gate.doubt, self.line_ends)
         limit, drafters = self.settings.num_draft_tokens, self.sources.drafters
@@ -106,7 +109,7 @@ class Proposers:
             uses_model=self.model in gate.drafters,
             vocab_size=self.vocab_size,
         )
-        if request.images and self.model:
+        if asked.images and self.model:
             log.info("request %s: %s", request.id, gate.reason)
         if self.mask_token_id is not None and MASKS in gate.drafters:
             drafts.masks = MaskDrafts(self.mask_token_id, acceptance)
@@ -118,7 +121,9 @@ class Proposers:
     def new_forecast(self, acceptance: Acceptance | None = None) -> DraftForecast:
         """Return a new request's forecast of the draft model."""
         acceptance = acceptance or Acceptance(self.global_counts)
-        return DraftForecast(acceptance, TokenYield(self.token_yield), self.model or MODEL, self.max_drafted)
+        return DraftForecast(
+            acceptance, TokenYield(self.token_yield), self.model or MODEL, self.max_drafted, self.is_fed
+        )
 
 
 def _no_score(_: Sequence[int]) -> Generator[int, None, float]:
@@ -176,7 +181,7 @@ def save(sources: DraftSources, settings: Settings) -> None:
     tables: list[SharedTable | KeptHistory] = []
     if settings.ngram_table_file is not None and sources.drafters:
         tables.append(find_table(sources))
-    if settings.prefix_cache_dir is not None and (history := _find_history(sources)) is not None:
+    if settings.prefix_folder is not None and (history := _find_history(sources)) is not None:
         tables.append(history)
     for table in tables:
         try:

@@ -242,7 +242,7 @@ class SequenceDrafts:
         self._note_asked(start)
         if forced:
             yield Draft(forced, GRAMMAR, 0, GRAMMAR_PRIOR)
-        if not (self.can_ask_model or self.masks):
+        if not self.masks:
             yield from guesses
 
     def observe(self, tokens: Sequence[int], verified: Draft = NO_DRAFT, num_verified: int = 0) -> None:

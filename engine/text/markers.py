@@ -30,6 +30,9 @@ class Markers:
     inner: special tokens that the format of tool calls uses between the markers.
     call_format: mlx-lm's name for the format of tool calls, such as json_tools, or one of tokenizer.py.
     call_gap: whitespace that the chat template writes between content and a call after it.
+    thought_gap: whitespace that it writes before and after a thought; None if it trims thoughts itself, or
+        shows none.
+    thinking_switches: variables of the chat template that switch an answer's thinking, or say how much.
     is_generic: the chat template has no tools or no known call format, so tools are described in the system
         text (templates/fit.py).
     """
@@ -43,6 +46,8 @@ class Markers:
     call_format: str = ""
     call_gap: str = ""
     is_generic: bool = False
+    thought_gap: tuple[str, str] | None = None
+    thinking_switches: tuple[str, ...] = ()
 
     @property
     def can_think(self) -> bool:

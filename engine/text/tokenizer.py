@@ -4,7 +4,7 @@ Wraps mlx-lm's tokenizer. Encoding, decoding and rendering are thread-safe. Form
 has no parser for are recognized like its own: by the template and the vocabulary.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -111,6 +111,9 @@ REPLACEMENT = "\ufffd"
 MAX_DECODED = 1 << 15
 """Tokens whose text is kept: those used last. One takes about 200 bytes."""
 
+_THINKING = ("[THINK]", "[/THINK]")
+"""Around the thoughts of Mistral's reasoning models, which mlx-lm does not know."""
+
 _SPOKEN = "Looking."
 
 
@@ -119,6 +122,7 @@ class Tokenizer:
 
     cache_folder: stores tables of the tokens between starts; None to make them every time.
     file_digest: see read_once(); "" if it is not known.
+    template_arguments: variables for the chat template. Those of a call to render_chat() override them.
     """
 
     def __init__(
@@ -127,12 +131,13 @@ class Tokenizer:
         vocab_size: int,
         cache_folder: Path | None = None,
         file_digest: str = "",
+        template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self.wrapped = wrapped
         if self.has_chat_template:
             PROCESS.isolate()
         self._encoder = TextEncoder(wrapped._tokenizer)
-        self._template = ChatTemplate(wrapped, self._encoder)
+        self._template = ChatTemplate(wrapped, self._encoder, template_arguments)
         self.vocab_size = vocab_size
         self._cache_folder = cache_folder
         self._file_digest = file_digest
@@ -225,8 +230,13 @@ class Tokenizer:
                 self._marker("<|call|>"),
                 inner=self._markers_of(HARMONY_TOKENS),
                 call_format=HARMONY,
+                thinking_switches=self._template.find_thinking_switches(),
             )
-        think_start, think_end = self._marker(wrapped.think_start), self._marker(wrapped.think_end)
+        thinking = wrapped.think_start, wrapped.think_end
+        # The vocabularies of Mistral's other models have these tokens too.
+        if not thinking[0] and _THINKING[0] in template_text(wrapped):
+            thinking = _THINKING if all(has_token(wrapped, text) for text in _THINKING) else thinking
+        think_start, think_end = map(self._marker, thinking)
         separators = dict.fromkeys(wrapped.structural_markers)
         for state, transitions in wrapped.response_transitions.items():
             for text, next_state in transitions:
@@ -250,13 +260,17 @@ class Tokenizer:
             call_format,
             CALL_GAP if is_generic else self._find_call_gap(call_start) if call_start else "",
             is_generic,
+            self._template.find_thought_gap(think_start.text, think_end.text, is_generic=is_generic)
+            if think_start and think_end
+            else None,
+            self._template.find_thinking_switches(),
         )
 
     def _find_call_gap(self, call_start: str) -> str:
         """Return the whitespace that the chat template writes between content and a tool call."""
         messages = [user("a"), assistant(_SPOKEN, [probe_call("call_1")])]
         try:
-            rendered = self.wrapped.apply_chat_template(messages, tokenize=False)
+            rendered = self.wrapped.apply_chat_template(messages, tokenize=False, **self._template.arguments)
         # A template is a program that comes with the model: it may raise anything.
         except Exception:
             return ""
@@ -268,6 +282,14 @@ class Tokenizer:
 
     def _marker(self, text: str | None) -> Marker | None:
         return Marker(text, tuple(self.encode_answer(text))) if text else None
+
+    @cached_property
+    def thought_switch(self) -> Json | None:
+        """The variable that makes the chat template keep thoughts of earlier turns, with its value.
+
+        None if it has none, keeps them anyway, or has no thoughts.
+        """
+        return self._template.find_thought_switch() if self.has_chat_template else None
 
     @cached_property
     def openings(self) -> MessageOpenings:
@@ -326,7 +348,8 @@ class Tokenizer:
 
         messages: in OpenAI's format, content as a string or None. Messages that the template would reject or
             truncate are changed; see templates/fit.py.
-        template_arguments: variables for the template. The server has already rejected forbidden ones.
+        template_arguments: variables for the template, before the tokenizer's own. The server has already
+            rejected forbidden ones.
         processor: the model's image processor; each image mark becomes one placeholder.
         Raises TemplateError if there is no template or it rejects the messages.
         """
@@ -335,6 +358,8 @@ class Tokenizer:
         form: Form = "generic" if self.markers.is_generic else "fitted"
         if self.markers.is_harmony:
             form = "unchanged"
+        elif self.markers.call_format == "pythonic":
+            form = "pythonic"
         return self._template.render(
             messages, tools, template_arguments or {}, end, form=form, processor=processor
         )

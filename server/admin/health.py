@@ -89,6 +89,8 @@ async def health(request: Request) -> JSONResponse:
     }
     if status.fault is not None:
         body["reason"] = status.fault
+    if status.memory_pressure != "none":
+        body["memory_pressure"] = status.memory_pressure
     if service.models.may_unload:
         body["models"] = [
             {

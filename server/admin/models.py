@@ -79,8 +79,9 @@ class ModelCard(BaseModel):
 
     context_length, max_model_len: tokens of prompt and answer together. tools, reasoning: whether the server
     knows the model's format of tool calls, and of reasoning. tool_format: its name; generic if the chat
-    template knows no tools; null without tools. sampling_defaults: if a request leaves it out.
-    purpose: what the model is for. embedding: how it makes vectors or scores; null if it generates.
+    template knows no tools; null without tools. thinking_switches: variables for chat_template_kwargs that
+    switch thinking or say how much; none before the model is loaded. sampling_defaults: if a request leaves
+    it out. purpose: what the model is for. embedding: how it makes vectors or scores; null if it generates.
     vision: how it sees images; null if it does not.
     """
 
@@ -95,6 +96,7 @@ class ModelCard(BaseModel):
     tools: bool
     tool_format: str | None = None
     reasoning: bool
+    thinking_switches: tuple[str, ...] = ()
     sampling_defaults: dict[str, float]
     purpose: Purpose = "generate"
     embedding: EmbeddingCard | None = None
@@ -270,6 +272,7 @@ def _card(service: Service, name: str, entry: ModelEntry) -> ModelCard:
         "tools": entry.can_call,
         "tool_format": entry.tool_format,
         "reasoning": entry.can_think,
+        "thinking_switches": entry.thinking_switches,
         "sampling_defaults": known_sampling(service, info) if info else {},
         "purpose": entry.purpose,
     }

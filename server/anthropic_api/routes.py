@@ -32,9 +32,10 @@ from reprise.server.output.parts import (
 from reprise.server.output.presenter import Json, OneChoicePresenter, ResponseHead
 from reprise.server.requests.chat import ChatRequest
 from reprise.server.requests.fields import Notes
+from reprise.server.requests.messages import encode_reasoning
 
 UNSIGNED = "unsigned"
-"""The signature of all thinking blocks: clients send back only those that have one."""
+"""The signature of thinking that is shown: clients send back only blocks that have one."""
 
 
 class MessagePresenter(OneChoicePresenter):
@@ -46,6 +47,7 @@ class MessagePresenter(OneChoicePresenter):
         self._shows_thinking = body.thinking is None or body.thinking.display != "omitted"
         self._diagnoses = body.diagnostics is not None and body.diagnostics.previous_message_id is not None
         self._block_idx = -1
+        self._omitted: list[str] = []
         self._open: Literal["text", "thinking", "tool_use"] | None = None
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
@@ -54,7 +56,8 @@ class MessagePresenter(OneChoicePresenter):
         content: list[Json] = []
         if output.reasoning:
             thinking = output.reasoning if self._shows_thinking else ""
-            content.append({"type": "thinking", "thinking": thinking, "signature": UNSIGNED})
+            signature = self._signature(output.reasoning)
+            content.append({"type": "thinking", "thinking": thinking, "signature": signature})
         if output.text:
             content.append({"type": "text", "text": output.text})
         content += [_tool_use(call, from_json(call.arguments)) for call in output.tool_calls]
@@ -83,8 +86,10 @@ class MessagePresenter(OneChoicePresenter):
                 return opening + self._delta("text_delta", "text", part.text)
             case ReasoningPart():
                 opening = self._open_block({"type": "thinking", "thinking": "", "signature": ""})
-                shown = self._delta("thinking_delta", "thinking", part.text) if self._shows_thinking else b""
-                return opening + shown
+                if self._shows_thinking:
+                    return opening + self._delta("thinking_delta", "thinking", part.text)
+                self._omitted.append(part.text)
+                return opening
             case ToolCallPart():
                 opening = self._open_block(_tool_use(part, {}))
                 return opening + (self._continue_call(part.arguments) if part.arguments else b"")
@@ -112,9 +117,15 @@ class MessagePresenter(OneChoicePresenter):
         """End the open block, if there is one."""
         if self._open is None:
             return b""
-        signing = self._delta("signature_delta", "signature", UNSIGNED) if self._open == "thinking" else b""
-        self._open = None
+        signing = b""
+        if self._open == "thinking":
+            signing = self._delta("signature_delta", "signature", self._signature("".join(self._omitted)))
+        self._open, self._omitted = None, []
         return signing + _event("content_block_stop", index=self._block_idx)
+
+    def _signature(self, thinking: str) -> str:
+        """Return a thinking block's signature, which carries the text if the block does not show it."""
+        return UNSIGNED if self._shows_thinking else encode_reasoning(thinking)
 
     def _delta(self, kind: str, field: str, text: str) -> bytes:
         # Called for every token, so only the text is serialized.

@@ -54,6 +54,7 @@ from reprise.server.requests.messages import (
     check_answerable,
     check_message,
     check_size,
+    decode_reasoning,
     joined,
     named,
     note_unknown,
@@ -114,7 +115,7 @@ def _of_blocks(role: Role, content: Any, at: str, notes: Notes) -> Iterator[Mess
             calls.append(Call(as_string(block.get("id")), named(block, here, notes), arguments))
         elif kind == "thinking" and role == "assistant":
             note_unknown(block, ("type", "thinking", "signature"), here, notes)
-            reasoning.append(as_string(block.get("thinking")))
+            reasoning.append(_thought(block, here, notes))
         elif kind == "tool_result":
             if parts or calls or reasoning:
                 yield message()
@@ -132,6 +133,16 @@ def _of_blocks(role: Role, content: Any, at: str, notes: Notes) -> Iterator[Mess
             parts += part_of(block, here, notes)
     if parts or calls or reasoning or role == "assistant" or not has_results:
         yield message()
+
+
+def _thought(block: Json, at: str, notes: Notes) -> str:
+    """Return a block's thinking: its text, or if that was omitted what our own signature carries."""
+    text, signature = as_string(block.get("thinking")), block.get("signature")
+    if text or not signature:
+        return text
+    if (decoded := decode_reasoning(signature)) is None:
+        notes.left_out(f"{at}.signature", is_peers=True)
+    return decoded or ""
 
 
 def _as_error(parts: list[Part]) -> list[Part]:
@@ -172,7 +183,8 @@ class Thinking(RequestModel):
     budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     """Maximum tokens of the thinking: at this number it is ended. null, or not below max_tokens: no limit."""
     display: Literal["summarized", "omitted"] = "summarized"
-    """summarized: return all thinking; omitted: leave its text out of the response."""
+    """summarized: return all thinking; omitted: return it in the signature only, in base64, which a client
+    sends back."""
 
     @model_validator(mode="before")
     @classmethod

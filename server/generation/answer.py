@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from reprise.engine.interface.errors import EngineError
 from reprise.engine.interface.events import Delta, Event, Failed, Finished, Usage
+from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.interface.spans import span
 from reprise.server.errors import ApiError, from_engine, from_failure
 from reprise.server.generation.prepare import Prepared
@@ -261,6 +262,8 @@ class RequestOutput:
         self._parsers = [prepared.make_parser() for _ in prepared.engine_requests]
         self._events: deque[tuple[int, Delta | Finished]] = deque()
         self._ending: tuple[int, asyncio.Future[EndPart]] | None = None
+        # Of an only choice, if its next prompt is expected.
+        self._kept_parts: list[Part] | None = None if prepared.expect is None else []
         most = max(request.max_tokens for request in prepared.engine_requests)
         self._log = LongAnswerLog(most) if prepared.body.requested_max_tokens is None else None
 
@@ -356,9 +359,16 @@ class RequestOutput:
             parts += parser.end(event)
             if parser.make_end is not None:
                 self._ending = (index, asyncio.ensure_future(parser.make_end()))
-        if self._body.shows_reasoning:
-            return parts
-        return [part for part in parts if not isinstance(part, ReasoningPart)]
+        if not self._body.shows_reasoning:
+            parts = [part for part in parts if not isinstance(part, ReasoningPart)]
+        if self._kept_parts is not None:
+            self._kept_parts += parts
+        return parts
+
+    @property
+    def kept(self) -> ChoiceOutput:
+        """The only choice, as the client was sent it, if its next prompt is expected."""
+        return ChoiceOutput.of(self._kept_parts or ())
 
     async def format(self, write: Callable[[], bytes], *, is_long: bool = False) -> bytes:
         """Call a presenter's function that formats output; return its frames.
@@ -492,7 +502,11 @@ async def answer(
     submission.start(is_streaming=body.stream)
 
     async def end() -> None:
+        # A client that left early does not come back with the whole answer.
+        is_taken = output.is_complete
         await output.close()
+        if prepared.expect and is_taken and [one.reason for one in submission.finished.values()] == ["stop"]:
+            _in_background(leased, _expect(leased, client_of(request), partial(prepared.expect, output.kept)))
         if leased.app.recorder and submission.finished:
             ends = [(prepared.engine_requests[at], end) for at, end in sorted(submission.finished.items())]
             leased.app.recorder.record(partial(record_lines, leased.engine, leased.settings, body, ends))
@@ -521,6 +535,23 @@ async def _unless_gone(work: Coroutine[Any, Any, ResultT], receive: Receive) -> 
         task.cancel()
 
 
+def _in_background(leased: LeasedModel, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Begin work that no answer waits for, and that ends with the server."""
+    task = asyncio.ensure_future(work)
+    leased.app.background.add(task)
+    task.add_done_callback(leased.app.background.discard)
+    return task
+
+
+async def _expect(leased: LeasedModel, client: str, render: Callable[[], list[GenerationRequest]]) -> None:
+    """Let the engine read ahead the prompts that will follow an answer. Errors are only logged."""
+    try:
+        if requests := await leased.app.executor.background.run(client, render):
+            leased.engine.expect(requests)
+    except Exception:  # noqa: BLE001 - logged
+        LOGGER.exception("the next prompt of a conversation cannot be rendered")
+
+
 def _make_first_view(leased: LeasedModel, client: str, slices: Iterator[None]) -> Callable[[], object]:
     """Make the first slice of views, with those of earlier turns. Return a function that starts the rest.
 
@@ -528,10 +559,7 @@ def _make_first_view(leased: LeasedModel, client: str, slices: Iterator[None]) -
     """
 
     def begin(after: asyncio.Task[None] | None) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(_make_views(leased, client, slices, after))
-        leased.app.making_views.add(task)
-        task.add_done_callback(leased.app.making_views.discard)
-        return task
+        return _in_background(leased, _make_views(leased, client, slices, after))
 
     return partial(begin, begin(None))
 

@@ -4,7 +4,7 @@ All functions block, and run on a thread; see LeasedModel.run_in_turn().
 """
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
@@ -29,6 +29,7 @@ from reprise.engine.interface.request import (
 from reprise.engine.interface.spans import span
 from reprise.engine.sandbox.child_process import satisfies
 from reprise.server.errors import BadRequestError, bad_field
+from reprise.server.generation.read_ahead import expected_prompts
 from reprise.server.generation.service import LeasedModel
 from reprise.server.http.access import key_digest
 from reprise.server.http.executor import SCHEMA_CHECKS
@@ -70,12 +71,14 @@ class Prepared:
     body: the request, without draft types that this server lacks.
     engine_requests: one for each choice. make_parser: called once for each of them, in order.
     view_slices: makes the views that the choices share, slice by slice; None if nothing reads them.
+    expect: returns requests for the prompts that will follow the answer; it blocks. None if none is expected.
     """
 
     body: GenerationFields
     engine_requests: list[GenerationRequest]
     make_parser: MakeParser
     view_slices: Iterator[None] | None = None
+    expect: Callable[[ChoiceOutput], list[GenerationRequest]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ def prepare_chat(
     streams_calls: whether a stream sends tool call arguments as they are written, rather than complete calls.
     """
     engine = leased.engine
+    body = with_documents(request, leased, body)
     prompt = encode_prompt(request, leased, body)
     if prompt.num_dropped:
         note_ignored(request, [f"truncation: the {prompt.num_dropped} oldest messages"])
@@ -117,7 +121,24 @@ def prepare_chat(
         make_parser = _checked(make_parser, body, is_relaxed, relaxed_tools)
     views, slices = _begin_views(request, leased, body)
     prompts = Prompts([prompt.tokens], grammar, prompt.prediction, prompt.head_tokens, views, prompt.images)
-    return _prepared(request, leased, body, prompts, make_parser, slices)
+    prepared = _prepared(request, leased, body, prompts, make_parser, slices)
+    if prompt.num_dropped or not _is_followed(leased, body):
+        return prepared
+    followed = body.model_copy(update={"prediction": None})
+    return replace(prepared, expect=partial(expected_prompts, leased.settings, engine, followed, prompt.seen))
+
+
+def _is_followed(leased: LeasedModel, body: ChatRequest) -> bool:
+    """Whether the next prompt of a conversation can be told from its answer, and read ahead."""
+    return (
+        leased.settings.read_ahead != "off"
+        and leased.engine.has_prefix_cache
+        and len(leased.app.background) < leased.settings.capacity
+        and body.n == 1
+        and body.prompt_end == "answer"
+        and body.truncate_prompt_tokens is None
+        and not body.is_scoring
+    )
 
 
 def _begin_views(
@@ -130,7 +151,7 @@ def _begin_views(
     views: list[View] = []
     draft_type = body.draft.type or leased.settings.draft_type
     looks_up = draft_type in ("auto", "suffix") and body.draft.max_tokens != 0
-    if not looks_up or len(leased.app.making_views) >= leased.settings.capacity:
+    if not looks_up or len(leased.app.background) >= leased.settings.capacity:
         return views, None
     owner = key_digest(request)
 
@@ -138,6 +159,12 @@ def _begin_views(
         yield from leased.view_maker.make(*shown(body), owner, views)
 
     return views, slices()
+
+
+def with_documents(request: Request, leased: LeasedModel, body: ChatRequest) -> ChatRequest:
+    """Return a chat with the text of its documents. Raises as DocumentReader.show()."""
+    messages = leased.app.documents.show(request, leased.settings, body.messages)
+    return body if messages is body.messages else body.model_copy(update={"messages": tuple(messages)})
 
 
 def encode_prompt(request: Request, leased: LeasedModel, body: ChatRequest) -> ChatPrompt:
@@ -158,7 +185,7 @@ def encode_prompt(request: Request, leased: LeasedModel, body: ChatRequest) -> C
 def count_prompt_tokens(request: Request, leased: LeasedModel, body: ChatRequest) -> int:
     """Count the tokens of a chat's prompt. Raises BadRequestError."""
     check_ids(body, leased.engine.info)
-    return len(encode_prompt(request, leased, body).tokens)
+    return len(encode_prompt(request, leased, with_documents(request, leased, body)).tokens)
 
 
 def _call_rules(leased: LeasedModel, body: ChatRequest, *, is_streamed: bool) -> ToolCallRules | None:
@@ -313,6 +340,7 @@ def _draft_fault(body: GenerationFields, settings: Settings, info: ModelInfo) ->
     lacking: dict[str, tuple[bool, str, str]] = {
         "draft-model": (has_no_model, "has no draft model", ", or start the server with --draft-model"),
         "mtp": (info.head != "mtp", "serves no model with an MTP head", of_one),
+        "eagle3": (info.head != "eagle3", "has no EAGLE-3 head", of_one),
         "dflash": (info.head != "dflash", "has no DFlash drafter", of_one),
         "wedlm": (info.mask_token_id is None, "serves no WeDLM model", ""),
     }

@@ -10,9 +10,9 @@ import hashlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from fastapi import Request
@@ -24,6 +24,7 @@ from reprise.engine.interface.embeddings import Purpose
 from reprise.engine.interface.errors import EngineError, UnbrokenTextError
 from reprise.engine.interface.models import ModelEntry, ModelUse
 from reprise.engine.interface.spans import LoopSpan, SpanClock
+from reprise.engine.sandbox.child_process import DOCUMENTS
 from reprise.server.errors import (
     BadRequestError,
     ClientGoneError,
@@ -43,6 +44,7 @@ from reprise.server.logs import LOGGER
 from reprise.server.metrics.loop_lag import NOT_HELD, LoopLag
 from reprise.server.metrics.registry import Metrics
 from reprise.server.output.presenter import LINES
+from reprise.server.prompt.documents import DocumentReader, UnreadError
 from reprise.server.prompt.images import ImageReader
 from reprise.server.prompt.views import ViewMaker
 from reprise.server.requests.generation_fields import KeepAlive, keep_alive_s
@@ -87,6 +89,24 @@ async def wait_unless_gone(
         left.cancel()
 
 
+async def _in_time(request: Request, job: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Wait for a job on a thread, which ends if the client leaves or LIMIT_S passes."""
+    running = asyncio.ensure_future(job)
+    try:
+        await wait_unless_gone(running, request.receive, LIMIT_S)
+        if running.cancelled():
+            raise from_engine(EngineError("draining", "The server is shutting down."))
+        if running.done():
+            return running.result()
+        raise UnavailableError(
+            f"The prompt was not encoded within {LIMIT_S:g} s. Try again later, or shorten it.",
+            code="prompt_timeout",
+            headers=retry_after(LIMIT_S),
+        )
+    finally:
+        running.cancel()
+
+
 class EventBridge:
     """Carries many small events from the engine's threads to the event loop.
 
@@ -121,7 +141,7 @@ class Service:
     """The shared objects of one app. Create it on the app's event loop.
 
     models: one or many. recorder: None if nothing is recorded.
-    making_views: the tasks that are making views of conversations.
+    background: tasks whose work no answer waits for: they make views, and render the next prompts.
     num_pending: each client's jobs that prepare requests.
     """
 
@@ -133,7 +153,8 @@ class Service:
         self.metrics = metrics
         self.recorder = recorder
         self.executor = Executor()
-        self.making_views: set[asyncio.Task[None]] = set()
+        self.documents = DocumentReader()
+        self.background: set[asyncio.Task[None]] = set()
         self.num_pending: Counter[str] = Counter()
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self.event_bridge = EventBridge(self._loop)
@@ -172,9 +193,11 @@ class Service:
         """Stop the threads and the measurements. Called on the event loop."""
         self._loop_lag.stop()
         self._spans.stop()
-        for task in self.making_views:
+        for task in self.background:
             task.cancel()
         self.executor.close()
+        # Its thread would keep the process from ending.
+        DOCUMENTS.interrupt()
 
     @cached_property
     def model_names(self) -> tuple[str, ...]:
@@ -218,6 +241,7 @@ class LeasedModel:
     async def run_in_turn(self, request: Request, job: Callable[[], ResultT], more_bytes: int = 0) -> ResultT:
         """Run a job that prepares a request on a thread, clients in rotation.
 
+        If it raises UnreadError, it runs again once its documents are read on a thread of their own.
         more_bytes: size of the job's input besides the body.
         Raises the job's exception, ClientGoneError if the client disconnects first, TooBusyError if too many
         of its jobs wait, and UnavailableError if the job takes longer than LIMIT_S or the server stops.
@@ -226,19 +250,14 @@ class LeasedModel:
         if num_pending[client] >= self.settings.capacity:
             raise from_engine(EngineError("queue_full", "Too many prompts are waiting; try again later."))
         num_pending[client] += 1
-        num_bytes = len(await request.body()) + more_bytes
-        running = asyncio.ensure_future(self.app.executor.run(client, num_bytes, job))
+        num_bytes, executor = len(await request.body()) + more_bytes, self.app.executor
         try:
-            await wait_unless_gone(running, request.receive, LIMIT_S)
-            if running.cancelled():
-                raise from_engine(EngineError("draining", "The server is shutting down."))
-            if running.done():
-                return running.result()
-            raise UnavailableError(
-                f"The prompt was not encoded within {LIMIT_S:g} s. Try again later, or shorten it.",
-                code="prompt_timeout",
-                headers=retry_after(LIMIT_S),
-            )
+            while True:
+                try:
+                    return await _in_time(request, executor.run(client, num_bytes, job))
+                except UnreadError as unread:
+                    read = partial(self.app.documents.read, unread.documents)
+                    await _in_time(request, executor.documents.run(client, read))
         except UnbrokenTextError as fault:
             raise BadRequestError(
                 f"A text has more than {fault} characters without a place where this model's texts can be "
@@ -246,7 +265,6 @@ class LeasedModel:
                 code="unbroken_text",
             ) from None
         finally:
-            running.cancel()
             num_pending[client] -= 1
             # The counter keeps no client that has left.
             num_pending += Counter()

@@ -131,7 +131,7 @@ class Executor:
 
     Long jobs have separate threads. Each client has a limit per kind, so slow jobs delay only their own
     client.
-    background: for jobs that no answer waits for.
+    background: for jobs that no answer waits for. documents: reads them, each in a process that all share.
     """
 
     def __init__(self) -> None:
@@ -139,6 +139,7 @@ class Executor:
         self._long = FairThreads("long-requests", 3)
         # One thread: it must not take the interpreter from the engine's thread.
         self.background = FairThreads("background")
+        self.documents = FairThreads("documents")
         self._trimmer = ThreadPoolExecutor(1, thread_name_prefix="trim")
         self._trim: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -160,7 +161,7 @@ class Executor:
     def close(self) -> None:
         """Stop the threads."""
         self._is_closed = True
-        for threads in (self._short, self._long, self.background):
+        for threads in (self._short, self._long, self.background, self.documents):
             threads.close()
         if self._trim is not None:
             self._trim.cancel()

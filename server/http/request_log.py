@@ -40,7 +40,9 @@ def record_of(request: HTTPConnection) -> RequestRecord:
 
 def note_ignored(request: HTTPConnection, what: Iterable[str]) -> None:
     """Note the parts of a request that have no effect, for the log and the header x-reprise-ignored."""
-    record_of(request).ignored += what
+    record = record_of(request)
+    # Once each, though a request may be prepared twice.
+    record.ignored = list(dict.fromkeys([*record.ignored, *what]))
 
 
 def note_relaxed(request: HTTPConnection, what: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field, ValidationInfo, model_validator
 from pydantic_core import to_json
 
-from reprise.server.generation.prepare import encode_prompt
+from reprise.server.generation.prepare import encode_prompt, with_documents
 from reprise.server.generation.service import LeasedModel, lease_for, lease_model
 from reprise.server.http.body import read_body
 from reprise.server.http.executor import FORMAT
@@ -205,7 +205,7 @@ def _tokens(request: Request, leased: LeasedModel, body: TokenizeRequest) -> Tok
         return encode_text(leased.engine, text, field, is_prompt=is_prompt)
     names = ("messages", "tools", "chat_template_kwargs", "continue_final_message", "add_generation_prompt")
     chat = validate({name: getattr(body, name) for name in names}, ChatRequest)
-    return encode_prompt(request, leased, chat).tokens
+    return encode_prompt(request, leased, with_documents(request, leased, chat)).tokens
 
 
 def with_pieces(piece_of: Callable[[int], bytes], tokens: TokenIds) -> list[dict[str, Any]]:

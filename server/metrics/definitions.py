@@ -141,8 +141,8 @@ GROUPS = (
     ),
     MetricGroup(
         "Drafts",
-        "`source` is the drafter. `decision` is `lookup`, `draft-model`, `mtp`, `dflash`, `wedlm` or "
-        "`plain`. `reason` is `unmatched`, `unlikely`, `dear`, `spent`, `unread` or `inexact` "
+        "`source` is the drafter. `decision` is `lookup`, `draft-model`, `mtp`, `eagle3`, `dflash`, `wedlm` "
+        "or `plain`. `reason` is `unmatched`, `unlikely`, `dear`, `spent`, `unread` or `inexact` "
         "([what they mean](drafting.md#why-was-nothing-drafted)).",
         Metric(
             "reprise_drafted_tokens_total",
@@ -323,6 +323,46 @@ GROUPS = (
             "Disk space used by the files in --prefix-cache-dir.",
             "file_bytes",
         ),
+        _of_prefixes(
+            "reprise_prefix_cache_file_written_bytes_total",
+            "Total number of bytes written to files in --prefix-cache-dir.",
+            "written_file_bytes",
+        ),
+        _of_prefixes(
+            "reprise_prefix_cache_file_left_out_total",
+            "Total number of times that text was not written, as the bytes of an hour were used up.",
+            "left_out_files",
+        ),
+    ),
+    MetricGroup(
+        "Reading ahead",
+        "Tokens of expected prompts, computed while nothing else was to be done (`--read-ahead`). Those that "
+        "are neither used nor wasted may still be used.",
+        Metric(
+            "reprise_read_ahead_tokens_total",
+            "Total number of tokens computed.",
+            lambda now: now.counts.num_read_ahead,
+        ),
+        Metric(
+            "reprise_read_ahead_used_tokens_total",
+            "Total number of these that later prompts used.",
+            lambda now: now.counts.num_read_ahead_used,
+        ),
+        Metric(
+            "reprise_read_ahead_wasted_tokens_total",
+            "Total number of these that no prompt has used for long.",
+            lambda now: now.counts.num_read_ahead_wasted,
+        ),
+        Metric(
+            "reprise_read_ahead_seconds_total",
+            "Time spent in computing them.",
+            lambda now: now.counts.read_ahead_s,
+        ),
+        Metric(
+            "reprise_read_ahead_left_tokens",
+            "Tokens that the prompt being read ahead now still lacks.",
+            lambda now: now.counts.num_to_read,
+        ),
     ),
     MetricGroup(
         "The n-gram table",
@@ -366,6 +406,16 @@ GROUPS = (
             "reprise_mlx_cache_bytes",
             "Memory in MLX's cache of freed buffers.",
             lambda now: now.counts.cache_bytes,
+        ),
+        Metric(
+            "reprise_memory_pressure",
+            "Memory pressure as the system reports it: 0 none, 1 warning, 2 critical.",
+            lambda now: now.counts.pressure_level,
+        ),
+        Metric(
+            "reprise_memory_given_back_bytes_total",
+            "Total bytes of cached prefixes and free buffers dropped under memory pressure.",
+            lambda now: now.counts.given_back_bytes,
         ),
         Metric(
             "process_resident_memory_bytes",

@@ -187,7 +187,7 @@ class MarkerParser(MarkedText):
         self._leading_whitespace: list[str] = []
         self._num_reasoning_blocks = 1 if is_thinking else 0
         self._has_content = False
-        self._has_reasoning = False
+        self._has_reasoning = self._is_thought_begun = False
         self._drops_whitespace = False
         self._is_reasoning_open = is_thinking
         self._held_whitespace: list[str] = []
@@ -332,13 +332,15 @@ class MarkerParser(MarkedText):
         else:
             self._alignment.skip(text)
             if markers.think_end and text == markers.think_end.text:
+                if self._state == "reasoning":
+                    self._end_reasoning()
                 self._is_reasoning_open, self._drops_whitespace = False, True
             self._state, self._has_content = "content", False
 
     def _start_reasoning(self) -> None:
         self._state, self._is_reasoning_open = "reasoning", True
         self._num_reasoning_blocks += 1
-        self._held_whitespace = ["\n"]
+        self._held_whitespace, self._is_thought_begun = ["\n"] if self._has_reasoning else [], False
 
     def _start_call(self, opening: str, is_bare: bool = False) -> None:
         self._state, self._call, self._json_strings = "call", [], JsonStringTracker()
@@ -462,17 +464,25 @@ class MarkerParser(MarkedText):
             self._parts.append(TextPart(text, logprobs))
 
     def _emit_reasoning(self, text: str) -> None:
-        """Emit reasoning without outer whitespace, which is held back until more text follows."""
+        """Emit reasoning. Outer whitespace is held back: it counts only if the template would show it."""
         self._alignment.skip(text)
-        if not self._has_reasoning:
-            text = text.lstrip()
         stripped = text.rstrip()
-        if stripped:
-            held = "".join(self._held_whitespace) if self._has_reasoning else ""
-            self._held_whitespace, self._has_reasoning = [], True
-            self._parts.append(ReasoningPart(held + stripped))
-        if len(stripped) < len(text):
-            self._held_whitespace.append(text[len(stripped) :])
+        self._held_whitespace.append(text[: len(text) - len(text.lstrip())] if stripped else text)
+        if not stripped:
+            return
+        held, gap = "".join(self._held_whitespace), self._markers.thought_gap
+        if not self._has_reasoning:
+            held = "" if gap is None else held.removeprefix(gap[0])
+        self._parts.append(ReasoningPart(held + stripped.lstrip()))
+        self._held_whitespace = [text[len(stripped) :]]
+        self._has_reasoning = self._is_thought_begun = True
+
+    def _end_reasoning(self) -> None:
+        """Emit the whitespace at the end of a thought that the template does not write itself."""
+        gap = self._markers.thought_gap
+        rest = "" if gap is None else "".join(self._held_whitespace).removesuffix(gap[1])
+        if rest and self._is_thought_begun:
+            self._parts.append(ReasoningPart(rest))
 
 
 def _new_id() -> str:

@@ -195,7 +195,8 @@ def measure_timings(usages: Collection[Usage]) -> Json:
     The first step computes the prompt's last token and samples the first output token, or several if there is
     a draft. Both phases include this step; without it, both rates would be wrong.
 
-    cache_n, prompt_n: prompt tokens from the prefix cache, and computed. fed: tokens fed in the forwards.
+    cache_n, prompt_n: prompt tokens from the prefix cache, and computed. read_ahead_n: those from the cache
+        that were read ahead. fed: tokens fed in the forwards.
     gate: the decision for the first choice. translation: only if a draft model read the prompt.
     streaming: only if the answer was decoded in windows. stopped: only if the loop guard ended a choice.
     """
@@ -206,6 +207,7 @@ def measure_timings(usages: Collection[Usage]) -> Json:
     predicted_s = max(usage.total_s for usage in usages) - min(usage.prefill_s for usage in usages)
     timings: Json = {
         "cache_n": sum(usage.num_cached_tokens for usage in usages),
+        "read_ahead_n": sum(usage.num_read_ahead_tokens for usage in usages),
         "prompt_n": num_computed,
         "prompt_ms": round(1000 * prompt_s, 3),
         "prompt_per_second": _rate(num_computed, prompt_s),

@@ -3,8 +3,9 @@
 import { html, render, useCallback, useEffect, useState } from "./vendor/preact.js";
 import { getJson, key } from "./shared/api.js";
 import { Notice } from "./shared/notice.js";
-import { adoptOldChat, adoptOldParameters, adoptUnsaved } from "./chats/unsaved.js";
-import { readChats } from "./chats/store.js";
+import { useStored } from "./shared/stored.js";
+import { adoptUnsaved } from "./chats/unsaved.js";
+import { followAddress, readChats } from "./chats/store.js";
 import { withLock } from "./runs/locks.js";
 import { Chat } from "./chat/chat.js";
 import { Now } from "./now/now.js";
@@ -19,7 +20,23 @@ const TABS = {
   models: ["Models", Models],
   connect: ["Connect", Connect],
 };
+/** Each with its sign; the last character keeps it from being drawn as a picture. */
+const THEMES = { auto: "◐\ufe0e", light: "☀\ufe0e", dark: "☾\ufe0e" };
 const RETRY_MS = 1000;
+/** The tab that the address names, as #race or #/chat/ID; the chat if it names none. */
+const tabOf = () => {
+  const [, name] = /^#?\/?(\w*)/.exec(location.hash);
+  return Object.hasOwn(TABS, name) ? name : "chat";
+};
+
+/** As the system has it, light or dark: a button that goes from one to the next. */
+function Theme() {
+  const [theme, setTheme] = useStored("reprise.theme", "auto");
+  const names = Object.keys(THEMES);
+  document.documentElement.dataset.theme = theme;
+  const words = `Theme: ${theme}`;
+  return html`<button class="quiet theme" title=${words} aria-label=${words} onClick=${() => setTheme(names[(names.indexOf(theme) + 1) % names.length])}>${THEMES[theme]}</button>`;
+}
 
 function KeyForm({ onKey }) {
   const [value, setValue] = useState("");
@@ -47,9 +64,7 @@ function useModels(onFault, setNeedsKey) {
       else onFault(raised);
     }
   }, []);
-  useEffect(() => {
-    refresh();
-  }, []);
+  useEffect(() => void refresh(), []);
   useEffect(() => {
     if (!wait) return;
     const timer = setInterval(refresh, RETRY_MS);
@@ -59,16 +74,19 @@ function useModels(onFault, setNeedsKey) {
 }
 
 function Page() {
-  const [tab, setTab] = useState(location.hash.slice(1) in TABS ? location.hash.slice(1) : "chat");
+  const [tab, setTab] = useState(tabOf);
   const [fault, setFault] = useState(null);
   const [needsKey, setNeedsKey] = useState(false);
   const onFault = useCallback((raised) => {
-    if (raised.needsKey) setNeedsKey(true);
+    if (raised.status === 401) setNeedsKey(true);
     setFault(raised.code === "missing_api_key" ? null : raised.message);
   }, []);
   const { models, wait, refresh } = useModels(onFault, setNeedsKey);
   useEffect(() => {
-    const follow = () => location.hash.slice(1) in TABS && setTab(location.hash.slice(1));
+    const follow = () => {
+      setTab(tabOf());
+      if (tabOf() === "chat") followAddress();
+    };
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
@@ -76,7 +94,7 @@ function Page() {
   document.title = `${label} · Reprise`;
   return html`
     <header><h1>Reprise</h1><nav aria-label="Tabs">${Object.entries(TABS).map(([name, [title]]) => html`
-      <a href=${`#${name}`} aria-current=${name === tab ? "page" : undefined}>${title}</a>`)}</nav></header>
+      <a href=${`#${name}`} aria-current=${name === tab ? "page" : undefined}>${title}</a>`)}</nav><${Theme} /></header>
     <main class=${`tab-${tab}`}>
       ${fault && html`<p class="fault banner" role="alert">${fault} <button class="quiet" onClick=${() => setFault(null)}>Dismiss</button></p>`}
       ${wait && html`<p class="soft banner" role="status">${wait} Trying again …</p>`}
@@ -88,6 +106,5 @@ function Page() {
 
 render(html`<${Page} />`, document.body);
 await readChats();
-await adoptOldChat();
-adoptOldParameters();
 await adoptUnsaved(withLock);
+if (tabOf() === "chat") followAddress();

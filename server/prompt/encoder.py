@@ -43,10 +43,11 @@ class ChatPrompt:
     prediction: token ids of the output that the client predicts; often none.
     is_thinking: the prompt has already opened the model's reasoning.
     num_dropped: how many of the oldest messages were left out, as the request allows.
-    head_tokens, images: see GenerationRequest.
+    head_tokens, images: see GenerationRequest. seen: the conversation as it was rendered.
     """
 
     tokens: TokenIds
+    seen: Seen
     prediction: TokenIds = ()
     is_thinking: bool = False
     num_dropped: int = 0
@@ -100,6 +101,7 @@ def encode_chat(engine: "GeneratingEngine", body: ChatRequest, seen: Seen) -> Ch
     said = next((one["content"] for one in messages if one["role"] == "user"), "")
     return ChatPrompt(
         placed.tokens,
+        seen,
         prediction,
         tokenizer.opens_thinking(placed.tokens),
         num_dropped,

@@ -19,7 +19,8 @@ from reprise.engine.interface.images import (
     placeholders,
     without_marks,
 )
-from reprise.engine.sandbox.child_process import ImageDecoder, ImageError, Picture
+from reprise.engine.sandbox.child_process import ImageDecoder, Picture
+from reprise.engine.sandbox.child_script import FileError
 from reprise.server.errors import BadRequestError
 from reprise.server.http.request_log import note_ignored
 from reprise.server.requests.fields import Notes
@@ -128,10 +129,10 @@ class ImageReader:
         for number, (index, image) in enumerate(found):
             try:
                 if number < num_dropped:
-                    raise ImageError("is one too many")
+                    raise FileError("is one too many")
                 check_wanted()
                 pictures[number] = self._picture(image, processor)
-            except ImageError as fault:
+            except FileError as fault:
                 # Content of the history is never refused.
                 if index >= newest:
                     message = f"The image '{image.at}' {fault}."
@@ -157,9 +158,9 @@ class ImageReader:
         return min(-(-num_more // step) * step, len(found) - num_newest)
 
     def _picture(self, image: Media, processor: ImageProcessor) -> Picture:
-        """Decode an image, unless it is cached. Raises ImageError."""
+        """Decode an image, unless it is cached. Raises FileError."""
         if image.fault:
-            raise ImageError(image.fault)
+            raise FileError(image.fault)
         digest = hashlib.sha256(repr((processor, image.detail, MAX_IMAGE_TOKENS)).encode())
         digest.update(image.data.encode("ascii", "replace"))
         key = digest.digest()

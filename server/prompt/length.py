@@ -192,8 +192,8 @@ def fit(
         reserved = reserved_tokens if tried[at].num_dropped else 1
         return len(tokens) <= context_tokens - reserved
 
-    # With fewer messages the prompt only gets shorter.
-    at = min(bisect_left(range(len(tried)), True, key=fits), len(tried) - 1)
+    # With fewer messages the prompt only gets shorter. The whole conversation needs less room for the answer.
+    at = 0 if fits(0) else min(bisect_left(range(len(tried)), True, 1, key=fits), len(tried) - 1)
     return encoded[at], tried[at].num_dropped
 
 

@@ -15,6 +15,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from reprise.config.model_settings import RESERVED_TEMPLATE_KEYS
 from reprise.engine.interface.request import PromptEnd
 from reprise.server.requests.fields import (
     AcceptsPeerFields,
@@ -36,13 +37,6 @@ from reprise.server.requests.messages import Json, Message, check_answerable, ch
 from reprise.server.requests.peer_fields import as_switch
 from reprise.server.requests.tools import MAX_TOOLS, Tool, ToolChoice, ToolReader, check_enforced
 
-_RESERVED = """
-    add_generation_prompt chat_template continue_final_message conversation max_length messages padding
-    processor_kwargs return_assistant_tokens_mask return_dict return_tensors sanitize_control_tokens tokenize
-    tokenizer_kwargs tools truncation
-"""
-RESERVED_TEMPLATE_KEYS = frozenset(_RESERVED.split())
-"""Template arguments that the server sets itself."""
 SWITCHES = frozenset({"enable_thinking", "thinking"})
 """Template arguments with which thinking is switched on and off."""
 
@@ -154,8 +148,8 @@ class ChatRequest(GenerationFields):
     top_logprobs: TopLogprobs = 0
     """Number of most likely tokens to return at each position. Requires logprobs: true."""
     chat_template_kwargs: TemplateArguments | None = None
-    """Extra arguments for the chat template. They override those set by reasoning_effort. Not in OpenAI's
-    API."""
+    """Extra arguments for the chat template. They override those set by reasoning_effort, and those of the
+    server's --chat-template-kwargs. Not in OpenAI's API."""
 
     continue_final_message: bool = False
     """Whether the answer continues the last message, which must be the assistant's, instead of beginning a

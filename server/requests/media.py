@@ -11,6 +11,9 @@ NO_URLS = (
     "in base64"
 )
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
+_DATA_KEYS = ("file_data", "data")
+_DOCUMENT_KEYS = (*_DATA_KEYS, "url", "file_url", "source", "file")
+"""Where a document may be: as a data: URL, under the first two also as base64."""
 _DETAILS: dict[Any, Detail] = {"low": "low", "high": "high", "original": "high"}
 
 
@@ -19,7 +22,7 @@ class Media:
     """A non-text part of a message, hidden from text-only models.
 
     kind: image, audio, video or document. name: the part's title, or "". at: the part's path in the request.
-    Only images have data (base64), or the error why there is none, and a detail.
+    Images and documents have data (base64); images the error why there is none, and a detail.
     """
 
     kind: str
@@ -44,6 +47,19 @@ def image_of(given: dict[str, Any], path: str) -> Media:
     has_data = inner.get("type") == "base64" or isinstance(inner.get("data"), str)
     source = holder if isinstance(holder, str) else inner.get("data" if has_data else "url")
     return image(source, path, detail)
+
+
+def document_of(given: dict[str, Any], name: str, path: str) -> Media:
+    """Return the document in a message's part, in any API's form; without data if it has none in base64."""
+    holders = [given, *(one for key in ("source", "file") if isinstance(one := given.get(key), dict))]
+    sent = [(key, one.get(key)) for one in holders for key in _DOCUMENT_KEYS if one.get("type") != "text"]
+    for key, value in sent:
+        if not isinstance(value, str):
+            continue
+        url = _DATA_URL.match(value)
+        if url or (key in _DATA_KEYS and ":" not in value[:100]):
+            return Media("document", name, at=path, data=value[url.end() :] if url else value)
+    return Media("document", name)
 
 
 def image(source: Any, path: str, detail: Detail = "auto") -> Media:

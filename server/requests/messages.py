@@ -1,5 +1,6 @@
 """The normalized form of messages and calls, and the translation of chats into it."""
 
+import base64
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from pydantic_core import from_json
 from reprise.server.errors import BadRequestError, bad_field
 from reprise.server.requests.fields import INSIDE, JSON_TYPES, MAX_NOTES, Notes
 from reprise.server.requests.json_body import check_values
-from reprise.server.requests.media import Media, image_of
+from reprise.server.requests.media import Media, document_of, image_of
 
 Json = dict[str, Any]
 Role = Literal["system", "user", "assistant", "tool"]
@@ -82,6 +83,25 @@ def joined(group: Sequence[Message]) -> Message:
         reasoning="".join(one.reasoning for one in group),
         calls=tuple(call for one in group for call in one.calls),
     )
+
+
+REASONING_PREFIX = "reprise:"
+"""What encode_reasoning() puts before the base64."""
+
+
+def encode_reasoning(reasoning: str) -> str:
+    """Encode reasoning, or a summary, as text that clients send back as it is. It is not encrypted."""
+    return REASONING_PREFIX + base64.b64encode(reasoning.encode()).decode()
+
+
+def decode_reasoning(content: object) -> str | None:
+    """Decode what encode_reasoning() made. Return None for anything else."""
+    if not isinstance(content, str) or not content.startswith(REASONING_PREFIX):
+        return None
+    try:
+        return base64.b64decode(content.removeprefix(REASONING_PREFIX), validate=True).decode()
+    except ValueError:
+        return None
 
 
 MAX_MESSAGES = 4096
@@ -158,7 +178,9 @@ def check_answerable(messages: Sequence[Message], *, sees: bool = True) -> None:
     newest = [one for one in messages[newest_start(messages) :] if one.role != "system"]
     media = [part for one in newest for part in one.parts if isinstance(part, Media)]
     has_text = any(isinstance(part, str) and part.strip() for one in newest for part in one.parts)
-    is_seen = sees and any(part.kind == "image" for part in media)
+    is_seen = any(
+        (part.kind == "image" and sees) or (part.kind == "document" and part.data) for part in media
+    )
     if media and not has_text and not is_seen and all(one.role != "tool" for one in newest):
         at = newest[-1].at
         more = SEEING if media[0].kind == "image" else ""
@@ -189,7 +211,7 @@ MEDIA = {
     **dict.fromkeys(("video", "video_url"), "video"),
     **dict.fromkeys(("document", "file", "input_file"), "document"),
 }
-"""Parts that are shown as a placeholder, or as their text if they have some; images to a model that sees."""
+"""Parts shown as a placeholder; documents as their text, and images to a model that sees."""
 _LEFT_OUT = """
     redacted_thinking container_upload fallback tool_addition tool_removal mcp_tool_listing mcp_list_tools
     mcp_approval_request mcp_approval_response compaction_trigger configuration_update ghost_snapshot
@@ -269,11 +291,13 @@ def _media(given: Json, kind: str, path: str, notes: Notes) -> list[Part]:
     """Return an image, a placeholder, or the text of a document that is text."""
     if kind == "image":
         return [image_of(given, path)]
-    notes.as_text(path)
     holders = (given.get(key) for key in ("source", "file", "input_audio"))
     inner = next((one for one in holders if isinstance(one, dict)), {})
     names = (given.get("title"), given.get("filename"), inner.get("filename"))
     name = next((one[:100] for one in names if isinstance(one, str)), "")
+    if kind == "document" and (document := document_of(given, name, path)).data:
+        return [document]
+    notes.as_text(path)
     if inner.get("type") == "text" and isinstance(inner.get("data"), str):
         return [f"[{kind}{name and ' ' + name}]\n{inner['data']}"]
     if inner.get("type") == "content":

@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from reprise.bench.replay.pairs import token_pairs
+from reprise.bench.replay.prompts import read_rows
 from reprise.bench.replay.sessions import kind_of, read_session, read_sessions
 from reprise.cli.main import main
 from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.engine.interface.embeddings import count_common
 from reprise.engine.model.loading import load_tokenizer
+from tests.end_to_end.clients.test_cached_turns import THINKING_TEMPLATE
+from tests.engine.text.test_tokenizer import make_thinker
 
 READ = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"file_path": "a.py"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "     1→one = 1\n     2→two = 2"}
@@ -112,6 +116,13 @@ def test_a_rollout_of_codex_has_a_turn_for_each_answer(tmp_path: Path) -> None:
     assert [turn.messages[0]["content"] for turn in after.turns] == ["Go on."]
 
 
+def test_a_rollout_of_an_older_codex_has_the_items_themselves(tmp_path: Path) -> None:
+    items = [line["payload"] for line in CODEX if line["type"] == "response_item"]
+    about = {"id": "s", "timestamp": "2025-09-10T18:58:38.331Z", "instructions": "Be brief."}
+    (chat,) = read_session(written(tmp_path, about, {"record_type": "state"}, *items[1:]))
+    assert [kind_of(turn) for turn in chat.turns] == ["shell", "apply_patch", "text", "text"]
+
+
 OPENCODE = {
     "info": {"id": "ses_1", "title": "Numbers"},
     "messages": [
@@ -120,7 +131,9 @@ OPENCODE = {
             {"type": "step-start"}, {"type": "reasoning", "text": "Look first."},
             {"type": "tool", "tool": "read", "callID": "c1", "state": {
                 "status": "completed", "input": {"filePath": "a.py"}, "output": "one = 1"}},
-            {"type": "text", "text": "Done."}]},
+            {"type": "tool", "tool": "read", "callID": "c2", "state": {
+                "status": "error", "input": {"filePath": "b.py"}, "error": "no file"}},
+            {"type": "step-finish"}, {"type": "text", "text": "Done."}]},
     ],
 }  # fmt: skip
 
@@ -133,8 +146,9 @@ def test_an_export_of_opencode_has_a_turn_for_each_answer(tmp_path: Path) -> Non
         first, second = chat.turns
         assert [kind_of(first), kind_of(second)] == ["read", "text"]
         assert first.answer["reasoning_content"] == "Look first."
-        assert [message["role"] for message in second.messages] == ["user", "assistant", "tool"]
-        assert second.messages[-1]["content"] == "one = 1"
+        assert len(first.answer["tool_calls"]) == 2
+        assert [message["role"] for message in second.messages] == ["user", "assistant", "tool", "tool"]
+        assert [message["content"] for message in second.messages[-2:]] == ["one = 1", "no file"]
 
 
 def test_tools_are_those_that_were_called_and_required_is_what_every_call_had(tmp_path: Path) -> None:
@@ -196,3 +210,42 @@ def test_a_folder_without_sessions_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text("{}")
     with pytest.raises(ValueError, match="no sessions"):
         read_sessions(tmp_path)
+
+
+def test_what_an_agent_waits_for_is_counted_by_how_thoughts_come_back(tmp_path: Path) -> None:
+    thinker = make_thinker()
+    thinker.wrapped.chat_template = THINKING_TEMPLATE
+    talk = [
+        *TALK,
+        line("user", "Now say why. " * 9),
+        line("assistant", [{"type": "text", "text": "Because."}]),
+    ]
+    (row,) = read_rows(thinker, read_session(written(tmp_path, *talk)), lambda _: None)
+    (chat,) = read_session(written(tmp_path, *talk))
+    rendered = [thinker.render_chat(list(turn.messages), list(turn.tools)) for turn in chat.turns]
+    assert (row["chats"], row["turns"], row["first"]) == (1, 3, len(rendered[0]))
+    # A tool's result is new in the second prompt, and the user's words are in the third.
+    at_result, at_words = (
+        count_common(tuple(rendered[turn]), tuple(thinker.render_chat(messages, list(chat.turns[0].tools))))
+        for turn, messages in (
+            (1, [*chat.turns[1].messages[:-1], {**chat.turns[1].messages[-1], "content": "~"}]),
+            (2, [*chat.turns[2].messages[:-1], {"role": "user", "content": "~"}]),
+        )
+    )
+    new = len(rendered[1]) - at_result + len(rendered[2]) - at_words
+    assert new <= row["ahead"] <= new + 8
+    assert row["turn"] == row["ahead"]
+    # The template drops the thought when the user speaks: all that follows it is read again.
+    begins = count_common(tuple(rendered[1]), tuple(rendered[2]))
+    assert row["returned"] == row["ahead"] + at_words - begins
+    assert row["lost"] > row["ahead"]
+    assert row["kept"] < row["returned"]
+
+
+def test_the_command_counts_what_agents_wait_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, found = written(tmp_path, *TALK), tmp_path / "found.json"
+    assert main(["bench", "replay", "--reading", "--session", str(file), "--json", str(found)]) == 0
+    (row,) = json.loads(found.read_text())["replay"]["rows"]
+    assert row["turns"] == 2
+    assert "thoughts" in capsys.readouterr().out
+    assert main(["bench", "replay", "--reading", "--pairs", str(tmp_path / "none")]) != 0

@@ -13,7 +13,15 @@ import pytest
 from reprise.bench.cost_curves import CPU_BF16, FLAT, M4_PRO, Curve
 from reprise.bench.experiment import Row
 from reprise.bench.replay.pairs import TokenPair
-from reprise.bench.replay.rules import COMPARED, RULES, FixedPlayer, Outcome, Setup, figures
+from reprise.bench.replay.rules import (
+    COMPARED,
+    RULES,
+    FixedPlayer,
+    Outcome,
+    Setup,
+    SimulatedHead,
+    figures,
+)
 from reprise.bench.replay.run_replay import replay
 from reprise.bench.replay.traffic import EDIT, make_traffic
 from reprise.cli.main import main as run_reprise
@@ -59,7 +67,10 @@ def test_a_replay_says_the_whole_answer_whatever_the_rule(rule: str, edits: list
         num_committed = sum(1 + accepted for _, accepted in outcome.steps)
         assert num_committed - outcome.num_tokens in (0, 1)
         cost = sum(M4_PRO.cost(1 + verified) for verified, _ in outcome.steps)
-        assert outcome.cost == pytest.approx(cost)
+        if RULES[rule].head:
+            assert outcome.cost > cost
+        else:
+            assert outcome.cost == pytest.approx(cost)
 
 
 def test_counts_are_those_of_a_drafter_whose_mistakes_are_known() -> None:
@@ -114,6 +125,35 @@ def trap_cases(count: int, seed: int) -> list[TokenPair]:
 def test_no_trap_makes_an_answer_slower_than_the_ledger_allows(curve: Curve) -> None:
     for outcome in outcomes_of("auto", trap_cases(4, seed=2), curve):
         assert outcome.num_tokens / outcome.cost >= 0.97
+
+
+def mixed_cases(count: int) -> list[TokenPair]:
+    """Make answers of which a half is copied from the prompt, in pieces, and a half is new."""
+    rng, cases = random.Random(5), []
+    for _ in range(count):
+        prompt = rng.choices(range(20_000), k=2000)
+        answer: list[int] = []
+        for length in (40, 600, 12, 150):
+            start = rng.randrange(2000 - length)
+            answer += prompt[start : start + length] + rng.choices(range(20_000), k=length)
+        cases.append(TokenPair(tuple(prompt), tuple(answer), "mixed"))
+    return cases
+
+
+@pytest.mark.parametrize(
+    "curve", [M4_PRO, pytest.param(CPU_BF16, marks=pytest.mark.slow)], ids=lambda curve: curve.name
+)
+@pytest.mark.parametrize(
+    "rate", [0.0, 0.5, 0.9, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (0.3, 0.7))]
+)
+def test_lookups_and_a_head_together_are_no_slower_than_either(rate: float, curve: Curve) -> None:
+    pairs, heads = mixed_cases(8), [SimulatedHead(rate, cost) for cost in (0.05, 0.1)]
+    rules = [rule for name in ("auto", "head", "auto-head") for rule in RULES[name].with_heads(heads)]
+    rows = replay(pairs, rules, [replace(SETUP, curve=curve)])
+    lookups, *by_head = [row["speedup"] for row in rows]
+    for alone, together in zip(by_head[:2], by_head[2:], strict=True):
+        assert together >= 0.99 * max(lookups, alone)
+        assert together > 1.1 * lookups or rate < 0.5 or curve is CPU_BF16
 
 
 def text_of(seed: int, length: int = 80) -> tuple[int, ...]:
@@ -205,6 +245,7 @@ def test_the_command_replays_a_file_and_writes_what_it_found(
         (["--tokenizer", "/nowhere"], "/nowhere is not a model folder"),
         (["--pairs", "/dev/null"], "/dev/null: the file contains no chats"),
         (["--workloads", "free", "--cases", "1"], "there is no pair to replay"),
+        (["--head-rates", "2"], "2 is not a number from 0 to 1"),
         (["--workloads", "prose"], "--workloads: prose is not one of records"),
     ],
 )
@@ -216,6 +257,15 @@ def test_bad_input_is_one_line_and_status_2(
     assert said.startswith("reprise")
     assert reason in said
     assert said.count("\n") == 1
+
+
+def test_each_rate_of_a_simulated_head_is_a_rule(tmp_path: Path) -> None:
+    asked = ["--workloads", "edits_short", "--cases", "1", "--cost-curve", "apple-m4-pro-4bit"]
+    asked += ["--drafters", "head", "--head-rates", "0.2,0.9", "--head-cost", "0"]
+    assert main([*asked, "--json", str(tmp_path / "r.json")]) == 0
+    rows = json.loads((tmp_path / "r.json").read_text())["replay"]["rows"]
+    assert [row["drafter"] for row in rows] == ["head 0.2", "head 0.9"]
+    assert rows[0]["speedup"] < rows[1]["speedup"]
 
 
 def test_what_is_compared_unless_asked_otherwise_are_rules() -> None:

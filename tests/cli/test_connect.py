@@ -20,6 +20,7 @@ from reprise.config.agents.edit_text import set_toml
 from reprise.config.agents.known import AGENTS, FIRST_PROMPT_TOKENS
 
 CARD = {"id": "qwen/coder", "owned_by": "reprise", "context_length": 40_000, "tools": True}
+REQUESTS: dict = {"data": []}
 FILES = {
     "codex": ".codex/config.toml",
     "claude": ".claude/settings.json",
@@ -44,6 +45,7 @@ class Models(BaseHTTPRequestHandler):
         is_refused = self.headers.get("Authorization", "Bearer right") != "Bearer right"
         answers = {
             "/v1/models": {"data": [CARD]},
+            "/v1/requests": REQUESTS,
             "/v1/models/claude-sonnet-4-5": CARD | {"id": self.path[11:]},
         }
         self.send_response(401 if is_refused else 200 if self.path in answers else 404)
@@ -86,8 +88,9 @@ def test_every_agent_is_told_address_model_and_context(agent, url, home, capsys)
 @pytest.mark.parametrize(
     ("agent", "name", "context_tokens", "told"),
     [
-        ("codex", "smollm2", 8192, ("8,192", "10,100")),
-        ("codex", "smollm2", 10_200, None),
+        ("codex", "smollm2", 8192, ("8,192", "8,900")),
+        ("codex", "smollm2", 9_000, None),
+        ("cline", "smollm2", 4096, ("4,096", "5,500")),
         ("codex", "reprise-demo", 16_000, ("16,000", "16,800")),
         ("aider", "smollm2", 8192, None),
         ("zed", "smollm2", 512, None),
@@ -109,6 +112,38 @@ def test_a_context_smaller_than_an_agents_first_prompt_is_told_with_both_numbers
             "`reprise doctor` proposes a model\n"
         )
     assert said == expected
+
+
+def a_request(num_tokens: int, num_cached: int | None, first_token_ms: float | None, **more: str) -> dict:
+    counts = {"num_prompt_tokens": num_tokens, "num_cached_tokens": num_cached}
+    return {**counts, "first_token_ms": first_token_ms, **more}
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("agent", "requests", "seconds", "speed"),
+    [
+        ("codex", [a_request(1000, 0, 2500.0)], 22, 400),
+        # Another waited, and others say nothing: short, cached, without a token, or of another model.
+        ("codex", [a_request(1000, 0, 2500.0), a_request(1000, 0, 9000.0)], 22, 400),
+        ("claude", [a_request(3000, 2000, 2000.0, model="qwen/coder")], 24, 500),
+        ("codex", [a_request(100, 0, 1.0), a_request(9000, 8900, 1.0), a_request(1000, 0, None)], None, 0),
+        ("codex", [a_request(1000, 0, 2500.0, model="other")], None, 0),
+        ("zed", [a_request(1000, 0, 2500.0)], None, 0),
+        ("codex", [], None, 0),
+    ],
+)
+def test_the_wait_for_the_first_prompt_is_told_if_its_speed_was_measured(
+    agent, requests, seconds, speed, url, capsys, monkeypatch
+):
+    monkeypatch.setitem(REQUESTS, "data", requests)
+    assert main(["connect", agent, "--url", url]) == 0
+    said = capsys.readouterr().err
+    if seconds is None:
+        assert said == ""
+    else:
+        assert f"tokens: {seconds} s here, at the {speed} tokens/s of an earlier prompt" in said
+        assert "also after a restart" in said
 
 
 def test_first_prompts_are_those_of_the_page():

@@ -73,7 +73,7 @@ def test_a_gguf_file_becomes_a_folder(tmp_path: Path, capsys: Refused) -> None:
     assert main(["convert", str(source), str(tmp_path / "new" / "made")]) == 0
     said = capsys.readouterr()
     assert said.out == f"{tmp_path}/new/made\n"
-    assert f"serve it with: reprise serve --model {tmp_path}/new/made" in said.err
+    assert f"serve it with: reprise serve {tmp_path}/new/made" in said.err
     (weights,) = (tmp_path / "new" / "made").glob("*.safetensors")
     before = format_bytes(sum(tensor.n_bytes for tensor in GGUFReader(source).tensors))
     assert f"reprise: {before} of weights became {format_bytes(weights.stat().st_size)}\n" in said.err
@@ -371,7 +371,7 @@ def test_a_packaged_model_is_described_pulled_and_converted_by_its_name(
     install(tmp_path, monkeypatch, source, sha256_of(source))
     assert main(["info", "made-up"]) == 1
     assert capsys.readouterr().err == (
-        "reprise: made-up is converted when it is first served: reprise serve --model made-up\n"
+        "reprise: made-up is converted when it is first served: reprise serve made-up\n"
     )
     assert main(["pull", "made-up"]) == 0
     (folder,) = cache.glob("*/made-up")

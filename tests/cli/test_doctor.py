@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from reprise.bench.local_engine import LocalEngine, equal_costs
 from reprise.cli import doctor
 from reprise.cli.doctor import (
     MAX_MODELS,
@@ -36,6 +37,7 @@ from reprise.cli.doctor import (
 )
 from reprise.cli.main import main
 from reprise.config.settings import Settings
+from tests.tiny_models import DROPS_THOUGHTS
 
 GIB = 1 << 30
 ANSWER = Answer(
@@ -55,6 +57,21 @@ def test_all_is_well_with_the_bundled_model(
     ]  # fmt: skip
     assert {check["level"] for check in checks} <= {"ok", "warning"}
     assert "24 tokens" in checks[-1]["found"]
+
+
+def test_the_switch_that_keeps_thoughts_is_named(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (template := tmp_path / "drops.jinja").write_text(DROPS_THOUGHTS)
+    arguments = ["doctor", "--json", "--port", "0", "--chat-template", str(template)]
+    assert main(arguments) == 0
+    last = json.loads(capfd.readouterr().out)["checks"][-1]
+    switch = '{"preserve_thinking": true}'
+    assert (last["name"], last["level"]) == ("thoughts", "ok")
+    assert f"--chat-template-kwargs '{switch}' keeps them" in last["advice"]
+    assert main([*arguments, "--chat-template-kwargs", switch]) == 0
+    assert json.loads(capfd.readouterr().out)["checks"][-1]["name"] == "answer"
 
 
 def test_a_missing_model_and_a_port_in_use_are_problems(
@@ -118,6 +135,20 @@ def test_a_process_is_given_up_for_its_silence_alone(monkeypatch: pytest.MonkeyP
             process.call(talk, 1, 100)
 
 
+def test_reading_a_long_prompt_is_named_and_its_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, float]] = []
+    monkeypatch.setattr(doctor, "say", lambda *said: told.append(said))
+    monkeypatch.setattr(doctor, "LONG_PROMPTS", (100, 1000))
+    settings = Settings(keeps_costs=False, prefix_cache_dir=None, prefill_chunk_tokens=64)
+    with LocalEngine(settings, equal_costs(8)) as local:
+        measured = doctor.measure_first_token(local)
+    assert measured["num_prompt_tokens"] == 1000
+    shares = [share for stage, share in told if stage == "Reading a prompt of 1,000 tokens"]
+    assert shares[0] == 0.0
+    assert shares == sorted(shares)
+    assert len(set(shares)) > 10
+
+
 def level(check: Check) -> str:
     """Return the level, after checking that everything but ok has a way out."""
     assert (check.level == "ok") == (not check.advice)
@@ -166,7 +197,7 @@ def test_what_weights_mean_for_drafts_here_is_told(
 ) -> None:
     known = {
         "name": "m", "architecture": "llama", "weight_bytes": GIB, "quantization": quantization,
-        "refused": [], "cache": {}, "weights_note": "what the weights mean",
+        "refused": [], "cache": {}, "weights_note": "what the weights mean", "is_drafter": False,
     }  # fmt: skip
     process = SimpleNamespace(call=lambda *_: known)
     check, _ = check_model(process, "model", "m")  # type: ignore[arg-type]

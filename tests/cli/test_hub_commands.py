@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from reprise.cli.main import main
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.settings import Settings
+from reprise.engine.speculative.heads.loading import find_given_head
 from tests.engine.embedding.encoder_folders import write_encoder, write_modules
 from tests.engine.model.fake_hub import MODEL, FakeHub, serve, use
 from tests.tiny_models import write_random_model
@@ -30,7 +33,7 @@ def test_a_model_is_pulled_listed_described_and_removed(capsys: pytest.CaptureFi
     assert main(["pull", MODEL]) == 0
     said = capsys.readouterr()
     assert Path(said.out.strip(), "config.json").is_file()
-    assert f"reprise serve --model {MODEL}" in said.err
+    assert f"reprise serve {MODEL}" in said.err
     assert main(["list", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["name"], listed["path"], listed["fault"]) == (MODEL, said.out.strip(), None)
@@ -44,6 +47,36 @@ def test_a_model_is_pulled_listed_described_and_removed(capsys: pytest.CaptureFi
     assert MODEL in capsys.readouterr().out
     assert main(["rm", MODEL]) == 1
     assert "there is no model" in capsys.readouterr().err
+
+
+def test_a_drafter_is_pulled_named_and_found_again_without_the_hub(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.files = {file.name: file.read_bytes() for file in (BUNDLED_MODEL / "dflash").iterdir()}
+    assert main(["pull", MODEL]) == 0
+    said = capsys.readouterr()
+    assert f"{MODEL} holds a drafter (DFlash drafter)" in said.err
+    assert f"reprise serve MODEL --draft-model {MODEL}" in said.err
+    hub.files.clear()
+    found = find_given_head(Settings(draft_model=MODEL))
+    assert found is not None
+    assert (found.name, found.source) == ("DFlash drafter", said.out.strip())
+    assert main(["serve", "--model", said.out.strip(), "--port", "0"]) == 1
+    assert "name it with --draft-model" in capsys.readouterr().err
+    assert main(["doctor", "--model", said.out.strip(), "--ngram-table-file", str(tmp_path / "ngrams")]) == 1
+    assert "DFlash drafter, 1.6 MiB of weights" in capsys.readouterr().out
+
+
+def test_a_drafter_with_a_tokenizer_is_not_taken_for_a_model(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.files = {file.name: file.read_bytes() for file in (BUNDLED_MODEL / "dflash").iterdir()}
+    hub.files |= {file.name: file.read_bytes() for file in BUNDLED_MODEL.glob("tokenizer*")}
+    assert main(["pull", MODEL]) == 0
+    assert main(["list"]) == 0
+    assert "a drafter, which --draft-model takes" in capsys.readouterr().out
+    assert main(["serve", "--model", MODEL, "--port", "0"]) == 1
+    assert "holds a DFlash drafter, which cannot answer by itself: name it" in capsys.readouterr().err
 
 
 def test_an_embedding_model_says_what_its_vectors_are(

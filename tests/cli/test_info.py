@@ -1,6 +1,7 @@
 """`reprise info` over the bundled model, tiny random ones, heads, and folders that hold something else."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from reprise.engine.model.loading import DEQUANTISED_FROM, describe_weights, loa
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_arithmetic import dflash_config
 from tests.engine.speculative.heads.test_loading import config_of
-from tests.tiny_models import make_model, tiny_config, write_random_model
+from tests.tiny_models import DROPS_THOUGHTS, make_model, tiny_config, write_random_model
 
 
 @pytest.fixture(autouse=True)
@@ -120,11 +121,40 @@ def test_a_head_in_the_folder_is_one_of_the_drafters(
     assert found["drafters"][-1] == "mtp"
 
 
+@pytest.mark.parametrize("family", ["deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "mimo", "nemotron_h"])
+def test_a_head_of_each_family_is_described_with_its_model_and_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, family: str
+) -> None:
+    folder = write_random_model(family, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    num_layers = len(config.get("hybrid_override_pattern", [])) or config["num_hidden_layers"]
+    config |= {"num_hidden_layers": num_layers, "mtp_hybrid_override_pattern": "*E"}
+    arrays = published.tiny_mtp(family, config_of(family) | config)
+    used = sum(array.nbytes for name, array in arrays.items() if not name.startswith(COPIES))
+    folders.write_head(folder, "shards", family, config, arrays)
+    found = info(capsys, folder)
+    (head,) = found["heads"]
+    assert (head["kind"], head["num_bytes"], head["fault"]) == ("MTP head", used, None)
+    assert found["drafters"][-1] == "mtp"
+    if family != "mimo":
+        own = folders.write_head(folder, "own folder", family, config, arrays)
+        assert info(capsys, own)["kind"] == "MTP head"
+
+
+COPIES = ("embed_tokens.", "shared_head.head.")
+"""Copies of the target's arrays, which a head does not use."""
+
+
 def test_a_drafter_is_described_as_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folders.write_json(tmp_path / "config.json", dflash_config())
     folders.save(tmp_path / "model.safetensors", published.tiny_dflash(dflash_config()), None)
     found = info(capsys, tmp_path)
     assert (found["kind"], found["num_layers"], found["drafters"]) == ("DFlash drafter", 2, [])
+
+
+def test_the_bundled_eagle_head_is_described_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    found = info(capsys, BUNDLED_MODEL / "eagle3")
+    assert (found["kind"], found["num_layers"], found["refused"]) == ("EAGLE-3 head", 1, [])
 
 
 def write_model(folder: Path, **changes: Any) -> None:
@@ -140,7 +170,7 @@ def test_what_would_be_refused_is_said_with_the_reason(
         ({"model_type": "no_such_model"}, "does not know the architecture no_such_model"),
         ({"model_file": "model.py"}, "--trust-remote-code"),
         ({"num_attention_heads": "many"}, "cannot build it from its configuration"),
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, "is a LlamaForCausalLMEagle3, a drafter"),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "is a Eagle3DeepseekV2ForCausalLM, a drafter"),
     ]:
         write_model(tmp_path, **changes)
         found = info(capsys, tmp_path)
@@ -178,6 +208,17 @@ def test_what_is_no_folder_is_an_error_of_one_line(
     error = capsys.readouterr().err
     assert error.startswith("reprise: there is no ")
     assert error.count("\n") == 1
+
+
+def test_the_switch_that_keeps_thoughts_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = shutil.copytree(BUNDLED_MODEL, tmp_path / "model", ignore=shutil.ignore_patterns("training"))
+    assert info(capsys, folder)["thought_switch"] is None
+    (folder / "chat_template.jinja").write_text(DROPS_THOUGHTS)
+    assert info(capsys, folder)["thought_switch"] == {"preserve_thinking": True}
+    assert main(["info", str(folder)]) == 0
+    assert """--chat-template-kwargs '{"preserve_thinking": true}' keeps them""" in capsys.readouterr().out
+    (folder / "tokenizer.json").write_text("{")
+    assert info(capsys, folder)["thought_switch"] is None
 
 
 def test_a_truncated_file_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -6,13 +6,15 @@ import tomllib
 
 import pytest
 
+import reprise
 from reprise.cli.bench import COMMANDS as BENCHMARKS
 from reprise.cli.main import main
 from reprise.config.settings import GROUPS, SETTINGS, Settings
+from reprise.config.version import VERSION
 
 COMMANDS = [
     "serve", "run", "ps", "load", "unload", "pull", "list", "rm", "convert", "info", "connect", "config",
-    "bench", "verify", "service",
+    "cache", "bench", "verify", "service",
     "doctor",
 ]  # fmt: skip
 
@@ -35,9 +37,17 @@ def printed(capsys, *arguments):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"]])
-def test_help_names_every_command_and_shows_examples(capsys, arguments):
-    out = printed(capsys, *arguments)
+def test_without_arguments_it_says_in_ten_lines_what_to_do_next(capsys):
+    lines = printed(capsys).splitlines()
+    assert len(lines) == 10
+    assert max(map(len, lines)) <= 110
+    named = [line.split()[1] for line in lines if line.startswith("  reprise ")]
+    assert named == ["doctor", "serve", "serve", "connect", "run", "service"]
+    assert {*named} <= {*COMMANDS}
+
+
+def test_help_names_every_command_and_shows_examples(capsys):
+    out = printed(capsys, "--help")
     for command in COMMANDS:
         assert f"\n    {command} " in out
     assert out.count("\n  reprise serve") + out.count(" reprise config") == 3
@@ -70,6 +80,7 @@ def test_help_takes_a_word_of_a_group_s_title_and_shows_all_groups_for_another_w
 
 
 def test_version_names_what_a_bug_report_needs(capsys):
+    assert reprise.__version__ == VERSION
     out = printed(capsys, "--version")
     for part in ["reprise ", "mlx ", "mlx-lm ", "Python "]:
         assert part in out

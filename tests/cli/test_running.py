@@ -5,12 +5,13 @@ import io
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from socket import create_server
 from threading import Thread
 
 import pytest
 from rich.console import Console
 
-from reprise.cli import chat, loaded
+from reprise.cli import chat, loaded, models
 from reprise.cli.arguments import UsageError
 from reprise.cli.client import Server, started
 from reprise.cli.main import main
@@ -54,6 +55,27 @@ def test_models_are_loaded_and_unloaded(server, capsys):
     assert states(server)["two"] == "unloaded"
 
 
+def test_a_model_that_is_served_is_not_deleted(server, capsys, monkeypatch):
+    monkeypatch.setattr(models, "DEFAULT_URL", server.url)
+    assert main(["rm", "one"]) == 1
+    assert capsys.readouterr().err == f"reprise: the server at {server.url} serves one: stop it first\n"
+    assert main(["rm", "two"]) == 1
+    assert "there is no model two" in capsys.readouterr().err
+
+
+def test_what_answers_otherwise_than_a_server_keeps_nothing_from_being_deleted(capsys, monkeypatch):
+    def answer(socket):
+        with socket.accept()[0] as connection:
+            connection.recv(4096)
+            connection.sendall(b"no HTTP\r\n")
+
+    with create_server(("127.0.0.1", 0)) as socket:
+        monkeypatch.setattr(models, "DEFAULT_URL", f"http://127.0.0.1:{socket.getsockname()[1]}")
+        Thread(target=answer, args=(socket,)).start()
+        assert main(["rm", "two"]) == 1
+    assert "there is no model two" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["load", "unload"])
 def test_a_model_that_is_not_there_is_one_line_and_status_1(server, command, capsys):
     assert main([command, "three", "--url", server.url]) == 1
@@ -65,6 +87,11 @@ def test_a_model_that_is_not_there_is_one_line_and_status_1(server, command, cap
 
 def test_one_question_gets_its_answer_as_plain_text_where_nobody_watches(server, capsys):
     assert main(["run", "one", "Who", "are", "you?", "--url", server.url]) == 0
+    assert capsys.readouterr().out.startswith(ANSWER)
+
+
+def test_a_question_alone_is_not_taken_for_a_model(server, capsys):
+    assert main(["run", "Who are you?", "--url", server.url]) == 0
     assert capsys.readouterr().out.startswith(ANSWER)
 
 
@@ -119,7 +146,7 @@ class BreaksOff(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        event = b'data: {"choices": [{"delta": {"content": "Half"}}]}\n\n'
+        event = b'data: {"choices": [{"delta": {"content": "Half", "reasoning_content": "hm"}}]}\n\n'
         self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
         self.close_connection = True
 
@@ -133,7 +160,8 @@ def test_a_connection_that_breaks_off_is_no_whole_answer(capsys):
         one = conversation(Server(f"http://127.0.0.1:{broken.server_port}"))
         assert not one.ask("Who are you?")
     assert "ended the connection before the answer was whole" in capsys.readouterr().err
-    assert one.messages[-1] == {"role": "assistant", "content": "Half"}
+    said = {"role": "assistant", "content": "Half", "reasoning_content": "hm"}
+    assert one.messages[-1] == said
 
 
 def test_typed_commands_and_texts_of_several_lines(server, monkeypatch):

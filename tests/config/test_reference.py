@@ -38,7 +38,7 @@ def test_every_setting_has_a_row_with_flag_variable_default_and_meaning(name):
         ("api_key", "none"),
         ("exact", "false"),
         ("draft_overhead", "0.02"),
-        ("prefix_cache_dir_bytes", "8589934592 (8 GiB)"),
+        ("prefix_cache_dir", "auto"),
     ],
 )
 def test_a_default_reads_as_people_write_it(name, text):

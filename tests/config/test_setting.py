@@ -1,4 +1,5 @@
 import math
+from datetime import date
 
 import pytest
 
@@ -42,6 +43,9 @@ def test_a_limit_is_allowed_and_the_number_beyond_it_is_not(name):
         ("log_format", "xml", "log_format is 'xml'; it must be one of text, json"),
         ("host", "", "host is ''; it must be non-empty text"),
         ("model", "", "model is ''; it must be non-empty text, or none"),
+        ("chat_template_kwargs", "[1]", "is '[1]'; it must be a JSON object such as"),
+        ("chat_template_kwargs", "{a: 1}", "is '{a: 1}'; it must be a JSON object such as"),
+        ("chat_template_kwargs", '{"a": NaN}', "it must be a JSON object such as"),
         ("served_model_name", "a,,b", "it must be a list without empty entries"),
     ],
 )
@@ -59,6 +63,13 @@ def test_only_a_whole_number_from_a_file_is_a_whole_number(given):
 
 def test_a_whole_number_is_valid_for_any_number():
     assert SETTINGS["idle_unload_s"].check(3) == 3
+
+
+def test_an_object_holds_only_what_json_can_hold():
+    known = SETTINGS["chat_template_kwargs"]
+    assert known.parse('{"a": null}') == known.check({"a": None}) == {"a": None}
+    with pytest.raises(SettingsError, match="it must be a JSON object"):
+        known.check({"a": date(2026, 1, 1)})
 
 
 def test_a_huge_number_gets_the_same_error_as_any_other():

@@ -60,8 +60,8 @@ def test_every_setting_can_be_set_by_its_variable(name):
     samples = {"kv_bits": "8", "draft_type": "suffix", "ngram_table_entries": "4096"}
     samples |= {"cors_origin": "http://localhost:3000"}
     text = samples.get(name) or (known.choices[-1] if known.choices else "9")
-    if known.kind == "boolean":
-        text = "true"
+    if known.kind in ("boolean", "object"):
+        text = "true" if known.kind == "boolean" else '{"a": [null, 1]}'
     resolved = resolve(environment={known.variable: text})
     assert getattr(resolved.settings, name) == known.parse(text)
     assert resolved.origins[name] == Origin("environment", known.variable)
@@ -86,6 +86,14 @@ def test_the_costs_are_kept_in_the_cache_folder_of_the_user(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/ada")
     assert str(costs_file()) == "/home/ada/.cache/reprise/step_costs.json"
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    with pytest.raises(SettingsError, match="set XDG_CACHE_HOME"):
+        costs_file()
 
 
 def test_a_flag_unsets_what_the_file_set(toml):
@@ -176,18 +184,26 @@ def test_a_section_overrides_settings_for_one_model(toml):
 
 def test_what_was_chosen_for_the_first_model_does_not_hold_for_others(toml):
     resolved = resolve(
-        {"model": "org/first", "draft_model": "org/small", "draft_type": "draft-model"},
-        file=toml('[models."org/one"]\ndraft_model = "org/tiny"\ndraft_type = "draft-model"\n'),
+        {
+            "model": "org/first",
+            "draft_model": "org/small",
+            "draft_type": "draft-model",
+            "chat_template_kwargs": '{"preserve_thinking": true}',
+        },
+        file=toml(
+            '[models."org/one"]\ndraft_model = "org/tiny"\ndraft_type = "draft-model"\n'
+            "chat_template_kwargs = { clear_thinking = false }\n"
+        ),
     )
     chosen = {
-        name: (found.draft_model, found.draft_type)
+        name: (found.draft_model, found.draft_type, found.chat_template_kwargs)
         for name in ("org/first", "org/one", "org/other")
         if (found := settings_of(resolved.settings, resolved.sections, name))
     }
     assert chosen == {
-        "org/first": ("org/small", "draft-model"),
-        "org/one": ("org/tiny", "draft-model"),
-        "org/other": (None, "auto"),
+        "org/first": ("org/small", "draft-model", {"preserve_thinking": True}),
+        "org/one": ("org/tiny", "draft-model", {"clear_thinking": False}),
+        "org/other": (None, "auto", None),
     }
 
 
@@ -197,6 +213,7 @@ def test_what_was_chosen_for_the_first_model_does_not_hold_for_others(toml):
         ("port = 1", r'port holds for the whole server: set it outside of \[models."one"\]'),
         ("draft_tipe = 1", r'unknown setting draft_tipe in \[models."one"\]; did you mean draft_type\?'),
         ("kv_bits = 'x'", r'kv_bits is \'x\'; .*\(set in \[models."one"\]\)'),
+        ("chat_template_kwargs = {tools = 1}", "sets tools, which the server sets itself; leave it out"),
         ("kv_bits = 5", r'kv_bits is 5; it must be 4 or 8, or none \(for \[models."one"\]\)'),
     ],
 )
@@ -213,8 +230,12 @@ def test_models_that_are_no_sections_are_refused(toml):
 
 
 def test_the_printed_settings_with_sections_are_a_settings_file(toml):
-    text = 'max_rows = 2\n[models."org/one"]\nmax_context_tokens = "none"\nexact = true\n'
+    text = "max_rows = 2\nchat_template_kwargs = {a = {b = true}}\n"
+    text += '[models."org/one"]\nmax_context_tokens = "none"\nexact = true\n'
+    text += 'chat_template_kwargs = \'{"a": [null, "\\u0001"]}\'\n'
     resolved = resolve(file=toml(text))
+    assert resolved.settings.chat_template_kwargs == {"a": {"b": True}}
+    assert resolved.sections["org/one"]["chat_template_kwargs"] == {"a": [None, "\u0001"]}
     again = resolve(file=toml(as_toml(resolved)))
     assert (again.settings, again.sections) == (resolved.settings, resolved.sections)
 

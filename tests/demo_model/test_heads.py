@@ -1,12 +1,14 @@
-"""The bundled MTP head and DFlash drafter fit the demo model, and predict what it answers."""
+"""The bundled MTP head, EAGLE-3 head and DFlash drafter fit the demo model, and predict what it answers."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx_lm
 import pytest
+from mlx.nn.layers.activations import silu
 from mlx.nn.layers.base import Module
 from mlx_lm.models.llama import ModelArgs, TransformerBlock
 
@@ -18,8 +20,8 @@ from reprise.demo_model.training.corpus import held_out
 from reprise.engine.interface.request import DraftChoice, DraftType
 from reprise.engine.speculative.costs.step_costs import StepCosts
 
-FOLDERS = {"mtp": BUNDLED_MODEL / "mtp", "dflash": BUNDLED_MODEL / "dflash"}
-MOST_BYTES = 4_000_000
+FOLDERS = {kind: BUNDLED_MODEL / kind for kind in ("mtp", "eagle3", "dflash")}
+MOST_BYTES = 5_000_000
 NUM_ANSWERED = 64
 
 
@@ -66,7 +68,7 @@ def test_together_they_are_small() -> None:
     assert sum(path.stat().st_size for path in files) < MOST_BYTES
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", ["mtp", "dflash"])
 def test_they_hold_neither_embedding_nor_output_head(name: str) -> None:
     weights = mx.load(str(FOLDERS[name] / "model.safetensors"))
     assert {value.dtype for value in weights.values()} == {mx.bfloat16}
@@ -100,6 +102,44 @@ def test_the_mtp_head_predicts_the_token_after_the_next(answer: Answer) -> None:
     )
     x = mx.concatenate(pair, axis=-1) @ weights["fc.weight"].T
     made = answer.choices(norm(layer(x[None], "causal", None)[0], weights["norm.weight"]))
+    first = answer.start - 1
+    right = [a == b for a, b in zip(made[first:-1], answer.ids.tolist()[answer.start + 1 :], strict=True)]
+    assert sum(right) / len(right) > 0.6
+
+
+def test_the_eagle_head_s_configuration_fits_the_demo_model() -> None:
+    target, head = read_config(BUNDLED_MODEL), read_config(FOLDERS["eagle3"])
+    weights = mx.load(str(FOLDERS["eagle3"] / "model.safetensors"))
+    same = ("hidden_size", "vocab_size", "rope_theta", "rms_norm_eps", "max_position_embeddings")
+    assert [head[name] for name in same] == [target[name] for name in same]
+    kept = weights["d2t"] + mx.arange(head["draft_vocab_size"])
+    assert kept.tolist() == [token for token, is_kept in enumerate(weights["t2d"].tolist()) if is_kept]
+    assert weights["lm_head.weight"].shape == (head["draft_vocab_size"], head["hidden_size"])
+
+
+def test_the_eagle_head_predicts_the_token_after_the_next(answer: Answer) -> None:
+    config = read_config(FOLDERS["eagle3"])
+    w = mx.load(str(FOLDERS["eagle3"] / "model.safetensors"))
+    read = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    state = mx.concatenate([answer.layers[at][:-1] for at in read], axis=-1) @ w["fc.weight"].T
+    own = {name.removeprefix("midlayer."): array for name, array in w.items()}
+    embedded = norm(answer.body.embed_tokens(answer.ids[1:]), own["input_layernorm.weight"])
+    both = mx.concatenate([embedded, norm(state, own["hidden_norm.weight"])], axis=-1)
+    q, k, v = (
+        (both @ own[f"self_attn.{name}_proj.weight"].T)
+        .reshape(1, len(both), -1, config["head_dim"])
+        .transpose(0, 2, 1, 3)
+        for name in "qkv"
+    )
+    rope = partial(mx.fast.rope, dims=config["head_dim"], traditional=False, base=config["rope_theta"])
+    q, k = (rope(one, scale=1.0, offset=0) for one in (q, k))
+    seen = mx.fast.scaled_dot_product_attention(q, k, v, scale=config["head_dim"] ** -0.5, mask="causal")
+    x = state + seen[0].transpose(1, 0, 2).flatten(1) @ own["self_attn.o_proj.weight"].T
+    inside = norm(x, own["post_attention_layernorm.weight"])
+    gate, up, down = (own[f"mlp.{name}_proj.weight"].T for name in ("gate", "up", "down"))
+    x = x + (silu(inside @ gate) * (inside @ up)) @ down
+    best = (norm(x, w["norm.weight"]) @ w["lm_head.weight"].T).argmax(-1)
+    made: list[int] = (best + w["d2t"][best]).tolist()
     first = answer.start - 1
     right = [a == b for a, b in zip(made[first:-1], answer.ids.tolist()[answer.start + 1 :], strict=True)]
     assert sum(right) / len(right) > 0.6
@@ -156,7 +196,7 @@ def norm(x: mx.array, weight: mx.array) -> mx.array:
     return mx.fast.rms_norm(x, weight, read_config(BUNDLED_MODEL)["rms_norm_eps"])
 
 
-@pytest.mark.parametrize("kind", ["mtp", "dflash"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "dflash"])
 def test_they_draft_for_the_server_and_change_no_answer(kind: DraftType) -> None:
     settings = Settings(draft_model=str(FOLDERS[kind]), prefix_cache_bytes=0, draft_type=kind)
     with LocalEngine(settings, StepCosts({(1, 1): 1.0}, is_learned=False)) as local:

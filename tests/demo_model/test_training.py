@@ -20,6 +20,7 @@ KINDS = {
     "polish": (BUNDLED_MODEL / "draft_polish", "right tokens", 0.8),
     "wedlm": (BUNDLED_MODEL / "wedlm", "right masks", 0.6),
     "mtp": (BUNDLED_MODEL / "mtp", "right drafts", 2.0),
+    "eagle3": (BUNDLED_MODEL / "eagle3", "right drafts", 2.5),
     "dflash": (BUNDLED_MODEL / "dflash", "right drafts", 2.0),
 }
 WRITTEN = ("config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja")

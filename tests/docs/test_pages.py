@@ -12,27 +12,31 @@ import yaml
 from reprise.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (".", "docs", "demo_model/**", "drafters", "engine/**", "server")
+FOLDERS = (".", "docs", "demo_model/**", "drafters", "engine/**", "examples", "server")
 PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md"))
 README = ROOT / "README.md"
 MAX_LINES = {"README.md": 120, "docs/results.md": 150, "drafters/README.md": 300, "engine/README.md": 300}
 MAX_WORDS = 25_000
 """Words of all pages that people write, those of generated pages apart."""
-GENERATED = {"api.md", "architectures.md", "metrics.md", "models.md", "settings.md"}
+GENERATED = {"api.md", "architectures.md", "macs.md", "metrics.md", "models.md", "settings.md"}
 OTHER_FLAGS = {
     "--auto-setup",
     "--backend",
+    "--build-arg",
     "--basetemp",
     "--calibration-file",
     "--cuda",
     "--force",
     "--from",
+    "--gpus",
     "--homepage",
     "--hostfile",
     "--no-deps",
     "--output",
     "--over",
+    "--prepare",
     "--reinstall",
+    "--rm",
     "--slow",
     "--url",
     "--user",
@@ -126,7 +130,7 @@ def help_of(*command):
 def command_flags():
     """Return every flag of every command."""
     benchmarks = re.findall(r"^    (\w+)", help_of("bench"), re.MULTILINE)
-    texts = [help_of("serve"), help_of("connect"), help_of("config"), help_of("verify")]
+    texts = [help_of("serve"), help_of("connect"), help_of("cache"), help_of("config"), help_of("verify")]
     texts += [help_of(one) for one in ("list", "doctor", "convert", "run", "ps", "load")]
     texts += [help_of("service", action) for action in ("install", "logs")]
     texts += [help_of("bench", benchmark) for benchmark in benchmarks]

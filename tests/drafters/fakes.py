@@ -65,10 +65,17 @@ class Coin:
 
 
 class Oracle(Coin):
-    """A drafter that is always right."""
+    """A drafter that is always right. num_known: tokens of each answer that it drafts; None for all."""
 
-    def __init__(self, answers: Answers, name: str = "oracle") -> None:
+    def __init__(self, answers: Answers, name: str = "oracle", num_known: int | None = None) -> None:
         super().__init__(answers, 1.0, name=name)
+        self.num_known = num_known
+
+    def propose(self, query: DraftQuery) -> Draft:
+        draft = super().propose(query)
+        if self.num_known is not None and draft.tokens:
+            draft.tokens = draft.tokens[: max(0, self.num_known - self._open[query.seq][1])]
+        return draft
 
 
 class Liar(Coin):

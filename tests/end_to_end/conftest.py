@@ -55,6 +55,7 @@ def started(
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REPRISE_")}
     environment["XDG_CACHE_HOME"] = str(folder / "cache")
     environment["REPRISE_NGRAM_TABLE_FILE"] = str(folder / "ngrams")
+    environment["REPRISE_PREFIX_CACHE_DIR"] = "none"
     limit = ("--max-context-tokens", str(CONTEXT_TOKENS))
     process = subprocess.Popen(
         [*command, "serve", "--port", "0", "--served-model-name", "demo", *limit, *flags],

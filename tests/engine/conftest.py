@@ -16,6 +16,7 @@ from reprise.engine.pool.residency import FindHead, Makers
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.proposers import MakeSources
 from tests.engine.support import make_loaded
+from tests.mlx_vlm import mlx_vlm  # noqa: F401 - a fixture
 
 StartEngine = Callable[..., Engine]
 

@@ -27,7 +27,13 @@ from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.drafters.fakes import Coin, scored
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.model_folders import write_adapter, write_model
-from tests.engine.speculative.heads.test_drafting_by_heads import random_dflash
+from tests.engine.speculative.heads.test_drafting_by_heads import (
+    random_assistant,
+    random_dflash,
+    random_eagle,
+    random_mtp,
+    random_of_kind,
+)
 from tests.engine.support import CONFIGS, VOCAB_SIZE, make_loaded, prompt_of, request
 from tests.engine.windows import make_window_model, windowed
 
@@ -207,16 +213,27 @@ def test_a_batch_with_an_adapter_and_budgets_equals_sequences_alone(
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_bits"), [("gemma3_text", None), ("llama", 8), pytest.param("lfm2", None, marks=SLOW)]
+    ("name", "head", "kv_bits"),
+    [
+        ("gemma3_text", random_dflash(None, 12), None),
+        ("llama", random_eagle(), 8),
+        ("gemma4_text", random_assistant, None),
+        pytest.param("lfm2", random_dflash(None, 12), None, marks=SLOW),
+        pytest.param("qwen3_next", random_of_kind("DSpark"), None, marks=SLOW),
+        pytest.param("gemma3_text", random_of_kind("DFlash 2"), 4, marks=SLOW),
+        pytest.param("glm_moe_dsa", random_mtp("glm_moe_dsa"), None, marks=SLOW),
+    ],
+    ids=["DFlash", "EAGLE-3", "assistant", "recurrent", "DSpark", "DFlash 2", "MTP"],
 )
-def test_a_batch_with_a_dflash_head_and_budgets_equals_sequences_alone(
-    name: str, kv_bits: int | None
+def test_a_batch_with_a_head_and_budgets_equals_sequences_alone(
+    name: str, head: FindHead, kv_bits: int | None
 ) -> None:
-    loaded, head = make_loaded(name), random_dflash(None, 12)
+    loaded = make_loaded(name)
     told = alone(loaded, kv_bits=kv_bits)
     ends = check_all(loaded, told, with_budgets, head, draft_type="auto", kv_bits=kv_bits)
     drafted = [source for end in ends.values() for source, *_ in end.usage.drafting.by_source]
-    assert {"dflash", "suffix"} <= set(drafted)
+    found = head(loaded)
+    assert {found and found.source, "suffix"} <= set(drafted)
 
 
 @pytest.mark.parametrize(

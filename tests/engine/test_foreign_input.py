@@ -9,10 +9,10 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
+from reprise.config.model_settings import RESERVED_TEMPLATE_KEYS
 from reprise.engine.interface.errors import GrammarError
 from reprise.engine.interface.request import Grammar
 from reprise.engine.sampling.grammar import Grammars
-from reprise.server.requests.chat import RESERVED_TEMPLATE_KEYS
 from tests.engine.support import make_tokenizer
 
 SCHEMA = b'{"type": "integer"}'

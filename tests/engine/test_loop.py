@@ -164,3 +164,26 @@ def test_a_model_that_cannot_be_freed_does_not_keep_others_from_ending() -> None
     loop.stop(0)
     assert freed == ["first", "other"]
     assert not died
+
+
+def test_nothing_is_read_ahead_while_a_model_waits_for_memory_to_be_loaded() -> None:
+    settings = Settings()
+    known = KnownModels(settings, {}, Catalogue(settings), may_unload=False)
+
+    class Engine(IdleEngine):
+        num_read = 0
+
+        def read_next(self) -> bool:
+            self.num_read += 1
+            return self.num_read < 3
+
+    engine = Engine(settings, Inbox(lambda: None))
+    known.by_name["first"] = ServedModel(known.first.found, engine=engine, is_loaded=True)
+    known.wake = ScriptedWake(["pause"] * 4, engine.inbox)  # type: ignore[assignment]
+    loop = loop_of(known, lambda _: None)
+    known.wanted.append(known.first)
+    loop._rest()
+    assert not engine.num_read
+    known.wanted.clear()
+    loop._rest()
+    assert engine.num_read == 3

@@ -258,6 +258,7 @@ class FakeEngine:
     drafting: the report of every sequence. counted, prefixes: the engine's and the prefix caches' counts.
     memory: the shared table's counts; None for no table.
     memory_fault: why the table's file cannot be written or read; None if it can.
+    expected: the prompts to read ahead, if has_prefix_cache is set.
     """
 
     may_unload = False
@@ -268,6 +269,7 @@ class FakeEngine:
         self.script = script
         self.refusal: Literal["engine_dead", "queue_full", "draining"] | None = None
         self.retry_after_s = RETRY_AFTER_S
+        self.memory_pressure: Any = "none"
         self.state: Literal["loading", "ready", "draining", "stalled", "dead"] = "ready"
         self.fault: str | None = None
         self.num_waiting = 0
@@ -277,6 +279,8 @@ class FakeEngine:
         self.prefixes: dict[str, dict[str, int]] = {}
         self.memory_fault: str | None = None
         self.memory_calls: list[str] = []
+        self.has_prefix_cache = False
+        self.expected: list[GenerationRequest] = []
         self.info = ModelInfo(
             name="org/fake-model",
             architecture="fake",
@@ -323,6 +327,7 @@ class FakeEngine:
             can_infill=self.tokenizer.fim is not None,
             vision=info.vision,
             tool_format=markers.format_name,
+            thinking_switches=markers.thinking_switches,
         )
         return [entry]
 
@@ -350,6 +355,11 @@ class FakeEngine:
             raise GrammarError(self.grammar_fault)
         return replace(grammar, compiled=len(self.compiled_grammars))
 
+    def expect(self, requests: Sequence[GenerationRequest]) -> None:
+        with self._changed:
+            self.expected += requests
+            self._changed.notify_all()
+
     def cancel(self, request_id: str) -> None:
         with self._changed:
             self.cancelled_ids.append(request_id)
@@ -360,7 +370,8 @@ class FakeEngine:
 
     def status(self) -> EngineStatus:
         state = "dead" if self.fault is not None and self.state != "stalled" else self.state
-        return EngineStatus(state, len(self._live), self.num_waiting, self.fault, self.retry_after_s)
+        counts = len(self._live), self.num_waiting
+        return EngineStatus(state, *counts, self.fault, self.retry_after_s, self.memory_pressure)
 
     def counts(self) -> EngineCounts:
         return self.counted

@@ -21,6 +21,7 @@ class Timings(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     cache_n: int
+    read_ahead_n: int
     prompt_n: int
     prompt_ms: float
     prompt_per_second: float
@@ -69,7 +70,7 @@ def valid_completion(given: dict[str, Any]) -> Completion:
 
 def valid_model(given: dict[str, Any]) -> Model:
     own = ("context_length", "max_model_len", "meta", "modalities", "sampling_defaults")
-    own += ("tools", "tool_format", "reasoning", "purpose", "embedding", "vision")
+    own += ("tools", "tool_format", "reasoning", "thinking_switches", "purpose", "embedding", "vision")
     assert all(name in given for name in own)
     return valid(Model, {name: value for name, value in given.items() if name not in own})
 

@@ -90,6 +90,8 @@ def test_the_banner_says_which_head_drafts():
     given = Settings(draft_model="block", log_level="debug")
     said = describe_drafts(given, True, replace(FakeEngine().info, head="dflash"))
     assert said == f"auto with a DFlash drafter (block), {costs}"
+    said = describe_drafts(given, True, replace(FakeEngine().info, head="eagle3"))
+    assert said == f"auto with an EAGLE-3 head (block), {costs}"
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_row_has_type_default_description_and_version():
     rows = {row.path: row for row in read_rows(Documented.model_json_schema())}
     needed, level, idle, absent = (rows[name] for name in ("needed", "level", "idle", "absent"))
     assert (needed.type, needed.default, needed.description) == ("array of strings", "required", "Texts.")
-    assert (needed.since, needed.has_no_effect) == ("0.1.0", False)
+    assert (needed.since, needed.has_no_effect) == ("0.2.0", False)
     assert (level.type, level.default, level.since) == ("integer (1 to 9)", "`3`", "0.9.0")
     assert (idle.type, idle.default, idle.has_no_effect) == ("boolean", "`false`", True)
     assert (absent.type, absent.refused) == ('`"plain"`', "is not here")

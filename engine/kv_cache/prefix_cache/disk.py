@@ -8,13 +8,18 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import singledispatch
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +34,8 @@ from reprise.engine.kv_cache.buffers import KVSlice, State, num_bytes
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey, Tokens
 from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
 
-BLOCK_WORDS = 16 * 2**20
-"""32-bit words that one sum covers."""
+BLOCK_WORDS = 2**18
+"""32-bit words that one sum covers: few enough to stay in a processor's cache."""
 
 
 def weights_fingerprint(model: Any, others: Sequence[mx.array] = ()) -> str:
@@ -52,13 +57,16 @@ def _sums(array: mx.array) -> list[int]:
 
     The sums are modulo 2**32.
     """
-    data = mx.contiguous(array).reshape(-1).view(mx.uint8)
-    data = mx.pad(data, (0, -data.size % 4)).view(mx.uint32)
+    data = mx.contiguous(array).reshape(-1)
+    if array.nbytes % 4:
+        data = mx.pad(data.view(mx.uint8), (0, -array.nbytes % 4))
+    data = data.view(mx.uint32)
+    odd = 2 * mx.arange(min(BLOCK_WORDS, data.size), dtype=mx.uint32) + 1
     sums = []
     for start in range(0, data.size, BLOCK_WORDS):
         block = data[start : start + BLOCK_WORDS]
         # Multiplying by an odd number is invertible, so a change of any single word changes the sum.
-        sums.append((block * (2 * mx.arange(block.size, dtype=mx.uint32) + 1)).sum())
+        sums.append((block * odd[: block.size]).sum())
     mx.eval(sums)
     return [one.item() for one in sums]  # type: ignore[misc]
 
@@ -213,14 +221,59 @@ MIN_SAVED_TOKENS = 256
 MIN_STATE_TOKENS = 64
 """The same, where a later prompt can start only at the end of a file: after an answer, for example."""
 
+FILE_TOKENS = 1024
+"""Tokens of one file; more new ones go into several. So writing never copies gigabytes at once."""
+
+MAX_FILES = 2048
+"""Files in a folder. Opening it reads the header of each."""
+
+OPENING_TOKENS = MIN_STATE_TOKENS
+"""A lookup compares so many tokens of every file first, as bytes: no file has fewer."""
+
 HEADER_BYTES = 1024
 """Estimated bytes of a file besides its arrays."""
 
 MAX_TURNED_BYTES = 64 * 2**20
 """Bytes that one call of advance_load() turns into MLX's arrays, and one array more."""
 
+MAX_LOAD_S = 20.0
+"""A load that takes longer is given up: the disk may hang, as one of another machine does."""
+
 MAX_UNWRITTEN_BYTES = 512 * 2**20
 """Nothing more is saved while more bytes than this wait to be written."""
+
+MAX_BUDGET_BYTES, DISK_SHARE = 20 * 10**9, 10
+"""Without a given budget: the most bytes of a folder, and the part of the free disk, 1 / DISK_SHARE."""
+
+HOURLY_BYTES, HOURLY_REST_BYTES = 5 * 10**9, 2 * 10**9
+"""Bytes written at most in an hour, as writing wears disks out; and how many of them may be of texts beyond
+the first prompt (GenerationRequest.head_tokens), which every session of an agent begins with."""
+
+USED_S = 600
+"""Seconds after which the file system is told again that a file was used."""
+
+
+class HourOfWrites:
+    """Counts the bytes that were written in the last hour."""
+
+    def __init__(self) -> None:
+        self._writes: deque[tuple[float, int]] = deque()
+        self._total = 0
+
+    def num_bytes(self) -> int:
+        """Return the bytes written in the last hour."""
+        while self._writes and self._writes[0][0] <= time.monotonic() - 3600:
+            self._total -= self._writes.popleft()[1]
+        return self._total
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes that are written now."""
+        self._writes.append((time.monotonic(), num_bytes))
+        self._total += num_bytes
+
+
+WRITES = HourOfWrites()
+"""Of this process, for all models and folders together. Used by the engine's thread only."""
 
 
 @dataclass(eq=False, slots=True)
@@ -228,8 +281,9 @@ class PrefixFile:
     """A file in the index.
 
     parent: the file that holds the tokens before this one's; None if there are none.
-    used_at: when it was last used, in seconds since the epoch.
+    used_at: when it was last used, in seconds since the epoch. told_at: the same, as its mtime says.
     children: files that continue this one, each from any token in it.
+    opening: its first ids.
     """
 
     path: Path
@@ -238,6 +292,12 @@ class PrefixFile:
     num_bytes: int
     used_at: float
     children: "list[PrefixFile]" = field(default_factory=list)
+    told_at: float = field(init=False)
+    opening: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.told_at = self.used_at
+        self.opening = self.header.tokens.ids[:OPENING_TOKENS].tobytes()
 
     @property
     def end(self) -> int:
@@ -245,17 +305,40 @@ class PrefixFile:
         return self.header.start + len(self.header.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a folder held at some time.
+
+    known: the names that were in the index when it was requested. used_at: of all prefix files, by name.
+    found: those that were not known. free_bytes: of the disk.
+    """
+
+    known: AbstractSet[str]
+    used_at: Mapping[str, float]
+    found: list[PrefixFile]
+    free_bytes: int
+
+
 @dataclass
 class _Index:
     """The files of a folder. roots: those that continue none. files: all, by name.
 
-    writing: those that are not written yet. num_bytes: of all.
+    writing: those that are not written yet. listing: a look at the folder that has begun.
+    unreadable: names of other files.
+    num_bytes: of all files. budget_bytes: their maximum. is_failing: whether the last write failed.
+    written_bytes: written so far. num_left_out: saves that the limit of an hour stopped.
     """
 
     roots: list[PrefixFile] = field(default_factory=list)
     files: dict[str, PrefixFile] = field(default_factory=dict)
     writing: list[tuple[PrefixFile, Future[int]]] = field(default_factory=list)
+    listing: Future[Listing] | None = None
+    unreadable: set[str] = field(default_factory=set)
     num_bytes: int = 0
+    budget_bytes: int = 0
+    is_failing: bool = False
+    written_bytes: int = 0
+    num_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,12 +349,24 @@ class Loading:
     ends: how far each file is used, as a number of tokens from the start of the prompt.
     future: the contents of each file, or the exception that reading it raised.
     others: the same load on the other ranks; None if the model is on one machine.
+    started_at: time.monotonic() when it was requested.
     """
 
     files: list[PrefixFile]
     ends: list[int]
     future: Future[list[Contents | Exception]]
     others: Any = None
+    started_at: float = field(default_factory=time.monotonic)
+
+    def wait(self, timeout_s: float = 0.0) -> bool:
+        """Wait until all files are read, at most for so long; return whether they are."""
+        wait([self.future], timeout_s)
+        return self.future.done()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether reading takes so long that the prompt is rather computed."""
+        return not self.future.done() and time.monotonic() - self.started_at > MAX_LOAD_S
 
     @property
     def starts(self) -> list[int]:
@@ -282,28 +377,28 @@ class Loading:
 class PrefixStore:
     """The prefix files of one model, in a folder that other models and processes may share.
 
+    After each write the folder is listed again, so files that others write and delete are known.
     When the files exceed the budget, the one with the highest product of bytes per token and seconds since
     its last use is deleted first. Without state all tokens take equal bytes, so that is the least recently
     used.
 
     folder: created if missing. Raises OSError if it cannot be used.
+    budget_bytes: None for a tenth of the free disk, at most MAX_BUDGET_BYTES.
     fingerprint: identifies the model and everything else that KV slices depend on.
     needs_state: whether the model's caches hold state besides KV slices.
     """
 
-    def __init__(self, folder: Path, budget_bytes: int, fingerprint: str, needs_state: bool) -> None:
+    def __init__(self, folder: Path, budget_bytes: int | None, fingerprint: str, needs_state: bool) -> None:
         self._index = _Index()
-        self._folder, self._budget_bytes = folder, budget_bytes
+        self._folder, self._given_budget_bytes = folder, budget_bytes
         self._fingerprint, self._needs_state = fingerprint, needs_state
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Raises now, rather than at the first save, if the folder cannot be written to.
         trial = unfinished_path(folder / f"{'0' * 40}{SUFFIX}")
         trial.touch()
         trial.unlink()
-        remove_unfinished(folder, NAME_PATTERN)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefix-files")
-        self._scan()
-        self._shrink()
+        self._take_in(list_folder(folder, frozenset()))
 
     def sibling(self, part: str, needs_state: bool) -> "PrefixStore":
         """Return a store for another part of the model, with the same folder, budget and thread.
@@ -320,6 +415,21 @@ class PrefixStore:
         """Return the bytes of all files."""
         return self._index.num_bytes
 
+    @property
+    def budget_bytes(self) -> int:
+        """Return the most bytes of all files."""
+        return self._index.budget_bytes
+
+    @property
+    def written_bytes(self) -> int:
+        """Return the bytes written so far."""
+        return self._index.written_bytes
+
+    @property
+    def num_left_out(self) -> int:
+        """Return how many saves were cut short because the hour's bytes were used up."""
+        return self._index.num_left_out
+
     def __len__(self) -> int:
         return len(self._index.files)
 
@@ -332,10 +442,8 @@ class PrefixStore:
         file, length = self._longest_match(TextKey.of(prompt)[:-1], self._needs_state)
         files = list(_with_ancestors(file))[::-1]
         ends = [child.header.start for child in files[1:]] + [length]
-        now = time.time()
-        for one in files:
-            one.used_at = now
-        future = self._thread.submit(_read_all, [one.path for one in files], now)
+        self._mark_used(file)
+        future = self._thread.submit(_read_all, [one.path for one in files])
         return Loading(files, ends, future)
 
     def advance_load(self, loading: Loading) -> bool:
@@ -374,34 +482,59 @@ class PrefixStore:
             contents.append(each)
         return contents
 
-    def save(self, tokens: Tokens, cut: CutSlice, take_state: Callable[[], State]) -> None:
-        """Start writing a file with the tokens that are in no file yet.
+    def save(
+        self,
+        tokens: Tokens,
+        cut: CutSlice,
+        take_state: Callable[[], State],
+        may_copy: Callable[[int], bool] = lambda _: True,
+        *,
+        is_head: bool = False,
+    ) -> bool:
+        """Start writing the tokens that are in no file yet; return whether all are, or too few to write.
 
-        Nothing is written if they are too few, too many bytes already wait for the disk, or they would take
-        more than half of the budget.
-        cut: called once, for the KV slice of these tokens. take_state: called once, for the state after them.
+        Those at the end are not written if too many bytes wait for the disk, an hour's bytes are used up, the
+        tokens before them fill the folder, or memory does not allow a copy.
+        cut: called for the KV slices of consecutive runs of tokens. take_state: called at most once, for the
+        state after the last token. may_copy: whether memory allows a copy of so many tokens.
+        is_head: whether these tokens are of a first prompt, for which a part of the hour's bytes is reserved.
         """
+        self._catch_up()
         added = TextKey.of(tokens)
         parent, start = self._longest_match(added, False)
+        self._mark_used(parent)
         min_tokens = min(MIN_SAVED_TOKENS, MIN_STATE_TOKENS) if self._needs_state else MIN_SAVED_TOKENS
-        if len(added) - start < min_tokens or self._num_unwritten_bytes() > MAX_UNWRITTEN_BYTES:
-            return
-        kv_slice, state = cut(start, len(added)), take_state()
-        size = num_bytes(kv_slice) + num_bytes(state) + added.ids[start:].nbytes + HEADER_BYTES
-        if size > self._budget_bytes // 2:
-            return
-        # NAME_PATTERN matches this name.
-        name = hashlib.sha256(self._fingerprint.encode() + added.tobytes()).hexdigest()[:40] + SUFFIX
-        if name in self._index.files:
-            return
-        header = Header(
-            self._fingerprint, parent.path.name if parent else "", start, added[start:], bool(state)
-        )
-        contents = self._contents_of(name, kv_slice, state)
-        file = PrefixFile(self._folder / name, header, parent, size, time.time())
-        self._add(file)
-        self._index.writing.append((file, self._thread.submit(_write, file.path, header, contents)))
-        self._shrink()
+        while (num_left := len(added) - start) >= min_tokens:
+            end = start + FILE_TOKENS if num_left >= FILE_TOKENS + min_tokens else len(added)
+            if sum(file.num_bytes for file, _ in self._index.writing) > MAX_UNWRITTEN_BYTES:
+                return False
+            if not may_copy(end - start):
+                return False
+            kv_slice, state = cut(start, end), take_state() if end == len(added) else []
+            size = num_bytes(kv_slice) + num_bytes(state) + added.ids[start:end].nbytes + HEADER_BYTES
+            if WRITES.num_bytes() + size > (HOURLY_BYTES if is_head else HOURLY_REST_BYTES):
+                self._index.num_left_out += 1
+                return False
+            # NAME_PATTERN matches this name.
+            digest = hashlib.sha256(self._fingerprint.encode() + added[:end].tobytes()).hexdigest()
+            name = digest[:40] + SUFFIX
+            if name in self._index.files:
+                return True
+            if size > self._index.budget_bytes // 2 or not self._shrink(size, parent):
+                # The disk may have more room by now.
+                self._look_again()
+                return False
+            header = Header(
+                self._fingerprint, parent.path.name if parent else "", start, added[start:end], bool(state)
+            )
+            contents = self._contents_of(name, kv_slice, state)
+            file = PrefixFile(self._folder / name, header, parent, size, time.time())
+            self._add(file)
+            WRITES.add(size)
+            self._index.writing.append((file, self._thread.submit(_write, file.path, header, contents)))
+            self._look_again()
+            parent, start = file, end
+        return True
 
     def _contents_of(self, name: str, kv_slice: KVSlice, state: State) -> Contents:  # noqa: ARG002 - for others
         """Return what a file of this name will hold."""
@@ -411,32 +544,70 @@ class PrefixStore:
         """Wait until all files are written, and end the thread."""
         self._thread.shutdown()
 
-    def _num_unwritten_bytes(self) -> int:
-        """Return the bytes that still wait for the disk. Forgets files that could not be written."""
-        for file, writing in self._index.writing:
-            if writing.done() and (fault := writing.exception()):
-                log.warning("could not write a prefix to %s: %s", self._folder, fault)
-                self._forget(file)
-        self._index.writing = [one for one in self._index.writing if not one[1].done()]
-        return sum(file.num_bytes for file, _ in self._index.writing)
+    def _look_again(self) -> None:
+        """Start to list the folder, after all writes that have been requested."""
+        if self._index.listing is not None:
+            self._index.listing.cancel()
+        known = frozenset(self._index.files) | self._index.unreadable
+        self._index.listing = self._thread.submit(list_folder, self._folder, known)
 
-    def _scan(self) -> None:
-        found: dict[str, PrefixFile] = {}
-        for path in self._folder.glob(f"*{SUFFIX}"):
-            try:
-                header, stat = read_header(path), path.stat()
-            except (PrefixFileError, OSError) as fault:
-                log.warning("ignored a file in %s: %s", self._folder, fault)
+    def _catch_up(self) -> None:
+        """Note which writes have ended, and what others have done to the folder."""
+        index = self._index
+        ended = [one for one in index.writing if one[1].done()]
+        index.writing = [one for one in index.writing if not one[1].done()]
+        for file, writing in ended:
+            if fault := writing.exception():
+                # A disk that stays full would fill the log.
+                level = logging.DEBUG if index.is_failing else logging.WARNING
+                log.log(level, "could not write a prefix to %s: %s", self._folder, fault)
+                self._forget(file)
+            else:
+                index.written_bytes += writing.result()
+                if file.path.name in index.files:
+                    index.num_bytes += writing.result() - file.num_bytes
+                    file.num_bytes = writing.result()
+            index.is_failing = fault is not None
+        if index.listing is not None and index.listing.done():
+            listing, index.listing = index.listing, None
+            if listing.exception() is None:
+                self._take_in(listing.result())
+
+    def _take_in(self, listing: Listing) -> None:
+        """Bring the index up to a listing, and delete what exceeds the budget."""
+        names, found = set(listing.used_at), {one.path.name for one in listing.found}
+        self._index.unreadable |= names - listing.known - found
+        for name in listing.known:
+            if (file := self._index.files.get(name)) is None:
                 continue
-            found[path.name] = PrefixFile(path, header, None, stat.st_size, stat.st_mtime)
+            if name not in names:
+                self._forget(file)
+            elif listing.used_at[name] > file.used_at + USED_S:
+                # By another process.
+                file.used_at = listing.used_at[name]
         # Parents first: a file whose parent is gone is useless and deleted.
-        for file in sorted(found.values(), key=lambda one: one.header.start):
+        for file in sorted(listing.found, key=lambda one: one.header.start):
+            if file.path.name in self._index.files:
+                continue
             name, start = file.header.parent, file.header.start
             file.parent = self._index.files.get(name)
             if name and not (file.parent and file.parent.header.start < start <= file.parent.end):
-                file.path.unlink(missing_ok=True)
+                self._thread.submit(file.path.unlink, missing_ok=True)
             else:
                 self._add(file)
+        self._index.budget_bytes = self._given_budget_bytes or min(
+            MAX_BUDGET_BYTES, (listing.free_bytes + self.num_bytes) // DISK_SHARE
+        )
+        self._shrink()
+
+    def _mark_used(self, file: PrefixFile | None) -> None:
+        """Note that a file and those before it were used now, also by a prompt that memory held."""
+        now = time.time()
+        for one in _with_ancestors(file):
+            one.used_at = now
+            if abs(now - one.told_at) > USED_S:
+                self._thread.submit(os.utime, one.path, (now, now))
+                one.told_at = now
 
     def _add(self, file: PrefixFile) -> None:
         self._index.files[file.path.name] = file
@@ -446,14 +617,21 @@ class PrefixStore:
     def _longest_match(self, tokens: TextKey, needs_state: bool) -> tuple[PrefixFile | None, int]:
         """Return the file that matches the most leading tokens, and their number; (None, 0) if none does.
 
+        A file counts only if its opening matches, or all that the tokens have of it.
+
         needs_state: match a file only up to its end, and only if it has state there.
         """
         best: PrefixFile | None = None
         length, open_files = 0, [(file, 0) for file in self._index.roots]
+        openings: dict[int, bytes] = {}
         while open_files:
             file, matched = open_files.pop()
-            header = file.header
-            if header.start > matched or header.fingerprint != self._fingerprint:
+            header, start = file.header, file.header.start
+            if start > matched or header.fingerprint != self._fingerprint:
+                continue
+            if start not in openings:
+                openings[start] = tokens.ids[start : start + OPENING_TOKENS].tobytes()
+            if not file.opening.startswith(openings[start]):
                 continue
             matched = header.start + header.tokens.count_equal(tokens[header.start : file.end])
             is_usable = not needs_state or (header.has_state and matched == file.end)
@@ -462,31 +640,54 @@ class PrefixStore:
             open_files += [(child, matched) for child in file.children]
         return best, length
 
-    def _shrink(self) -> None:
-        """Delete files that have no children, until the rest fit the budget."""
+    def _shrink(self, num_new_bytes: int = 0, kept: PrefixFile | None = None) -> bool:
+        """Delete files that have no children, until the rest fit the budget; return whether they do.
+
+        num_new_bytes: of a file to be added. kept: a file that stays.
+        """
         now = time.time()
 
-        def cost(file: PrefixFile) -> tuple[float, float]:
+        def rank(file: PrefixFile) -> tuple[float, float, str]:
             idle_s = max(0.0, now - file.used_at)
-            return idle_s * file.num_bytes / len(file.header.tokens), -file.used_at
+            return -idle_s * file.num_bytes / max(1, len(file.header.tokens)), file.used_at, file.path.name
 
-        while self.num_bytes > self._budget_bytes:
-            self._forget(max((one for one in self._index.files.values() if not one.children), key=cost))
+        index, queue = self._index, list[tuple[tuple[float, float, str], PrefixFile]]()
+        max_bytes, max_files = index.budget_bytes - num_new_bytes, MAX_FILES - bool(num_new_bytes)
+        while index.num_bytes > max_bytes or len(index.files) > max_files:
+            if not queue:
+                leaves = [one for one in index.files.values() if not one.children and one is not kept]
+                queue += [(rank(one), one) for one in leaves]
+                heapify(queue)
+            if not queue:
+                return False
+            _, file = heappop(queue)
+            self._forget(file)
+            if (above := file.parent) and not above.children and above is not kept:
+                heappush(queue, (rank(above), above))
+        return True
 
     def _forget(self, file: PrefixFile) -> None:
         """Delete a file and all that continue it."""
-        for child in list(file.children):
-            self._forget(child)
-        if self._index.files.pop(file.path.name, None) is None:
+        if self._index.files.get(file.path.name) is not file:
             return
         (file.parent.children if file.parent else self._index.roots).remove(file)
-        self._index.num_bytes -= file.num_bytes
+        # A conversation may have more files than Python allows calls within calls.
+        left = [file]
+        while left:
+            one = left.pop()
+            left += one.children
+            del self._index.files[one.path.name]
+            self._index.num_bytes -= one.num_bytes
+            self._delete(one)
+
+    def _delete(self, file: PrefixFile) -> None:
+        """Delete a file that is in the index no more."""
         self._thread.submit(file.path.unlink, missing_ok=True)
 
 
 @singledispatch
 def make_store(
-    model: Any, folder: Path, budget_bytes: int, fingerprint: str, needs_state: bool
+    model: Any, folder: Path, budget_bytes: int | None, fingerprint: str, needs_state: bool
 ) -> PrefixStore:
     """Open the prefix files of a model. Arguments: see PrefixStore. Raises OSError."""
     del model
@@ -513,16 +714,46 @@ def join_contents(
     return cut, [None if one is None else from_stored(one) for one in contents[-1].state]
 
 
+def list_folder(folder: Path, known: AbstractSet[str]) -> Listing:
+    """List a folder of prefix files, and delete those that are unfinished or no longer readable.
+
+    known: names whose headers need not be read. Raises OSError if the folder cannot be read.
+    """
+    remove_unfinished(folder, NAME_PATTERN)
+    used_at, found = dict[str, float](), []
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            # Links, folders and pipes, which would be waited for, are nobody's prefixes.
+            if re.fullmatch(NAME_PATTERN, entry.name) and entry.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):
+                    used_at[entry.name] = entry.stat().st_mtime
+                    if used_at[entry.name] > time.time() + USED_S:
+                        # The clock was wrong; the file would never be the one used longest ago.
+                        used_at[entry.name] = 0.0
+    for name in set(used_at) - known:
+        path = folder / name
+        try:
+            header, num_bytes = read_header(path), path.stat().st_size
+        except (PrefixFileError, OSError) as fault:
+            log.warning("ignored a file in %s: %s", folder, fault)
+            if not isinstance(fault.__cause__ or fault, OSError):
+                path.unlink(missing_ok=True)
+            continue
+        found.append(PrefixFile(path, header, None, num_bytes, used_at[name]))
+    free_bytes = shutil.disk_usage(folder).free if folder.exists() else 0
+    return Listing(known, used_at, found, free_bytes)
+
+
 def _write(path: Path, header: Header, contents: Contents) -> int:
-    remove_unfinished(path.parent, NAME_PATTERN)
+    # Somebody may have emptied the user's cache meanwhile.
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return write(path, header, contents)
 
 
-def _read_all(paths: list[Path], used_at: float) -> list[Contents | Exception]:
+def _read_all(paths: list[Path]) -> list[Contents | Exception]:
     found: list[Contents | Exception] = []
     for path in paths:
         try:
-            os.utime(path, (used_at, used_at))
             found.append(read(path))
         except Exception as fault:
             found.append(fault)

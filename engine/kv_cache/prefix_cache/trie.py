@@ -60,7 +60,8 @@ class PrefixStatus:
     num_entries: prefixes stored with put().
     hits, misses: lookups that found a cached prefix, and that found none.
     evictions: prefixes dropped to free memory.
-    file_bytes: bytes of the files of the second tier, on disk.
+    file_bytes: bytes of the files of the second tier, on disk. written_file_bytes: written so far.
+    left_out_files: saves that the limit of bytes written in an hour cut short.
     """
 
     num_bytes: int = 0
@@ -70,6 +71,8 @@ class PrefixStatus:
     misses: int = 0
     evictions: int = 0
     file_bytes: int = 0
+    written_file_bytes: int = 0
+    left_out_files: int = 0
 
 
 class PrefixCache:

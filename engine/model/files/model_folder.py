@@ -105,6 +105,7 @@ class ModelFolder:
     num_bytes: size of its files on disk. weight_bytes: size of its safetensors files.
     context_tokens: length of the model's context; None if its configuration does not say.
     fault: why the model cannot be loaded; None if nothing is known to prevent it. purpose: what it is for.
+    is_whole: whether its download has ended.
     embedding: how it embeds, or None. vision: how it encodes images, or None.
     """
 
@@ -114,6 +115,7 @@ class ModelFolder:
     weight_bytes: int = 0
     context_tokens: int | None = None
     fault: str | None = None
+    is_whole: bool = True
     purpose: Purpose = "generate"
     embedding: EmbeddingInfo | None = None
     vision: VisionInfo | None = None
@@ -191,7 +193,7 @@ def missing_tokenizer(folder: Path) -> tuple[str, ...]:
     """Return a fault if a folder has no tokenizer, else nothing."""
     if any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
         return ()
-    return ("no tokenizer; it may be a head, or a part of another model",)
+    return ("no tokenizer; it may be a drafter, which --draft-model takes, or a part of another model",)
 
 
 def _missing_numbers(folder: Path) -> tuple[str, ...]:
@@ -223,7 +225,11 @@ def _find_fault(folder: Path, config: dict[str, Any], files: list[Path]) -> str 
         return missing[0]
     if missing := missing_tokenizer(folder):
         return missing[0]
-    if fault := excess(config, sum(1 for _ in _array_names(folder))):
+    names = [*_array_names(folder)]
+    if "fc.weight" in names or "model.fc.weight" in names:
+        # It joins what a drafter reads; no model has one.
+        return "a drafter, which --draft-model takes"
+    if fault := excess(config, len(names)):
         return fault
     # Code that comes with a model runs only with --trust-remote-code, when the model is loaded.
     return None if "model_file" in config else unknown_architecture(config)

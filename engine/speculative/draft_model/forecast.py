@@ -255,7 +255,7 @@ class _Fit:
 
 
 MODEL = "draft-model"
-MODELS = (MODEL, "mtp", "dflash")
+MODELS = (MODEL, "mtp", "eagle3", "dflash")
 """The sources of drafts that a model makes: the draft model, or a head of the target. A server has one."""
 
 MODEL_PRIOR = 0.7
@@ -269,6 +269,9 @@ EXTRA_FED_RATE = 0.1
 
 PROBE_RATE = 0.9
 """Acceptance rate assumed for a probe. If drafts would not pay even at this rate, there is no probe."""
+
+PROBE_SHARE = 0.02
+"""Share of a row's time that catching up for probes may take, if it takes longer than a plain step."""
 
 PROBE_TOKENS = 2
 MIN_WAIT_TOKENS = 16
@@ -326,8 +329,10 @@ class DraftForecast:
     """One row's forecast of the draft model, which determines the length of its drafts.
 
     source: which of MODELS drafts. max_drafted: the most tokens that it can draft at once; None for no limit.
+    is_fed: whether it must be fed committed tokens before it drafts; not if it reads the target's caches.
     num_lacking: tokens of the draft model that the row must be fed before the first drafted one.
     is_ready: whether the draft prefill is complete, so that the draft model may draft.
+    probed_s: seconds of catching up for probes.
 
     A row whose drafts do not pay stops drafting, and later probes: it drafts two tokens, charged to its
     slowdown budget. If one is accepted, it probes again at once; otherwise it waits twice as long as before.
@@ -337,8 +342,10 @@ class DraftForecast:
     token_yield: TokenYield = field(default_factory=TokenYield)
     source: str = MODEL
     max_drafted: int | None = None
+    is_fed: bool = True
     num_lacking: float = 1.0
     is_ready: bool = False
+    probed_s: float = 0.0
     _tokens_since_draft: int = 0
     # The first probe is due at once: after the draft prefill there is nothing to catch up with.
     _wait_tokens: int = 0
@@ -358,7 +365,7 @@ class DraftForecast:
     @property
     def num_fed(self) -> int:
         """The expected tokens to feed before the first drafted one, as a whole number."""
-        return max(1, math.ceil(self.num_lacking + self._extra_fed))
+        return max(1, math.ceil(self.num_lacking + self._extra_fed)) if self.is_fed else 1
 
     @property
     def is_probe_due(self) -> bool:

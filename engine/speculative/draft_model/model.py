@@ -22,7 +22,7 @@ from reprise.engine.kv_cache.rows import make_rows
 from reprise.engine.kv_cache.sliding_window import ROLLBACK_TOKENS
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.sampling.logits import keep_likely
-from reprise.engine.sampling.sampler import Sampler, noise_key
+from reprise.engine.sampling.sampler import Draw, Sampler, noise_key
 from reprise.engine.speculative.acceptance import count_accepted
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefill, DraftPrefixes, GiveUp
 from reprise.engine.speculative.draft_model.forecast import DraftWork
@@ -50,13 +50,22 @@ def make_draft_sampling(translation: Translation) -> MakeDraw:
     return FullVocabularySampling(translation.pair).make_draw
 
 
-def draw_as_target(num_ids: int, sampler: Sampler, positions: Sequence[int], num_tokens: int) -> DrawNext:
-    """Sample for equal vocabularies of num_ids tokens, by the target's sampler. The rest: see MakeDraw."""
+def draw_as_target(
+    num_ids: int,
+    sampler: Sampler,
+    positions: Sequence[int],
+    num_tokens: int,
+    draws: Sequence[Draw] | None = None,
+) -> DrawNext:
+    """Sample for equal vocabularies of num_ids tokens, by the target's sampler. The rest: see MakeDraw.
+
+    draws: (positions,) the row of each; None for one draw per row.
+    """
     ahead = iter(range(num_tokens))
 
     def draw(logits: mx.array) -> mx.array:
         at = next(ahead)
-        return sampler.sample(_resize(logits, num_ids), [position + at for position in positions])
+        return sampler.sample(_resize(logits, num_ids), [position + at for position in positions], draws)
 
     return draw
 
@@ -172,7 +181,11 @@ def _resize(logits: mx.array, num_ids: int) -> mx.array:
 T = TypeVar("T")
 
 MAX_BACKLOG_TOKENS = 64
-"""Maximum settled ids to feed a row in a step. A row that lacks more catches up over several steps."""
+"""Maximum settled ids to feed a row in one forward pass."""
+
+MAX_FEEDS = 8
+"""Maximum forward passes to feed rows what they lack in one step. A row that lacks more goes on in the next
+step, without a draft."""
 
 PADDING_ID = 0
 """Fed to rows that need nothing, since every row takes part in a forward; rolled back afterward."""
@@ -300,24 +313,37 @@ class DraftModel:
         num_to_draft = max(row_input.num_to_draft for row_input in inputs)
         if not num_to_draft:
             return None
-        catch_ups = [
-            self._prepare_row(row, tokens, num_to_draft, row_input.num_wanted > 0)
-            for row, (row_input, tokens) in enumerate(zip(inputs, committed, strict=True))
-        ]
+        num_fed, positions = 0, [len(tokens) for tokens in committed]
+        catch_ups = self._prepare_rows(inputs, committed, num_to_draft)
+        for _ in range(MAX_FEEDS - 1):
+            wanting = [one for one, of in zip(catch_ups, inputs, strict=True) if of.num_wanted]
+            if not any(one.ids and not one.is_ready for one in wanting):
+                break
+            self._draft(catch_ups, positions, 0, sampler)
+            num_fed += max(len(one.ids) for one in catch_ups)
+            catch_ups = self._prepare_rows(inputs, committed, num_to_draft)
+        num_fed += max(len(one.ids) for one in catch_ups)
         # Tokens drafted for a row that still lacks text are useless.
         num_to_draft = num_to_draft if any(catch_up.is_ready for catch_up in catch_ups) else 0
         num_to_draft = min(
             num_to_draft, ROLLBACK_TOKENS - max(catch_up.num_unsettled for catch_up in catch_ups)
         )
-        drafts = self._draft(catch_ups, [len(tokens) for tokens in committed], num_to_draft, sampler)
+        drafts = self._draft(catch_ups, positions, num_to_draft, sampler)
         translated: list[tuple[int, int] | None] = [None] * len(inputs)
         for row, (row_input, catch_up, drafted) in enumerate(zip(inputs, catch_ups, drafts, strict=True)):
             if catch_up.is_ready:
                 found = self._translate_draft(row, drafted)
                 draft, translated[row] = found[: row_input.num_wanted], (len(drafted), len(found))
                 inputs[row] = replace(row_input, draft=draft, source=replace(row_input.source, tokens=draft))
-        num_fed = max(len(catch_up.ids) for catch_up in catch_ups)
         return DraftWork(num_fed, num_to_draft, [one.num_lacking for one in catch_ups], translated)
+
+    def _prepare_rows(
+        self, inputs: Sequence[RowInput], committed: Sequence[Sequence[int]], num_ahead: int
+    ) -> "list[CatchUpInput]":
+        return [
+            self._prepare_row(row, tokens, num_ahead, row_input.num_wanted > 0)
+            for row, (row_input, tokens) in enumerate(zip(inputs, committed, strict=True))
+        ]
 
     def _prepare_row(self, row: int, tokens: Sequence[int], num_ahead: int, is_wanted: bool) -> CatchUpInput:
         """Translate a row's new tokens, and roll its caches back to where they still match the text.

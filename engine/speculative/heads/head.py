@@ -2,20 +2,27 @@
 
     head    reads                                            drafts
     MTP     (state at p, token at p + 1), at position p      token by token, each from its own last state
+    EAGLE   the same, with the states of several layers      the same
     DFlash  the states of several layers, at position p      all in one pass, as masks behind a known token
+    Gemma's (state at p, token at p + 1), and the target's   token by token, each from its own last state and
+            keys and values up to p                          at the same position
+
+A kind of head has a module of its own, named after it, which describes how it is published (`Published`).
 
 A head knows nothing about requests: it gets arrays of any number of rows, and caches that hold them all.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial, singledispatch
 from typing import Any, Protocol
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.interface.models import HeadKind
 from reprise.engine.kv_cache.buffers import KVSlice
 
 
@@ -88,11 +95,15 @@ class Head(Protocol):
         after the final norm.
     max_drafted: maximum tokens of a draft.
     bounds: which positions of long texts the head keeps; None for all.
+    reads_target: whether it has no caches, but attends to the target's, so that it is never fed. In draft()
+        caches are then two NextTokenViews: of the target's last layer with full attention, and of its last
+        one with a window.
     """
 
     taps: tuple[int, ...]
     max_drafted: int
     bounds: Bounds | None
+    reads_target: bool
 
     def make_cache(self) -> list[Any]:
         """Make empty caches for one row, one per layer of the head."""
@@ -121,12 +132,85 @@ class Head(Protocol):
 class TargetEnds:
     """The target's embedding and output head.
 
-    embed: ids (any,) to (any, hidden). logits: states after the final norm (any, hidden) to
-        (any, vocabulary).
+    embed: ids (any,) to the input of the first layer (any, hidden).
+    logits: states after the final norm (any, hidden) to (any, vocabulary).
+    raw_embed, raw_logits: the same without what the target does to its embedding's and output head's numbers.
     """
 
     embed: Callable[[mx.array], mx.array]
     logits: Callable[[mx.array], mx.array]
+    raw_embed: Callable[[mx.array], mx.array]
+    raw_logits: Callable[[mx.array], mx.array]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The target's sizes, which a head must fit.
+
+    name: the target's name, for people. config: its config.json.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    num_layers: int
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Target(Shape):
+    """A loaded target model. ends: its embedding and output head."""
+
+    ends: TargetEnds
+
+
+class MisfitError(ValueError):
+    """A head was made for another target; the message says how it shows."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """How a kind of head is published in a folder of its own.
+
+    name: for people. draft_type: what requests and settings call it.
+    describes: returns whether a config.json is of this kind.
+    make: makes a head with random weights from its config.json, the target, and the places of the published
+        arrays. Raises MisfitError, or AttributeError, KeyError, TypeError or ValueError if the configuration
+        lacks an entry or has a wrong one.
+    place: returns the place in the head of an array by its published name; "" if it is not used.
+    convert: changes published arrays, by place, to those of the head; given config.json too.
+    """
+
+    name: str
+    draft_type: HeadKind
+    describes: Callable[[Mapping[str, Any]], bool]
+    make: Callable[[Mapping[str, Any], Target, Collection[str]], "HeadModule"]
+    place: Callable[[str], str]
+    convert: Callable[[dict[str, mx.array], Mapping[str, Any]], dict[str, mx.array]] = lambda arrays, _: (
+        arrays
+    )
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the text model's part of a configuration; all of it if it has no such part."""
+    return dict(config.get("text_config") or config)
+
+
+def check_size(name: str, value: Any, due: Any) -> None:
+    """Raise MisfitError if a size in a head's configuration is not the target's."""
+    if value != due:
+        raise MisfitError(f"its {name} is {value}, that of the model {due}")
+
+
+def check_vocabulary(size: int, target: Shape) -> None:
+    """Raise MisfitError if a head is for another number of tokens than the target's, padded or not."""
+    if size != text_config(target.config).get("vocab_size"):
+        check_size("vocab_size", size, target.vocab_size)
+
+
+def check_taps(taps: Sequence[int], target: Shape) -> None:
+    """Raise MisfitError if a head reads layers that the target does not have."""
+    if outside := [tap for tap in taps if not 0 <= tap < target.num_layers]:
+        raise MisfitError(f"it reads layers {outside} of the model's {target.num_layers}")
 
 
 class DraftCache:
@@ -148,6 +232,26 @@ class DraftCache:
     def offset(self) -> int | mx.array:
         """The position of the next token: an int if all rows agree, else (rows,)."""
         return self._start + self._num_fed
+
+    @property
+    def keys(self) -> mx.array:
+        """All keys so far. Settable, like the values: mlx-lm's DeepSeek V3.2 assigns both."""
+        assert self._held is not None
+        return self._held[0]
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        self._held = keys, self.values
+
+    @property
+    def values(self) -> mx.array:
+        """All values so far."""
+        assert self._held is not None
+        return self._held[1]
+
+    @values.setter
+    def values(self, values: mx.array) -> None:
+        self._held = self.keys, values
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append keys and values (rows, heads, width, head_dim) and return all, these last."""
@@ -179,10 +283,62 @@ class DraftCache:
             self._mask = mx.concatenate([self._mask, seen], axis=-1)
         return self._mask
 
+    def make_block_mask(
+        self, places: int, window: int | None, is_causal: bool, slides: bool
+    ) -> mx.array | str | None:
+        """Return the attention mask of a block of places behind the newest position: see make_mask().
+
+        Call it before that position is written. window: contexts that the block's first place sees; None for
+        all. is_causal: whether a place sees only places before it. slides: whether it sees as many contexts
+        less as it is places behind the first.
+        """
+        make_mask = self._cache.make_mask
+        if slides and window is not None:
+            each = [
+                make_mask(1, return_array=True, window_size=size) for size in range(window, 0, -1)[:places]
+            ]
+            seen = mx.concatenate(each + [mx.zeros_like(each[0])] * (places - len(each)), axis=-2)
+        else:
+            seen = make_mask(1, return_array=False, window_size=window)
+            if seen is None:
+                return "causal" if is_causal else None
+        own = mx.tri(places, dtype=mx.int32) > 0 if is_causal else mx.ones((1, places), mx.bool_)
+        num = max(seen.shape[-2], own.shape[-2])
+        parts = [mx.broadcast_to(one, (*seen.shape[:-2], num, one.shape[-1])) for one in (seen, own)]
+        return mx.concatenate(parts, axis=-1)
+
     def give_back(self) -> None:
         """Remove the newest position from the underlying cache, if that has trim()."""
         if self._held is not None and hasattr(self._cache, "trim"):
             self._cache.trim(1)
+
+
+class HeadModule(Module):
+    """The base of heads: a draft writes each cache once."""
+
+    reads_target = False
+
+    def __init__(self, ends: TargetEnds, max_drafted: int) -> None:
+        super().__init__()
+        self.max_drafted = max_drafted
+        self.bounds: Bounds | None = None
+        self._ends = ends
+
+    def draft(
+        self, states: mx.array, last: mx.array, caches: Sequence[Any], num: int, choose: Choose
+    ) -> mx.array:
+        """Draft the tokens that come after `last`; see Head."""
+        drafting = [DraftCache(one) for one in caches]
+        drafted = self._draft(states[:, None], last[:, None], drafting, num, choose)
+        for one in drafting:
+            one.give_back()
+        return drafted
+
+    def _draft(
+        self, states: mx.array, last: mx.array, caches: list[DraftCache], num: int, choose: Choose
+    ) -> mx.array:
+        """Draft from states (rows, 1, size) and the tokens after them (rows, 1)."""
+        raise NotImplementedError
 
 
 class _StandIn:
@@ -204,10 +360,11 @@ def find_ends(model: Any) -> TargetEnds:
     Raises ValueError if the model's embedding, layers or body are not named as usual in mlx-lm.
     """
     owner = owner_of_body(model)
-    body = owner and owner["model"]
-    if body is None or not {"embed_tokens", "layers"} <= body.keys():
+    name = name_of_body(owner or {})
+    body = owner and owner[name]
+    if body is None or not {BODIES[name], "layers"} <= body.keys():
         raise ValueError(f"{type(model).__name__} keeps its embedding in a place of its own")
-    embed = body["embed_tokens"]
+    embed = raw_embed = body[BODIES[name]]
     some = mx.arange(8)[None]
     # Some models scale or norm embeddings before the first layer, but none that can be a pipeline, which has
     # its first layer on another machine.
@@ -217,14 +374,14 @@ def find_ends(model: Any) -> TargetEnds:
 
     def logits(states: mx.array) -> mx.array:
         # The model itself applies its output head, as some scale or cap what it returns.
-        dict.__setitem__(owner, "model", _StandIn(body, lambda *_, **__: states))
+        dict.__setitem__(owner, name, _StandIn(body, lambda *_, **__: states))
         try:
             found: mx.array = owner(mx.zeros(states.shape[:-1], mx.int32))
         finally:
-            dict.__setitem__(owner, "model", body)
+            dict.__setitem__(owner, name, body)
         return found
 
-    return TargetEnds(embed, logits)
+    return TargetEnds(embed, logits, raw_embed, owner.get("lm_head", raw_embed.as_linear))
 
 
 class _Entered(Exception):  # noqa: N818
@@ -253,15 +410,24 @@ def _enter(body: Any, ids: mx.array) -> mx.array:
 def is_pipeline(model: Any) -> bool:
     """Whether some of the model's layers are on other machines."""
     owner = owner_of_body(model)
-    return owner is not None and getattr(owner["model"], "pipeline_size", 1) > 1
+    return owner is not None and getattr(owner[name_of_body(owner)], "pipeline_size", 1) > 1
+
+
+BODIES = {"model": "embed_tokens", "backbone": "embeddings"}
+"""mlx-lm's names of a model's body, and of the embedding in it."""
+
+
+def name_of_body(model: Any) -> str:
+    """Return the name of a model's body in it; empty if it has none."""
+    return next((name for name in BODIES if name in model), "")
 
 
 @singledispatch
 def owner_of_body(model: Any) -> Any:
-    """Return the submodel with the body (`model`) and output head; None if there is none."""
-    while "model" not in model and "language_model" in model:
+    """Return the submodel with the body and output head; None if there is none."""
+    while not name_of_body(model) and "language_model" in model:
         model = model["language_model"]
-    return model if "model" in model else None
+    return model if name_of_body(model) else None
 
 
 _OUTPUTS = "_tapped_outputs"
@@ -324,7 +490,7 @@ class Taps:
             owner = owner_of_body(model)
             if owner is None:
                 raise ModelError(f"{name} keeps its body in a place of its own: no head can read its states")
-            self._modules = [owner["model"]]
+            self._modules = [owner[name_of_body(owner)]]
 
     @contextmanager
     def tapping(self) -> Iterator[TappedStates]:

@@ -7,6 +7,8 @@ was fed the states of its prompt, in slices between the target's steps. Only com
 the states that the target computed, so only padding is ever rolled back. If the target's prefix cache
 supplied a position, its state is not known. The head's keys and values for it come from the head's own prefix
 cache (HeadPrefixes). Positions missing there are absent, and the head's positions begin after them.
+
+A head that reads the target's caches needs none of that: only the state of each row's newest position.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,21 +18,25 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
+from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import HeadKind
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.buffers import GroupedKVCache, RaggedKVCache, State, rebuild
 from reprise.engine.kv_cache.per_row import Caches, leaves, make_caches
 from reprise.engine.kv_cache.prefix_cache.disk import Loading, PrefixStore, weights_fingerprint
 from reprise.engine.kv_cache.prefix_cache.trie import CutSlice
-from reprise.engine.kv_cache.rows import evaluate
+from reprise.engine.kv_cache.rows import NextTokenView, Rows, evaluate
+from reprise.engine.kv_cache.sliding_window import WindowKVCache
 from reprise.engine.model.loading import LoadedModel
-from reprise.engine.sampling.sampler import Sampler
+from reprise.engine.sampling.sampler import Draw, Sampler
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes, TextPrefill
 from reprise.engine.speculative.draft_model.forecast import DraftWork
 from reprise.engine.speculative.draft_model.model import (
     MAX_BACKLOG_TOKENS,
+    MAX_FEEDS,
     PADDING_ID,
     DraftModel,
     draw_as_target,
@@ -54,6 +60,7 @@ class HeadPrefill(TextPrefill):
 
     def __init__(self, head: Head, states: States, num_before: int = 0) -> None:
         super().__init__()
+        self.is_ready = head.reads_target
         self.states = states
         self.num_idle = 0
         self.num_before = num_before
@@ -142,12 +149,16 @@ class HeadDrafter:
 
     source: the name of its drafts in timings. model: makes the caches of a row.
     num_bytes: bytes of the head's weights. state_bytes: bytes of the target's states at one position.
-    Raises ModelError if the target's states cannot be collected.
+    target: the target's rows, set by their owner; for a head that reads them.
+    Raises ModelError if the target's states cannot be collected, or its keys and values not be read.
     """
+
+    target: Rows
 
     def __init__(self, named: NamedHead, loaded: LoadedModel) -> None:
         self.head = head = named.head
         self.source = named.source
+        self._read_layers = _find_read_layers(loaded) if head.reads_target else ()
         self.model = _HeadCaller(head)
         self.taps = Taps(loaded.model, head.taps)
         self.num_bytes = sum(_array_bytes(head))
@@ -166,8 +177,10 @@ class HeadDrafter:
     def cost_share(self, loaded: LoadedModel) -> float:
         """Return a drafted token's cost as a share of a target's step, by the bytes of weights read."""
         of_target = _array_bytes(loaded.model)
-        # The output head is among the largest arrays.
-        return min(1.0, (self.num_bytes + max(of_target)) / sum(of_target))
+        # The target's output head, which is among its largest arrays, is read unless the head has its own.
+        has_own = self.head.reads_target or hasattr(self.head, "lm_head")
+        of_output = 0 if has_own else max(of_target)
+        return min(1.0, (self.num_bytes + of_output) / sum(of_target))
 
     def clear(self) -> None:
         """Remove all rows."""
@@ -271,12 +284,18 @@ class HeadDrafter:
         if tapped is None:
             return []
         wanted = [num if prefill else 0 for prefill, num in zip(self._prefills, num_final, strict=True)]
-        found = tapped.of_rows(wanted)
-        for prefill, part in zip(self._prefills, found, strict=True):
+        taken = []
+        for prefill, part in zip(self._prefills, tapped.of_rows(wanted), strict=True):
             if prefill and part is not None:
+                if self.head.reads_target:
+                    # Not a view, which would keep the others.
+                    prefill.states, part = States(), mx.contiguous(part[-1:])
+                else:
+                    # A copy pays for it.
+                    prefill.num_idle += len(part) == 1
                 prefill.states.add(part)
-                prefill.num_idle += 1
-        return [part for part in found if part is not None]
+                taken.append(part)
+        return taken
 
     def fill_in(
         self, inputs: list[RowInput], committed: Sequence[Sequence[int]], sampler: Sampler
@@ -299,10 +318,19 @@ class HeadDrafter:
         for at, prefill in enumerate(wanting):
             if prefill and self.head.bounds and self.rows.lengths[at] > self.head.bounds.most:
                 self._shorten(at, prefill, self.head.bounds)
-        backlogs = [min(MAX_BACKLOG_TOKENS, r.states.num - 1) if r else 0 for r in wanting]
-        if any(backlogs):
+        num_fed = 1
+        for _ in range(MAX_FEEDS):
+            backlogs = [max(0, min(MAX_BACKLOG_TOKENS, r.states.num - 1)) if r else 0 for r in wanting]
+            if not any(backlogs):
+                break
+            if num_fed > 1:
+                mx.eval(self._held)
             self._feed(wanting, backlogs, committed)
+            num_fed += max(backlogs)
         drafting = [prefill if prefill and prefill.states.num == 1 else None for prefill in wanting]
+        if self.head.reads_target and not any(drafting):
+            # The rows that want drafts have just joined, without a state yet.
+            return None
         translated: list[tuple[int, int] | None] = [None] * len(inputs)
         if any(drafting):
             drafts = self._draft(drafting, [tokens[-1] for tokens in committed], num, inputs, sampler)
@@ -314,7 +342,7 @@ class HeadDrafter:
         else:
             mx.eval(self._held)
         lacking = [prefill.states.num if prefill else 0 for prefill in self._prefills]
-        return DraftWork(1 + max(backlogs), num if any(drafting) else 0, lacking, translated)
+        return DraftWork(num_fed, num if any(drafting) else 0, lacking, translated)
 
     def _shorten(self, row: int, prefill: HeadPrefill, bounds: Bounds) -> None:
         """Drop a row's positions between sink and window; those after them move up."""
@@ -365,24 +393,49 @@ class HeadDrafter:
         sampler: Sampler,
     ) -> list[list[int]]:
         """Draft num tokens for each row; waits once. The newest position stays in the caches."""
-        held = list(self.rows.lengths)
+        reads = self.head.reads_target
+        rows = [row for row, prefill in enumerate(prefills) if prefill or not reads]
         none = mx.zeros((1, self._size), self._dtype)
-        states = mx.concatenate([prefill.states.take(1) if prefill else none for prefill in prefills])
-        draw = self._make_draw(sampler, [row_input.position for row_input in inputs], num)
+        drafting = [prefills[row] for row in rows]
+        states = mx.concatenate([prefill.states.take(1) if prefill else none for prefill in drafting])
+        draws = [Draw(row) for row in rows] if reads else None
+        draw = self._make_draw(sampler, [inputs[row].position for row in rows], num, draws)
 
         def choose(logits: mx.array, _: int) -> mx.array:
             return mx.stack([draw(logits[:, at]) for at in range(logits.shape[1])], axis=1)
 
+        last = mx.array([newest[row] for row in rows])
+        if reads:
+            seen = [NextTokenView(self.target, rows, layer) for layer in self._read_layers]
+            with NextTokenView.attending():
+                drafted: Any = self.head.draft(states, last, seen, num, choose).tolist()
+            by_row = dict(zip(rows, drafted, strict=True))
+            return [by_row.get(row, []) for row in range(len(prefills))]
+        held = list(self.rows.lengths)
         self.model.run = lambda last, caches: self.head.draft(states, last[:, 0], caches, num, choose)
-        last = mx.array(list(newest))[:, None]
-        drafted: list[list[int]] = self.rows.forward(last).tolist()  # type: ignore[assignment]
+        drafted = self.rows.forward(last[:, None]).tolist()
         self._forget(held, [int(prefill is not None) for prefill in prefills])
-        return drafted
+        return list(drafted)
 
     def _forget(self, held: Sequence[int], nums: Sequence[int]) -> None:
         """Forget the padding that rows were fed. held: lengths before. nums: positions to keep."""
         for row, (length, num) in enumerate(zip(held, nums, strict=True)):
             self.rows.roll_back(row, length + num)
+
+
+def _find_read_layers(loaded: LoadedModel) -> tuple[int, int]:
+    """Return the indices of the caches of the last layer with full attention and of the last with a window.
+
+    Raises ModelError if other machines have parts of the model.
+    """
+    # There rank 0 has but a handle of the whole model.
+    if not isinstance(loaded.model, Module):
+        raise ModelError(
+            f"the head reads keys and values of {loaded.info.name}, and other machines have some of them; "
+            "leave --draft-model or --hosts out"
+        )
+    last = {isinstance(cache, WindowKVCache): at for at, cache in enumerate(make_caches(loaded.model))}
+    return last[False], last[True]
 
 
 def _array_bytes(module: Any) -> list[int]:
@@ -400,6 +453,9 @@ RowDrafter = DraftModel | HeadDrafter
 
 MIN_LOADED_IDS = 128
 """Prefixes that save fewer ids are not read from files: they hardly make drafts better."""
+
+MAX_WAIT_S = 2.0
+"""Seconds that the engine's thread waits for the files of a head, which are small."""
 
 MayCopy = Callable[[int], bool]
 """Returns whether memory allows copies of the head's caches for this many tokens."""
@@ -452,11 +508,13 @@ class HeadPrefixes(DraftPrefixes):
                 prefill.loading = self._store.start_load(ids)
             return prefill.loading is not None
         loading, prefill.loading = prefill.loading, None
-        if loading and self._may_copy(loading.ends[-1]) and (taken := self._store.finish_load(loading)):
+        if loading is None or not loading.wait(MAX_WAIT_S):
+            return False
+        if self._may_copy(loading.ends[-1]) and (taken := self._store.finish_load(loading)):
             self.cache.put(ids[: loading.ends[-1]], *taken)
         return False
 
     def _put(self, ids: Sequence[int], cut: CutSlice, take: Callable[[], State]) -> None:
         super()._put(ids, cut, take)
-        if self._store is not None and len(ids) and self._may_copy(len(ids)):
-            self._store.save(ids, cut, take)
+        if self._store is not None and len(ids):
+            self._store.save(ids, cut, take, self._may_copy)

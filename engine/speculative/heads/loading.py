@@ -2,8 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -14,20 +13,27 @@ from mlx_lm.utils import infer_quant_config
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import ModelError
-from reprise.engine.model.hub import find_downloaded
+from reprise.engine.interface.models import Progress
+from reprise.engine.model.hub import find_downloaded, find_folder
 from reprise.engine.model.loading import LoadedModel
+from reprise.engine.speculative.heads.dflash import DFlashHead
 from reprise.engine.speculative.heads.formats import (
-    FAMILIES,
     NAMES,
     FoundHead,
     find_own_heads,
     identify,
     read_config,
+)
+from reprise.engine.speculative.heads.head import (
+    HeadModule,
+    MisfitError,
+    Shape,
+    Target,
+    find_ends,
     text_config,
 )
-from reprise.engine.speculative.heads.head import TargetEnds, find_ends
 from reprise.engine.speculative.heads.head_drafter import NamedHead
-from reprise.engine.speculative.heads.kinds import DFlashConfig, DFlashHead, MTPHead
+from reprise.engine.speculative.heads.mtp import FAMILIES, MTPHead
 
 Weights = Mapping[str, mx.array]
 """Arrays by the names of their places in a module."""
@@ -36,82 +42,55 @@ _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 """Exceptions of a configuration that lacks an entry, or has one of another type."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The target's sizes, which a head must fit.
-
-    name: the target's name, for people. config: its config.json.
-    """
-
-    name: str
-    config: Mapping[str, Any]
-    num_layers: int
-    vocab_size: int
-
-
-@dataclass(frozen=True)
-class Target(Shape):
-    """A loaded target model. ends: its embedding and output head."""
-
-    ends: TargetEnds
-
-
-def load_head(found: FoundHead, target: Target, max_drafted: int) -> MTPHead | DFlashHead:
+def load_head(found: FoundHead, target: Target, max_drafted: int) -> HeadModule:
     """Load a head and evaluate its arrays.
 
     max_drafted: maximum tokens of a draft of an MTP head.
     Raises ModelError if the head does not fit the target, or its arrays do not fit its configuration.
     """
-    check_fit(found, target)
-    config, weights = dict(found.config), read_weights(found)
-    head: MTPHead | DFlashHead
-    if found.kind == "dflash":
-        head = DFlashHead(read_dflash_config(config), target.ends)
-    else:
-        try:
-            head = MTPHead(FAMILIES[found.family], config, target.ends, max_drafted)
-        except Exception as fault:
-            why = f"cannot make a head from the configuration of {found.source}: {fault!r}"
-            raise ModelError(why) from fault
-    fill(found.source, head, weights)
+    head = make_head(found, target, max_drafted)
+    fill(found.source, head, read_weights(found))
     mx.eval(head.parameters())
     return head
 
 
+def make_head(found: FoundHead, target: Target, max_drafted: int) -> HeadModule:
+    """Make a head with random weights. Raises ModelError if its configuration does not fit the target."""
+    check_fit(found, target)
+    try:
+        if found.published is None:
+            return MTPHead(FAMILIES[found.family], dict(found.config), target.ends, max_drafted)
+        places = {place for names in found.names.values() for place in names.values()}
+        return found.published.make(found.config, target, places)
+    except MisfitError as fault:
+        raise _misfit(found, target, str(fault)) from None
+    except Exception as fault:
+        why = f"cannot make a head from the configuration of {found.source}: {fault!r}"
+        raise ModelError(why) from fault
+
+
 def check_fit(found: FoundHead, target: Shape) -> None:
-    """Raise ModelError if a head's configuration does not fit the target's."""
-    if found.kind == "mtp" and found.family not in FAMILIES:
+    """Raise ModelError if an MTP head's configuration does not fit the target's."""
+    if found.published is not None:
+        return
+    if found.family not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ModelError(f"{found.source} has an MTP head of {found.family}; supported are those of {known}")
     of_target = text_config(target.config)
-    layers = "num_hidden_layers" if found.kind == "mtp" else "num_target_layers"
     wanted = {
         "hidden_size": (of_target.get("hidden_size"),),
         "vocab_size": (target.vocab_size, of_target.get("vocab_size")),
-        # An MTP head's configuration may be the target's, or describe nothing but the head.
-        layers: (target.num_layers, *([found.depth] if found.kind == "mtp" else [])),
+        # The head's configuration may be the target's, or describe nothing but the head.
+        "num_hidden_layers": (target.num_layers, found.depth),
     }
     for key, due in wanted.items():
         if found.config.get(key, due[0]) not in due:
             raise _misfit(found, target, f"its {key} is {found.config[key]}, that of the model {due[0]}")
-    if found.kind == "mtp":
-        return
-    try:
-        drafter = read_dflash_config(dict(found.config))
-    except _UNREADABLE as fault:
-        raise ModelError(f"cannot read the configuration of {found.source}: {fault!r}") from fault
-    if not 0 <= drafter.mask_token_id < target.vocab_size:
-        mask = f"its mask_token_id {drafter.mask_token_id}"
-        raise _misfit(found, target, f"{mask} is not in the vocabulary of {target.vocab_size} tokens")
-    if outside := [tap for tap in drafter.taps if not 0 <= tap < target.num_layers]:
-        raise _misfit(found, target, f"it reads layers {outside} of the model's {target.num_layers}")
-    if drafter.block_size < 2:
-        raise _misfit(found, target, f"its block_size is {drafter.block_size}, which leaves nothing to draft")
 
 
 def _misfit(found: FoundHead, target: Shape, why: str) -> ModelError:
     return ModelError(
-        f"the {NAMES[found.kind]} in {found.source} does not fit {target.name}: {why}. "
+        f"the {found.name} in {found.source} does not fit {target.name}: {why}. "
         "Use one that was made for this model, or none"
     )
 
@@ -119,7 +98,7 @@ def _misfit(found: FoundHead, target: Shape, why: str) -> ModelError:
 def choose(found: Sequence[FoundHead]) -> FoundHead | None:
     """Return the only head, None if there is none. Raises ModelError if there are several."""
     if len(found) > 1:
-        several = " and ".join(f"the {NAMES[one.kind]} in {one.source}" for one in found)
+        several = " and ".join(f"the {one.name} in {one.source}" for one in found)
         raise ModelError(f"only one drafter can read a model's states, but there are {several}; keep one")
     return found[0] if found else None
 
@@ -132,49 +111,12 @@ def read_weights(found: FoundHead) -> dict[str, mx.array]:
         weights |= {own: arrays[name] for name, own in names.items() if own}
     if found.adds_one:
         weights = {name: array + 1.0 if array.ndim == 1 else array for name, array in weights.items()}
-    if found.kind == "dflash":
-        return weights
     try:
+        if found.published:
+            return found.published.convert(weights, found.config)
         return FAMILIES[found.family].convert(weights, found.config)
     except Exception as fault:
         raise ModelError(f"{found.source} has not all arrays of a head in a known form: {fault!r}") from fault
-
-
-def read_dflash_config(config: dict[str, Any]) -> DFlashConfig:
-    """Parse a DFlash drafter's config.json. Raises one of _UNREADABLE if an entry is missing or wrong."""
-    of_drafter = config["dflash_config"]
-    num_layers = int(config["num_hidden_layers"])
-    taps = of_drafter.get("target_layer_ids") or spread_taps(int(config["num_target_layers"]), num_layers)
-    kinds = config.get("layer_types") or ["full_attention"] * num_layers
-    if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        raise ValueError(f"layer_types {kinds} of {num_layers} layers")
-    rope = config.get("rope_parameters") or {}
-    return DFlashConfig(
-        hidden_size=int(config["hidden_size"]),
-        intermediate_size=int(config["intermediate_size"]),
-        num_attention_heads=int(config["num_attention_heads"]),
-        num_key_value_heads=int(config["num_key_value_heads"]),
-        head_dim=int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]),
-        rms_norm_eps=float(config["rms_norm_eps"]),
-        rope_theta=float(config.get("rope_theta") or rope["rope_theta"]),
-        rope_scaling=config.get("rope_scaling") or (rope or None),
-        max_position_embeddings=int(config["max_position_embeddings"]),
-        attention_bias=bool(config.get("attention_bias", False)),
-        block_size=int(config["block_size"]),
-        mask_token_id=int(of_drafter["mask_token_id"]),
-        taps=tuple(map(int, taps)),
-        windows=tuple(
-            int(config["sliding_window"]) if kind == "sliding_attention" else None for kind in kinds
-        ),
-    )
-
-
-def spread_taps(num_target_layers: int, num: int) -> tuple[int, ...]:
-    """Return the target's layers that a DFlash drafter of num layers reads by default."""
-    if num == 1:
-        return (num_target_layers // 2,)
-    span = num_target_layers - 4
-    return tuple(round(1 + place * span / (num - 1)) for place in range(num))
 
 
 def fill(source: str, head: Module, weights: Weights) -> None:
@@ -215,13 +157,13 @@ def _few(names: list[str]) -> str:
 log = logging.getLogger("reprise.engine")
 
 
-def find_given_head(settings: Settings) -> FoundHead | None:
-    """Return the head in the --draft-model folder; None if that holds an ordinary model or is not set.
+def find_given_head(settings: Settings, progress: Progress | None = None) -> FoundHead | None:
+    """Return the head that --draft-model names; None if that is an ordinary model or not set.
 
-    Raises ModelError if the folder holds a head that is not supported, or cannot be read.
+    A name on the hub is downloaded if need be. Raises ModelError if there is no such folder, it holds a head
+    that is not supported, or it cannot be read.
     """
-    folder = Path(settings.draft_model) if settings.draft_model else None
-    return identify(folder) if folder and (folder / "config.json").is_file() else None
+    return identify(find_folder(settings.draft_model, progress)) if settings.draft_model else None
 
 
 def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) -> NamedHead | None:
@@ -232,10 +174,10 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
     """
     asked = next((kind for kind in NAMES if kind == settings.draft_type), None)
     if given is not None:
-        if settings.draft_type not in ("auto", given.kind):
+        if settings.draft_type not in ("auto", given.draft_type):
             raise ModelError(
-                f"--draft-type {settings.draft_type}: {settings.draft_model} is a {NAMES[given.kind]}; "
-                f"use --draft-type {given.kind}, or leave --draft-model out"
+                f"--draft-type {settings.draft_type}: {settings.draft_model} is {given.described}; "
+                f"use --draft-type {given.draft_type}, or leave --draft-model out"
             )
         return _load(settings, given, loaded)
     if settings.dflash_window:
@@ -250,7 +192,7 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
     try:
         folder = find_downloaded(settings.model_source)
         found = choose(find_own_heads(folder, read_config(folder)))
-        if found is not None and asked in (None, found.kind):
+        if found is not None and asked in (None, found.draft_type):
             return _load(settings, found, loaded)
     except ModelError as fault:
         if asked:
@@ -278,7 +220,7 @@ def _load(settings: Settings, found: FoundHead, loaded: LoadedModel) -> NamedHea
     head = load_head(found, target, settings.num_draft_tokens)
     if settings.dflash_window:
         _set_bounds(head, found, DFLASH_SINK, settings.dflash_window)
-    return NamedHead(head, found.kind)
+    return NamedHead(head, found.draft_type)
 
 
 DFLASH_SINK = 64
@@ -286,9 +228,9 @@ DFLASH_SINK = 64
 these, whatever they hold."""
 
 
-def _set_bounds(head: MTPHead | DFlashHead, found: FoundHead, sink: int, window: int) -> None:
+def _set_bounds(head: HeadModule, found: FoundHead, sink: int, window: int) -> None:
     if not isinstance(head, DFlashHead):
-        raise ModelError(f"--dflash-window is for DFlash drafters; {found.source} is an {NAMES[found.kind]}")
+        raise ModelError(f"--dflash-window is for DFlash drafters; {found.source} is {found.described}")
     try:
         head.set_bounds(sink, window)
     except ValueError as fault:

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,12 +21,14 @@ from reprise.engine.sandbox.child_process import RenderLimitError
 from reprise.engine.text.encoding import TextEncoder
 from reprise.engine.text.markers import PREAMBLE
 from reprise.engine.text.templates.fit import (
+    PLACE,
     Fitted,
     Json,
     Traits,
     assistant,
     find_traits,
     fit,
+    place_words,
     plain_tools,
     probe_call,
     system,
@@ -36,7 +38,7 @@ from reprise.engine.text.templates.fit import (
 
 TOKEN_OPEN, TOKEN_CLOSE = "\ufdd0", "\ufdd1"
 """Stand around such text while a template is rendered. Unicode keeps both from ever being characters."""
-MARKS = {TOKEN_OPEN, TOKEN_CLOSE}
+MARKS = {TOKEN_OPEN, TOKEN_CLOSE, PLACE}
 """Marked where a text has them itself, so that they stay in it."""
 
 
@@ -131,7 +133,7 @@ class ControlTokens:
         ]
 
 
-PROBE = "probe-q"
+PROBE, PADDED_THOUGHT = "probe-q", " \n Hm. \n "
 
 
 def with_parts(message: Json, processor: ImageProcessor, *, takes_parts: bool) -> Json:
@@ -285,8 +287,25 @@ _TOKEN = re.compile(r"<[^<>]+>|\[[A-Z_]+\]")
 """Matches what looks like a special token."""
 
 
-Form = Literal["unchanged", "fitted", "generic"]
-"""What to change in a conversation: nothing, what the template needs, or also tools to fit.py's format."""
+Form = Literal["unchanged", "fitted", "pythonic", "generic"]
+"""What to change in a conversation: nothing, what the template needs, or also calls that it does not show to
+LFM2's format or tools and calls to fit.py's."""
+
+
+THOUGHT_SWITCHES: Sequence[Json] = (
+    {"preserve_thinking": True},
+    {"clear_thinking": False},
+    {"truncate_history_thinking": False},
+)
+"""Variables with which templates keep thoughts of earlier turns: Qwen3.6 and Gemma 4, GLM 4.7, Nemotron 3."""
+
+
+THINKING_SWITCHES: Mapping[str, Sequence[Any]] = {
+    "enable_thinking": (True, False),
+    "thinking": (True, False),
+    "reasoning_effort": ("low", "high"),
+}
+"""Variables with which templates switch an answer's thinking or say how much, and values that differ."""
 
 
 class TemplateError(ValueError):
@@ -305,11 +324,19 @@ class ChatTemplate:
     """Renders conversations, changed where the template would reject them or drop a part.
 
     The template is probed once, so that a conversation changes in the same way at every turn.
+
+    arguments: variables for the template, of every conversation.
     """
 
-    def __init__(self, wrapped: TokenizerWrapper, encoder: TextEncoder | None = None) -> None:
+    def __init__(
+        self,
+        wrapped: TokenizerWrapper,
+        encoder: TextEncoder | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         self._wrapped = wrapped
         self._encoder = encoder or TextEncoder(wrapped._tokenizer)
+        self.arguments = dict(arguments or {})
         self._logged: set[str] = set()
         self._shows_images: dict[str, bool] = {}
 
@@ -327,9 +354,30 @@ class ChatTemplate:
         except RenderLimitError:
             return None
 
-    def _render_probe(self, messages: Sequence[Json], tools: list[Json] | None) -> str:
+    def _render_probe(
+        self, messages: Sequence[Json], tools: list[Json] | None, arguments: Mapping[str, Any] | None = None
+    ) -> str:
         shown = {"tools": tools, "add_generation_prompt": True, "tokenize": False}
-        return str(self._wrapped.apply_chat_template(list(messages), **shown, **self._variables(tools)))
+        variables = self._variables(tools) | self.arguments | dict(arguments or {})
+        return str(self._wrapped.apply_chat_template(list(messages), **shown, **variables))
+
+    def find_thought_gap(self, start: str, end: str, *, is_generic: bool) -> tuple[str, str] | None:
+        """Return the whitespace that the template writes around a thought. See Markers.thought_gap.
+
+        start, end: the markers of thoughts. is_generic: see fit().
+        """
+        if self.traits is None:
+            return None
+        said = {**assistant(None, [probe_call("call_1")]), "reasoning_content": PADDED_THOUGHT}
+        fitted = fit([user("a"), said], None, self.traits, is_generic)
+        try:
+            rendered = self._render_probe(fitted.messages, fitted.tools)
+        # A template is a program that comes with the model: it may raise anything.
+        except Exception:
+            return None
+        before, found, after = rendered.rpartition(PADDED_THOUGHT)
+        gap = before.rpartition(start)[2], after.partition(end)[0]
+        return gap if found and not "".join(gap).strip() else None
 
     def _variables(self, tools: list[Json] | None) -> Json:
         """Return variables that Firefunction's template requires: the tools as text, and the date."""
@@ -362,6 +410,7 @@ class ChatTemplate:
         processor: the model's for images; each mark of an image becomes one placeholder.
         Raises TemplateError if the template rejects it, changed or not.
         """
+        arguments = self.arguments | arguments
         mark = self._control_tokens
         # An answer that spells an image's token shows no image.
         images = {processor.written, *_TOKEN.findall(processor.shown)} if processor else set[str]()
@@ -369,13 +418,13 @@ class ChatTemplate:
         tools, arguments = mark.mark(tools), mark.mark(arguments)
         traits = None if form == "unchanged" else self.traits
         if traits is None:
-            return self._render(messages, tools, arguments, end, processor)
+            return self._render(Fitted(messages, tools), arguments, end, processor)
         fault: TemplateError | None = None
         # Its probes do not show everything. What it refuses of this beginning it will refuse in later turns
         # too, so that they are changed alike.
-        for fitted in _fitted(messages, tools, traits, is_generic=form == "generic"):
+        for fitted in _fitted(messages, tools, traits, form=form):
             try:
-                ids = self._render(fitted.messages, fitted.tools, arguments, end, processor)
+                ids = self._render(fitted, arguments, end, processor)
             except TemplateError as refusal:
                 fault = fault or refusal
                 if isinstance(refusal.__cause__, RenderLimitError):
@@ -386,6 +435,42 @@ class ChatTemplate:
         assert fault is not None
         raise fault
 
+    def find_thought_switch(self) -> Json | None:
+        """Return the variable of THOUGHT_SWITCHES with which the template shows more earlier thoughts."""
+        call = probe_call("probeid01")
+        result = {"role": "tool", "tool_call_id": call["id"], "name": "probe_function", "content": "probe-c"}
+        turn = [
+            user("probe-q"),
+            {**assistant("", [call]), "reasoning_content": "probe-t"},
+            result,
+            {**assistant("probe-a"), "reasoning_content": "probe-t"},
+            user("probe-r"),
+        ]
+
+        def count_thoughts(arguments: Json) -> int:
+            try:
+                return str(self._wrapped.decode(self.render(turn, None, arguments))).count("probe-t")
+            except (TemplateError, UnbrokenTextError):
+                return 0
+
+        named = (one for one in THOUGHT_SWITCHES if next(iter(one)) in template_text(self._wrapped))
+        return next((one for one in named if count_thoughts(one) > count_thoughts({})), None)
+
+    def find_thinking_switches(self) -> tuple[str, ...]:
+        """Return the variables of THINKING_SWITCHES that change a prompt."""
+
+        def render(name: str, value: Any) -> str:
+            try:
+                return self._render_probe([user("a")], None, {name: value})
+            # A template is a program that comes with the model: it may raise anything.
+            except Exception:
+                return ""
+
+        named = [name for name in THINKING_SWITCHES if name in template_text(self._wrapped)]
+        return tuple(
+            name for name in named if len({render(name, value) for value in THINKING_SWITCHES[name]}) > 1
+        )
+
     def _log(self, changes: Sequence[str]) -> None:
         """Log each kind of change once."""
         for what in changes:
@@ -395,14 +480,10 @@ class ChatTemplate:
                 log.info("the chat template of %s: %s", name, what)
 
     def _render(
-        self,
-        messages: list[Json],
-        tools: list[Json] | None,
-        arguments: Json,
-        end: PromptEnd,
-        processor: ImageProcessor | None,
+        self, fitted: Fitted, arguments: Json, end: PromptEnd, processor: ImageProcessor | None
     ) -> list[int]:
-        """Return the ids of an unchanged conversation. See render()."""
+        """Return the ids of a conversation as it is, with its words in their places. See render()."""
+        messages, tools = fitted.messages, fitted.tools
         if processor is not None:
             if (numbers := numbers_in(messages)) != sorted(numbers):
                 raise TemplateError("the chat template cannot show these images in their order")
@@ -419,6 +500,8 @@ class ChatTemplate:
             shown["continue_final_message"] = True
         try:
             rendered = with_preambles(self._wrapped.apply_chat_template(messages, **shown, **arguments))
+            if fitted.words and self.traits:
+                rendered = place_words(rendered, fitted.words, self.traits.call_opening)
             if processor is not None:
                 rendered = with_placeholders(rendered, processor)
             return self._control_tokens.encode(rendered)
@@ -443,14 +526,14 @@ class ChatTemplate:
 
 
 def _fitted(
-    messages: list[Json], tools: list[Json] | None, traits: Traits, *, is_generic: bool
+    messages: list[Json], tools: list[Json] | None, traits: Traits, *, form: Form
 ) -> Iterator[Fitted]:
     """Yield a conversation's forms to try, the least changed first."""
     tried: list[Fitted] = []
-    for assumed in (traits, traits.strictest):
-        fitted = fit(messages, tools, assumed, is_generic)
-        if tried and fitted.messages == tried[0].messages:
-            return
+    for assumed in (traits, replace(traits, call_opening=""), traits.strictest):
+        fitted = fit(messages, tools, assumed, form == "generic", form == "pythonic")
+        if any(fitted.messages == one.messages for one in tried):
+            continue
         tried.append(fitted)
         yield fitted
         if fitted.tools and (plain := plain_tools(fitted.tools)) != fitted.tools:

@@ -6,6 +6,7 @@ the next turn makes the same change, and the prompt still begins like the cached
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
@@ -17,6 +18,10 @@ Json = dict[str, Any]
 Render = Callable[[Sequence[Json], list[Json] | None], str]
 """Renders messages with tools, or None for no tools. Raises almost anything if the template refuses them."""
 
+PLACE = "\ufdd5"
+"""Stands around a number before a call's name: the words before this call, which the template does not show
+there, take its place in the rendered text. Unicode keeps it from ever being a character."""
+_PLACES = re.compile(f"{PLACE}([0-9]{{1,6}}){PLACE}")
 NUM_ID_CHARACTERS = 9
 """Characters of a call's id in Mistral's templates, which take no other id."""
 _IDS = ("call_1", "call_2"), ("probeid01", "probeid02")
@@ -24,18 +29,21 @@ _IDS = ("call_1", "call_2"), ("probeid01", "probeid02")
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a chat template shows in full and in order: roles, calls and contents. All are booleans.
+    """What a chat template shows in full and in order: roles, calls and contents. All but one are booleans.
 
     has_system: a system message at the start, which stays there. later_systems: further system messages.
     user_runs, assistant_runs: two messages of the same role in a row.
     after_results: a user message right after tool results.
     tools: calls and results. The next five concern calls, and are true if the template takes no calls.
-    calls_null: calls without content. calls_content: calls with content. any_ids: call ids of any length.
+    calls_null: calls without content. calls_content: content and then calls. any_ids: call ids of any length.
     objects: arguments as JSON objects.
     parallel_calls: two calls in a message.
     system_alone: a system message without a user message. starts_any: an assistant message first.
     empty_answers: an assistant message without text. tools_null: None for no tools; False means [].
     definitions: tools' names and parameters.
+    reasoning: reasoning beside the content, if any; False means as a part of the content.
+    call_opening: text between the beginning of an answer without content and the name of its first call; ""
+        if this is not certain.
     """
 
     has_system: bool = True
@@ -54,13 +62,15 @@ class Traits:
     empty_answers: bool = True
     tools_null: bool = True
     definitions: bool = True
+    reasoning: bool = True
+    call_opening: str = ""
 
     @property
     def strictest(self) -> "Traits":
         """The traits of a template that takes only user and assistant in turn, and perhaps tools."""
         none = {field.name: False for field in fields(self)}
-        kept = ("tools", "calls_content", "any_ids", "objects", "tools_null", "definitions")
-        return Traits(**{**none, **{name: getattr(self, name) for name in kept}})
+        kept = ("tools", "calls_content", "any_ids", "objects", "tools_null", "definitions", "reasoning")
+        return Traits(**{**none, **{name: getattr(self, name) for name in kept}, "call_opening": ""})
 
 
 def system(text: str) -> Json:
@@ -115,8 +125,31 @@ def find_traits(render: Render) -> Traits | None:
         words = [f"probe_{part}" for part in ("function", "key", *(f"value_{one}" for one in ids[:count]))]
         return shows([asked, assistant(content, calls), *results, *end], *words, tools=[_TOOL])
 
+    def with_call(form: tuple[Sequence[str], bool, str | None], content: str | None, name: str = "") -> str:
+        call = probe_call(form[0][0], is_object=form[1])
+        call["function"]["name"] = name + call["function"]["name"]
+        return shown([asked, assistant(content, [call])], [_TOOL])
+
+    def call_opening(form: tuple[Sequence[str], bool, str | None]) -> str:
+        plain, spoken = with_call(form, form[2]), shown([asked, said], [_TOOL])
+        place = f"{PLACE}0{PLACE}"
+        before, *after = with_call(form, form[2], place).split(place)
+        begun = next((end for end, (a, b) in enumerate(zip(before, spoken, strict=False)) if a != b), 0)
+        # Else it begins within a special token, or has this call's id.
+        is_clean = spoken[begun:].lstrip().startswith("probe-a") and form[0][0] not in before[begun:]
+        is_certain = is_clean and "probe-q" in before[:begun] and before + "".join(after) == plain
+        return before[begun:] if is_certain else ""
+
     forms = product(_IDS, (True, False), (None, ""))
     form = next((one for one in forms if shows_calls(*one)), None)
+    words_last = (
+        form is not None and "probe_value" in with_call(form, "probe-spoken").partition("probe-spoken")[0]
+    )
+    thought = {"type": "thinking", "thinking": "probe-thought"}
+    parts = shown([asked, {**said, "content": [thought, {"type": "text", "text": "probe-a"}]}], no_tools)
+    # Not all that is shown of parts is made for them: some templates write them as JSON.
+    joint = parts.partition("probe-thought")[2].partition("probe-a")
+    shows_parts = bool(joint[1]) and not re.search(r"[{}'\"]", joint[0])
     return Traits(
         has_system=shows([head, asked]) and shows([head, asked, said, again]),
         later_systems=shows([head, asked, said, later, again]),
@@ -125,7 +158,7 @@ def find_traits(render: Render) -> Traits | None:
         after_results=form is None or shows_calls(*form, end=[again]),
         tools=form is not None,
         calls_null=form is None or form[2] is None,
-        calls_content=form is None or shows_calls(*form[:2], "probe-spoken"),
+        calls_content=form is None or (shows_calls(*form[:2], "probe-spoken") and not words_last),
         any_ids=form is None or form[0] is _IDS[0],
         objects=form is None or form[1],
         parallel_calls=form is None or shows_calls(*form, count=2),
@@ -134,6 +167,9 @@ def find_traits(render: Render) -> Traits | None:
         empty_answers=shows([asked, assistant(""), again]),
         tools_null=no_tools is None,
         definitions=form is None or shows([asked], "probe_function", "probe_key", tools=[_TOOL]),
+        reasoning=not shows_parts
+        or "probe-thought" in shown([asked, {**said, "reasoning_content": "probe-thought"}], no_tools),
+        call_opening="" if form is None else call_opening(form),
     )
 
 
@@ -161,6 +197,8 @@ CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 """Around calls of the generic format, whose name in Markers is json_tools."""
 CALL_GAP = "\n"
 """Between content and a call of the generic format."""
+PYTHONIC_START, PYTHONIC_END = "<|tool_call_start|>", "<|tool_call_end|>"
+"""Around calls of LFM2."""
 _GAP = "\n\n"
 _BEGUN = "(The conversation began earlier.)"
 _READ = "(Read.)"
@@ -177,11 +215,16 @@ Then wait: its result follows. These are the tools, with the JSON schemas of the
 
 @dataclass(slots=True)
 class Fitted:
-    """A conversation being changed. tools: those for the template. done: the changes, in words."""
+    """A conversation being changed.
+
+    tools: those for the template. done: the changes, in words. words: those before calls, in their order,
+    which place_words() puts into the rendered text.
+    """
 
     messages: list[Json]
     tools: list[Json] | None
     done: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
 
     def change(self, messages: list[Json], what: str) -> None:
         """Replace the messages if they differ, and append `what`, the change in words, to done."""
@@ -190,14 +233,21 @@ class Fitted:
             self.done.append(what)
 
 
-def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_generic: bool) -> Fitted:
+def fit(
+    messages: Sequence[Json],
+    tools: list[Json] | None,
+    traits: Traits,
+    is_generic: bool,
+    is_pythonic: bool = False,
+) -> Fitted:
     """Return a conversation that the template accepts.
 
     messages: in OpenAI's form, arguments of calls as objects. They are not changed.
     is_generic: whether tools and calls use the generic format, which the template does not know.
+    is_pythonic: whether the model writes calls as LFM2 does, which matters if the template shows none.
     """
     made = Fitted(list(messages), tools)
-    _fit_tools(made, traits, is_generic)
+    _fit_tools(made, traits, is_generic, is_pythonic)
     if not (traits.has_system and traits.later_systems):
         where = "no later system text" if traits.has_system else "no system text"
         folded = fold_systems(made.messages, traits.has_system)
@@ -210,7 +260,8 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
             with_a_beginning(made.messages),
             "it wants the user to speak first: system text or a few words are shown as the user's",
         )
-    if not is_generic and not traits.calls_content:
+    joins_calls = is_generic or traits.calls_content or bool(traits.call_opening)
+    if not joins_calls:
         made.change(
             with_words_apart(made.messages, traits.assistant_runs),
             "it leaves out words beside calls: these are a message of their own",
@@ -219,8 +270,13 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
         made.change(split_calls(made.messages), "it takes one call at a time: several are shown in turn")
     runs = {"user": traits.user_runs, "assistant": traits.assistant_runs}
     merged_roles = {role for role, is_taken in runs.items() if not is_taken}
-    merged = merge(made.messages, merged_roles, is_generic or traits.calls_content)
+    merged = merge(made.messages, merged_roles, joins_calls)
     made.change(merged, "it wants user and assistant to take turns: their messages in a row are one")
+    if joins_calls and not is_generic and not traits.calls_content:
+        made.change(
+            with_places(made.messages, made.words),
+            "it leaves out words beside calls: these are written before the call",
+        )
     if not is_generic and not traits.after_results:
         # What was merged counts here: text before a call has become a part of it.
         made.change(
@@ -228,6 +284,8 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
             "it wants turns around calls and results: a word of the other is added",
         )
     made.messages = [_with_content(one, traits.calls_null) for one in made.messages]
+    if not traits.reasoning:
+        made.messages = [_with_a_thinking_part(one) for one in made.messages]
     if not traits.empty_answers:
         made.change(
             [_with_an_answer(one) for one in made.messages],
@@ -240,8 +298,8 @@ def fit(messages: Sequence[Json], tools: list[Json] | None, traits: Traits, is_g
     return made
 
 
-def _fit_tools(made: Fitted, traits: Traits, is_generic: bool) -> None:
-    """Describe tools in the system text if the template does not show them, or not in a known format."""
+def _fit_tools(made: Fitted, traits: Traits, is_generic: bool, is_pythonic: bool) -> None:
+    """Write tools into the system text, and calls into the text, if the template does not show them."""
     if is_generic:
         shown = [_as_text(message) for message in made.messages]
         if made.tools:
@@ -253,6 +311,9 @@ def _fit_tools(made: Fitted, traits: Traits, is_generic: bool) -> None:
             with_system_text(made.messages, _listed(_DEFINITIONS, made.tools)),
             "it does not show which tools there are: they are in the system text",
         )
+    if is_pythonic and not traits.tools:
+        shown = [_with_pythonic_calls(one) for one in made.messages]
+        made.change(shown, "it does not show calls: they are a part of the text")
     if not traits.tools_null:
         made.tools = made.tools or []
 
@@ -280,6 +341,29 @@ def _as_text(message: Json) -> Json:
     spoken = [message["content"]] if message.get("content") else []
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**rest, "content": CALL_GAP.join([*spoken, "".join(written)])}
+
+
+def _with_pythonic_calls(message: Json) -> Json:
+    """Write a message's calls into its text, as LFM2 does: [name(key="value")]."""
+    if not message.get("tool_calls"):
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    given = [
+        ", ".join(f"{key}={_python(one)}" for key, one in function["arguments"].items())
+        for function in functions
+    ]
+    calls = ", ".join(f"{one['name']}({text})" for one, text in zip(functions, given, strict=True))
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": f"{message.get('content') or ''}{PYTHONIC_START}[{calls}]{PYTHONIC_END}"}
+
+
+def _python(value: Any) -> str:
+    """Write a JSON value in Python."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_json(key)}: {_python(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_python, value)) + "]"
+    return _json(value) if isinstance(value, str) else repr(value)
 
 
 def _call_json(function: Json) -> str:
@@ -329,13 +413,46 @@ def with_words_apart(messages: Sequence[Json], assistant_runs: bool) -> list[Jso
     made: list[Json] = []
     for message in messages:
         if message.get("tool_calls") and (message.get("content") or "").strip():
-            made.append({key: value for key, value in message.items() if key != "tool_calls"})
+            # Muse Spark's template takes this as what it is; to all others it says nothing.
+            words = {key: value for key, value in message.items() if key != "tool_calls"}
+            made.append(words | {"end_turn": False})
             message = assistant(None, message["tool_calls"])
         has_spoken = made and made[-1]["role"] == "assistant" and not made[-1].get("tool_calls")
         if message.get("tool_calls") and has_spoken and not assistant_runs:
             made.append(user(_GO_ON))
         made.append(message)
     return made
+
+
+def with_places(messages: Sequence[Json], words: list[str]) -> list[Json]:
+    """Take the text of messages with calls out, append it to words, and mark its place in the call's name."""
+    made: list[Json] = []
+    for message in messages:
+        if message.get("tool_calls") and (message.get("content") or "").strip():
+            first, *others = message["tool_calls"]
+            name = f"{PLACE}{len(words)}{PLACE}{first['function']['name']}"
+            words.append(message["content"])
+            first = {**first, "function": {**first["function"], "name": name}}
+            message = {**message, "content": None, "tool_calls": [first, *others]}
+        made.append(message)
+    return made
+
+
+def place_words(rendered: str, words: Sequence[str], opening: str) -> str:
+    """Put each of the words before its call, where its place is named first; no other mention of it stays.
+
+    opening: see Traits.call_opening. Raises ValueError if a place is missing, or the opening before it.
+    """
+    text, *rest = _PLACES.split(rendered)
+    made, placed = [text], set[int]()
+    for number, after in zip(map(int, rest[::2]), rest[1::2], strict=True):
+        if number < len(words) and number not in placed and made[-1].endswith(opening):
+            placed.add(number)
+            made += [made.pop().removesuffix(opening), words[number], opening]
+        made.append(after)
+    if len(placed) < len(words):
+        raise ValueError("there is no place for words before a call")
+    return "".join(made)
 
 
 def split_calls(messages: Sequence[Json]) -> list[Json]:
@@ -408,10 +525,20 @@ def _with_content(message: Json, takes_null: bool) -> Json:
     return message if is_left else {**message, "content": ""}
 
 
+def _with_a_thinking_part(message: Json) -> Json:
+    """Make a message's reasoning the first part of its content."""
+    if not message.get("reasoning_content"):
+        return message
+    rest = {key: value for key, value in message.items() if key != "reasoning_content"}
+    text = [{"type": "text", "text": message["content"]}] if message["content"] else []
+    return rest | {"content": [{"type": "thinking", "thinking": message["reasoning_content"]}, *text]}
+
+
 def _with_an_answer(message: Json) -> Json:
-    """Give an answer without text and calls some words."""
-    is_empty = message["role"] == "assistant" and not message.get("tool_calls")
-    return {**message, "content": _NO_ANSWER} if is_empty and not message["content"].strip() else message
+    """Give an answer without text, thoughts and calls some words."""
+    content = message["content"]
+    is_empty = message["role"] == "assistant" and not message.get("tool_calls") and isinstance(content, str)
+    return {**message, "content": _NO_ANSWER} if is_empty and not content.strip() else message
 
 
 def with_short_ids(messages: Sequence[Json]) -> list[Json]:

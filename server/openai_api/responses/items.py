@@ -1,7 +1,5 @@
 """Translate the input items of a response to a chat."""
 
-import base64
-import binascii
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +11,7 @@ from reprise.server.requests.media import Media
 from reprise.server.requests.messages import (
     ASSISTANT_ONLY,
     OF_API,
+    REASONING_PREFIX,
     ROLES,
     Call,
     Json,
@@ -24,6 +23,7 @@ from reprise.server.requests.messages import (
     chat_message,
     check_answerable,
     cleaned,
+    decode_reasoning,
     joined,
     named,
     note_unknown,
@@ -34,8 +34,6 @@ from reprise.server.requests.messages import (
 )
 from reprise.server.requests.tools import ToolReader, function_name
 
-REASONING_PREFIX = "reprise:"
-"""Prefix of encrypted_content; the reasoning, or the summary of a compaction, follows in base64."""
 SUMMARY_HEAD = "[Summary of the conversation so far]"
 SILENT = frozenset(
     ("id", "status", "phase", "annotations", "logprobs", "prompt_cache_breakpoint", "summary")
@@ -185,8 +183,8 @@ def as_listed(item: Any, item_id: str) -> Json:
         return listed | ({"namespace": item["namespace"]} if isinstance(item.get("namespace"), str) else {})
     if kind in _OUTPUTS:
         shown = parts_of(item.get("output"), "", notes)
-        has_images = any(isinstance(part, Media) and part.data for part in shown)
-        output = _listed_parts(shown) if has_images else "".join(map(str, shown))
+        has_data = any(isinstance(part, Media) and part.data for part in shown)
+        output = _listed_parts(shown) if has_data else "".join(map(str, shown))
         return {"call_id": "", **listed, "output": output}
     if kind == "reasoning":
         content = [{"type": "reasoning_text", "text": _reasoning(item, "", notes)}]
@@ -218,28 +216,17 @@ def _listed_message(item: Json, notes: Notes) -> Json:
 
 
 def _listed_parts(parts: Iterable[Part]) -> list[Json]:
-    """Return parts as the API lists them; all but images become text."""
-    return [
-        {"type": "input_image", "detail": part.detail, "image_url": f"data:;base64,{part.data}"}
-        if isinstance(part, Media) and part.data
-        else {"type": "input_text", "text": str(part)}
-        for part in parts
-    ]
+    """Return parts as the API lists them; all but images and documents become text."""
 
+    def listed(part: Part) -> Json:
+        if not isinstance(part, Media) or not part.data:
+            return {"type": "input_text", "text": str(part)}
+        url = f"data:;base64,{part.data}"
+        if part.kind == "document":
+            return {"type": "input_file", "filename": part.name, "file_data": url}
+        return {"type": "input_image", "detail": part.detail, "image_url": url}
 
-def encode_reasoning(reasoning: str) -> str:
-    """Encode reasoning, or a summary, as encrypted_content, which clients send back. It is not encrypted."""
-    return REASONING_PREFIX + base64.b64encode(reasoning.encode()).decode()
-
-
-def decode_reasoning(content: object) -> str | None:
-    """Decode encrypted_content that encode_reasoning() made. Return None for any other content."""
-    if not isinstance(content, str) or not content.startswith(REASONING_PREFIX):
-        return None
-    try:
-        return base64.b64decode(content.removeprefix(REASONING_PREFIX), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        return None
+    return [listed(part) for part in parts]
 
 
 PREVIOUS = "previous_response_id"

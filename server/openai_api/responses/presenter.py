@@ -10,7 +10,7 @@ from pydantic_core import from_json, to_json
 from reprise.engine.interface.events import TokenLogprob
 from reprise.server.errors import ApiError, ContextLengthError, RequestFailedError
 from reprise.server.http.error_responses import server_sent_event
-from reprise.server.openai_api.responses.items import CALLS, PREFIXES, as_listed, encode_reasoning, kind_of
+from reprise.server.openai_api.responses.items import CALLS, PREFIXES, as_listed, kind_of
 from reprise.server.openai_api.responses.schemas import INCLUDE_REASONING, JsonSchemaFormat, ResponsesRequest
 from reprise.server.openai_api.responses.store import StoredResponse
 from reprise.server.output.parts import (
@@ -29,6 +29,7 @@ from reprise.server.output.presenter import (
     ResponseHead,
     chat_logprobs,
 )
+from reprise.server.requests.messages import encode_reasoning
 from reprise.server.requests.tools import Tool
 
 PREFIX = "resp_"

@@ -2,9 +2,9 @@
 
 import { change, chats } from "../chats/store.js";
 import { path, showing, versions, withMessage } from "../chats/tree.js";
-import { tell } from "../shared/notice.js";
+import { tell, withdraw } from "../shared/notice.js";
 import { newId, plural } from "../shared/words.js";
-import { requestOf, said, unanswered } from "../runs/request.js";
+import { faultOf, requestOf, said, unanswered } from "../runs/request.js";
 import { ELSEWHERE, run } from "../runs/run.js";
 import { parametersOf } from "./parameters.js";
 
@@ -14,16 +14,20 @@ export const setting = { models: [], onFault: null };
 const bodyOf = (chat, messages, continued) => {
   const history = said(continued ? [...messages, continued] : messages);
   const body = { ...requestOf(setting.models, parametersOf(chat), history), draft: { trace: true } };
-  return continued ? { ...body, continue_final_message: true } : body;
+  // A schema is for a whole answer, not for the rest of one.
+  return continued ? { ...body, continue_final_message: true, response_format: undefined } : body;
 };
 
 async function answer(chatId, fields) {
+  const fault = faultOf(parametersOf(chats.value.get(chatId)));
+  if (fault) return tell(fault);
   const isDone = await run(chatId, { ...fields, bodyOf, onFault: setting.onFault });
   if (!isDone) tell(ELSEWHERE);
 }
 
 /** Say something at the end of what is shown, and ask for the answer once no call waits for its result. */
 export async function send(chatId, content, files = []) {
+  withdraw();
   const shown = chats.value.get(chatId);
   const before = shown ? path(shown) : [];
   const [call] = unanswered(before);
@@ -41,14 +45,15 @@ async function branch(chatId, message, done, what) {
   const lost = shown.length - shown.findIndex(({ id }) => id === message.id);
   await done();
   const undo = () => change(chatId, (chat) => showing(chat, before.leaf));
-  tell(`${what}. ${plural(lost, "message")} of the earlier version ${lost === 1 ? "is" : "are"} kept.`, undo);
+  tell(`${what}. ${plural(lost, "message")} of the earlier version ${lost === 1 ? "is" : "are"} kept.`, undo, true);
 }
 
-/** Say something else in the place of a message. What followed stays in the branch beside it. */
+/** Put other words in the place of a message. What followed stays in the branch beside it. The user's are answered. */
 export async function edit(chatId, message, content) {
-  const next = { ...message, id: newId(), content };
-  await branch(chatId, message, () => change(chatId, (chat) => withMessage(chat, next)), "You changed a message");
-  await answer(chatId, { parent: next.id });
+  const isAnswer = message.role === "assistant";
+  const next = { ...message, id: newId(), content, ...(isAnswer && { trace: [], timings: null, firstMs: null, fault: undefined, end: "edited" }) };
+  await branch(chatId, message, () => change(chatId, (chat) => withMessage(chat, next)), `You changed ${isAnswer ? "an answer" : "a message"}`);
+  if (!isAnswer) await answer(chatId, { parent: next.id });
 }
 
 /** Ask for another answer in the place of one. */

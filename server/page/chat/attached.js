@@ -1,14 +1,14 @@
-/** Files beside a message: texts as {name, text}, and images as {name, url}, a data URL that needs no further request. */
+/** Files beside a message: texts as {name, text}, images and PDFs as {name, url}, a data URL that needs no further request. */
 
 import { tell } from "../shared/notice.js";
 
-const LARGEST_TEXT_BYTES = 2 ** 20;
+const MIB = 2 ** 20;
 /** What is larger is drawn again, smaller: all images of a conversation are sent with each of its messages. */
-const LARGEST_IMAGE_BYTES = 2 ** 21;
+const LARGEST_IMAGE_BYTES = 2 * MIB;
 const LONGEST_SIDE = 2048;
-export const TEXT_LIMIT = "Text files of up to 1 MiB";
+export const LIMITS = "PDFs, text files of up to 1 MiB";
 const NUL = "\0";
-export const IMAGE_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+const IMAGE_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 
 function urlOf(blob) {
   return new Promise((resolve, reject) => {
@@ -33,9 +33,8 @@ async function readImage(file) {
 }
 
 async function readText(file) {
-  if (file.size > LARGEST_TEXT_BYTES) throw new Error("is larger than 1 MiB. Attach the part of it that matters.");
   const text = await file.text();
-  if (text.includes(NUL) || text.includes("\ufffd")) throw new Error("is neither a text file in UTF-8 nor an image (PNG, JPEG, WEBP, GIF).");
+  if (text.includes(NUL) || text.includes("\ufffd")) throw new Error("is neither a PDF, a text file in UTF-8 nor an image (PNG, JPEG, WEBP, GIF).");
   return text;
 }
 
@@ -43,10 +42,12 @@ async function readText(file) {
 export async function readFiles(files, sees) {
   const found = [];
   for (const file of files) {
-    const isImage = IMAGE_TYPES.includes(file.type);
+    const [isImage, isPdf] = [IMAGE_TYPES.includes(file.type), file.type === "application/pdf"];
+    const most = isImage ? Infinity : isPdf ? 16 : 1;
     try {
       if (isImage && !sees) throw new Error("is an image, and this model reads text only. Serve one that sees, such as mlx-community/Qwen3-VL-4B-Instruct-4bit.");
-      found.push({ name: file.name, ...(isImage ? { url: await readImage(file) } : { text: await readText(file) }) });
+      if (file.size > most * MIB) throw new Error(`is larger than ${most} MiB. Attach the part of it that matters.`);
+      found.push({ name: file.name, ...(isImage || isPdf ? { url: await (isImage ? readImage : urlOf)(file) } : { text: await readText(file) }) });
     } catch (fault) {
       // The browser's own words say nothing to a reader.
       tell(`${file.name} ${fault instanceof DOMException ? "is an image that cannot be read." : fault.message}`);

@@ -2,7 +2,8 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
 import { keep, kept } from "../shared/stored.js";
-import { TEXT_LIMIT, readFiles } from "./attached.js";
+import { LIMITS, readFiles } from "./attached.js";
+import { isImage } from "../chats/files.js";
 
 const PREFIX = "reprise.draft.";
 /** Where the keyboard covers half of the screen, it comes when the reader asks for it. */
@@ -18,10 +19,10 @@ function fit(area) {
   area.style.height = `${area.scrollHeight}px`;
 }
 
-/** name: under which what is written is kept. children: what stands beside the buttons. canAttach: whether files can be sent. sees: whether images can, too.
+/** name: under which what is written is kept; start: what is there before. children: what stands beside the buttons. canAttach: whether files can be sent. sees: whether images can, too.
  * warn: returns what the server would refuse of a text and files, in words, or "". */
-export function Composer({ name, label, action = "Send", onSend, isBusy, onStop, isBlocked = false, isKept = false, canAttach = false, sees = false, warn = () => "", children }) {
-  const [text, setText] = useState(() => kept(PREFIX + name, "", sessionStorage));
+export function Composer({ name, label, start = "", action = "Send", onSend, isBusy, onStop, isBlocked = false, isKept = false, canAttach = false, sees = false, warn = () => "", children }) {
+  const [text, setText] = useState(() => kept(PREFIX + name, start, sessionStorage));
   const [files, setFiles] = useState([]);
   const area = useRef(null);
   const picker = useRef(null);
@@ -61,14 +62,14 @@ export function Composer({ name, label, action = "Send", onSend, isBusy, onStop,
   }
   return html`<form class="composer" onSubmit=${submit} onPaste=${(event) => take(event, event.clipboardData)}
     onDragOver=${(event) => canAttach && event.preventDefault()} onDrop=${(event) => take(event, event.dataTransfer)}>
-    ${files.length > 0 && html`<ul class="files" aria-label="Attached">${files.map((file, at) => html`<li>${file.url && html`<img src=${file.url} alt="" />`}${file.name}
+    ${files.length > 0 && html`<ul class="files" aria-label="Attached">${files.map((file, at) => html`<li>${isImage(file) && html`<img src=${file.url} alt="" />`}${file.name}
       <button type="button" class="quiet" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, i) => i !== at))}>✕</button></li>`)}</ul>`}
     <textarea ref=${area} aria-label=${label} placeholder=${label} rows="1" dir="auto" value=${text}
       onInput=${(event) => { write(event.target.value); fit(event.target); }} onKeyDown=${(event) => isSending(event) && submit(event)}></textarea>
     ${warning && html`<p class="soft" role="status">${warning}</p>`}
     <div class="composer-bar">
-      ${canAttach && html`<button type="button" class="quiet" title=${sees ? `${TEXT_LIMIT}, and images` : TEXT_LIMIT} onClick=${() => picker.current.click()}>Attach</button>
-        <input ref=${picker} type="file" multiple hidden aria-label=${sees ? "Attach images or text files" : "Attach text files"} onChange=${pick} />`}
+      ${canAttach && html`<button type="button" class="quiet" title=${sees ? `${LIMITS}, and images` : LIMITS} onClick=${() => picker.current.click()}>Attach</button>
+        <input ref=${picker} type="file" multiple hidden aria-label=${sees ? "Attach images, PDFs or text files" : "Attach PDFs or text files"} onChange=${pick} />`}
       ${children}
       ${!isTouched() && html`<span class="hint">Enter sends, Shift+Enter begins a line</span>`}
       ${isBusy

@@ -1,7 +1,7 @@
 /** The list of conversations: search, rename, delete, export and import. */
 
 import { html, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
-import { add, chats, remove, rename, show, showNew, shown } from "../chats/store.js";
+import { add, chats, pin, remove, rename, show, showNew, shown } from "../chats/store.js";
 import { FileError, fromJson, save, toJson, toMarkdown } from "../chats/files.js";
 import { titleOf } from "../chats/tree.js";
 import { tell } from "../shared/notice.js";
@@ -12,6 +12,16 @@ const day = (time) => new Date(time).toISOString().slice(0, 10);
 const fileName = (chat) => titleOf(chat).replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "chat";
 
 const exportAll = (all) => save(`reprise-chats-${day(Date.now())}.json`, toJson(all), "application/json");
+
+const MS_OF_A_DAY = 24 * 60 * 60_000;
+
+/** Return the heading under which a chat stands in the list. */
+export function headingOf({ isPinned, changedAt }) {
+  if (isPinned) return "Pinned";
+  const numDays = Math.round((new Date().setHours(0, 0, 0, 0) - new Date(changedAt).setHours(0, 0, 0, 0)) / MS_OF_A_DAY);
+  if (numDays < 7) return numDays <= 0 ? "Today" : numDays === 1 ? "Yesterday" : "Last 7 days";
+  return new Date(changedAt).toLocaleDateString("en", { month: "long", year: "numeric" });
+}
 
 /** Whether a chat has all words of a search, in its title or in anything that was said. */
 function matches(chat, words) {
@@ -49,8 +59,9 @@ function Entry({ chat, isShown, isRunning, onPick }) {
   };
   const item = (label, onClick) => html`<button class="quiet" onClick=${(event) => { event.currentTarget.closest("details").open = false; onClick(); }}>${label}</button>`;
   return html`<li class=${isShown ? "shown" : ""}>
-    <button class="pick" aria-current=${isShown ? "true" : undefined} onClick=${pick}>${titleOf(chat)}${isRunning && html` <span class="pulse" title="An answer is being written"></span>`}</button>
+    <button class="pick" title=${new Date(chat.changedAt).toLocaleString()} aria-current=${isShown ? "true" : undefined} onClick=${pick}>${titleOf(chat)}${isRunning && html` <span class="pulse" title="An answer is being written"></span>`}</button>
     <details class="menu"><summary aria-label=${`More for ${titleOf(chat)}`}>⋯</summary><div>
+      ${item(chat.isPinned ? "Unpin" : "Pin", () => pin(chat.id, !chat.isPinned))}
       ${item("Rename", () => setNamed(true))}
       ${item("Export as Markdown", () => save(`${fileName(chat)}.md`, toMarkdown(chat), "text/markdown"))}
       ${item("Export as JSON", () => save(`${fileName(chat)}.json`, toJson([chat]), "application/json"))}
@@ -61,7 +72,7 @@ function Entry({ chat, isShown, isRunning, onPick }) {
 
 /** onPick: called when a chat was chosen. */
 export function ChatList({ onPick }) {
-  const all = [...useObserved(chats).values()].filter(({ leaf }) => leaf).sort((a, b) => b.changedAt - a.changedAt);
+  const all = [...useObserved(chats).values()].filter(({ leaf }) => leaf).sort((a, b) => !!b.isPinned - !!a.isPinned || b.changedAt - a.changedAt);
   const shownId = useObserved(shown);
   const busy = useObserved(running);
   const [search, setSearch] = useState("");
@@ -87,8 +98,9 @@ export function ChatList({ onPick }) {
   return html`<nav class="chats" aria-label="Conversations">
     <button class="new" onClick=${begin}>New chat</button>
     <input type="search" aria-label="Search conversations" placeholder="Search" value=${search} onInput=${(event) => setSearch(event.target.value)} />
-    <ul>${found.map((chat) => html`<${Entry} key=${chat.id} chat=${chat} isShown=${chat.id === shownId} isRunning=${busy.has(chat.id)} onPick=${onPick} />`)}</ul>
     ${!found.length && html`<p class="soft">${words.length ? "Nothing has these words." : "No conversations yet."}</p>`}
+    <div class="groups">${[...Map.groupBy(found, headingOf)].map(([heading, group]) => html`<h2>${heading}</h2><ul aria-label=${heading}>${group.map((chat) => html`
+      <${Entry} key=${chat.id} chat=${chat} isShown=${chat.id === shownId} isRunning=${busy.has(chat.id)} onPick=${onPick} />`)}</ul>`)}</div>
     <div class="row files-row">
       <button class="quiet" disabled=${!all.length} onClick=${() => exportAll(all)}>Export all</button>
       <button class="quiet" onClick=${() => picker.current.click()}>Import</button>

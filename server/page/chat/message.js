@@ -6,6 +6,7 @@ import { Markdown, Said } from "../reading/markdown.js";
 import { Legend, Traced, runsOf } from "../reading/origins.js";
 import { ENDS, canContinue, describe } from "../runs/answer.js";
 import { told } from "../runs/waiting.js";
+import { isImage } from "../chats/files.js";
 import { isSending } from "./composer.js";
 import { edit, goOn, retry, turnTo } from "./actions.js";
 
@@ -41,7 +42,8 @@ function Ending({ message }) {
   return end === "failed" ? html`<p class="fault" role="alert">${words}</p>` : html`<p class="ending">${words}</p>`;
 }
 
-function Editor({ start, onDone, onCancel }) {
+/** action: what its button says. */
+function Editor({ start, action, onDone, onCancel }) {
   const [text, setText] = useState(start);
   const area = useRef(null);
   useLayoutEffect(() => area.current.focus(), []);
@@ -49,21 +51,16 @@ function Editor({ start, onDone, onCancel }) {
     event.preventDefault();
     if (text.trim()) onDone(text);
   };
-  const onKey = (event) => {
-    if (event.key === "Escape") {
-      event.stopPropagation();
-      onCancel();
-    } else if (isSending(event)) submit(event);
-  };
+  const onKey = (event) => (event.key === "Escape" ? (event.stopPropagation(), onCancel()) : isSending(event) && submit(event));
   return html`<form class="editor" onSubmit=${submit}>
     <textarea ref=${area} aria-label="Changed message" rows="3" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
-    <div class="row end"><button type="button" onClick=${onCancel}>Cancel</button><button type="submit" disabled=${!text.trim()}>Send</button></div>
+    <div class="row end"><button type="button" onClick=${onCancel}>Cancel</button><button type="submit" disabled=${!text.trim()}>${action}</button></div>
   </form>`;
 }
 
-const Files = ({ files }) => html`${files.map(({ name, text, url }) => (url
+const Files = ({ files }) => html`${files.map(({ name, text, url }) => (isImage({ url })
   ? html`<img class="picture" src=${url} alt=${name} />`
-  : html`<details class="attached"><summary>${name}</summary><pre tabindex="0">${text}</pre></details>`))}`;
+  : url ? html`<p><a href=${url} download=${name}>${name}</a></p>` : html`<details class="attached"><summary>${name}</summary><pre tabindex="0">${text}</pre></details>`))}`;
 
 /** message: as kept, or an answer under way. wait: what it waits for, or null. version: {at, of} among those in its place.
  * isBusy: the chat has an answer under way. isLast: of what is shown. */
@@ -83,7 +80,7 @@ export class Message extends Component {
     const setEdited = (isEdited) => this.setState({ isEdited });
     const action = (label, onClick) => html`<button class="quiet" disabled=${isBusy} onClick=${onClick}>${label}</button>`;
     if (this.state.isEdited) {
-      return html`<article class="message user edited" aria-label="You"><${Editor} start=${content} onCancel=${() => setEdited(false)}
+      return html`<article class=${`message ${role} edited`} aria-label=${SPEAKERS[role]}><${Editor} start=${content} action=${isAnswer ? "Save" : "Send"} onCancel=${() => setEdited(false)}
         onDone=${(text) => { setEdited(false); edit(chatId, message, text); }} /></article>`;
     }
     return html`<article class=${`message ${role}`} aria-label=${SPEAKERS[role]}>
@@ -96,7 +93,7 @@ export class Message extends Component {
           ${version.at + 1}/${version.of}
           <button class="quiet" aria-label="Later version" disabled=${isBusy || version.at + 1 === version.of} onClick=${() => turnTo(chatId, message, 1)}>›</button></span>`}
         ${!isRunning && content && html`<${CopyButton} text=${content} />`}
-        ${role === "user" && action("Edit", () => setEdited(true))}
+        ${(role === "user" || (isAnswer && !isRunning && content)) && action("Edit", () => setEdited(true))}
         ${isAnswer && !isRunning && canContinue(message) && action("Continue", () => goOn(chatId, message))}
         ${isAnswer && !isRunning && action("Retry", () => retry(chatId, message))}
         ${isAnswer && message.timings && html`<span class="figures">${describe(message)}</span>`}

@@ -3,9 +3,8 @@
 import { html } from "../vendor/preact.js";
 
 const DEMO = "reprise-demo";
-/** It was trained on made-up words; these it answers rightly. */
-const OF_THE_DEMO = [
-  ["Edit a file", `\`\`\`python
+/** It was trained on made-up words; these it answers rightly. Every model repeats most of this one's file, so drafts gain. */
+export const EDIT = `\`\`\`python
 find = 87
 drop_poem = False
 
@@ -20,7 +19,9 @@ def gigrirt(whistle):
     return whistle - 4337
 \`\`\`
 
-Please make \`bime\` return humble * 18, not find + 78. Return the full file.`],
+Please make \`bime\` return humble * 18, not find + 78. Return the full file.`;
+const OF_THE_DEMO = [
+  ["Edit a file", EDIT],
   ["Look something up", `Return the record of Ben as JSON.
 
 {"name": "Ada", "title": "sailor", "level": 12, "city": "Metom"}

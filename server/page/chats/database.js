@@ -35,15 +35,9 @@ async function transact(mode, made) {
   });
 }
 
-export const readAll = () =>
-  transact("readonly", (store, take) => {
-    store.getAll().onsuccess = ({ target }) => take(target.result);
-  });
-
-export const read = (id) =>
-  transact("readonly", (store, take) => {
-    store.get(id).onsuccess = ({ target }) => take(target.result);
-  });
+const ask = (asked) => transact("readonly", (store, take) => (asked(store).onsuccess = ({ target }) => take(target.result)));
+export const readAll = () => ask((store) => store.getAll());
+export const read = (id) => ask((store) => store.get(id));
 
 /** Change a record. made: gets it, undefined if there is none; returns what to keep, or null for none. */
 export const changeRecord = (id, made) =>

@@ -5,19 +5,21 @@ import { START, newChat, path, titleOf } from "./tree.js";
 
 const FORMAT = "reprise-chats";
 const VERSION = 1;
-const IMAGE_URL = /^data:image\/(png|jpeg|webp|gif);base64,/;
+const FILE_URL = /^data:(image\/(png|jpeg|webp|gif)|application\/pdf);base64,/;
 const ROLES = ["user", "assistant", "tool", "system"];
 const SPOKEN = { user: "You", assistant: "Model", tool: "Tool", system: "System" };
 
 /** A file is not an export of this page; the message says how. */
 export class FileError extends Error {}
 
+export const isImage = ({ url }) => url?.startsWith("data:image/");
+
 export const toJson = (chats) => JSON.stringify({ format: FORMAT, version: VERSION, chats }, null, 1);
 
 export function toMarkdown(chat) {
   const parts = path(chat).map(({ role, content, files = [], calls = [] }) => [
     `## ${SPOKEN[role] ?? role}`,
-    ...files.map(({ name, text, url }) => (url ? `![${name}](${url})` : fenced(name, text))),
+    ...files.map(({ name, text, url }) => (url ? `${isImage({ url }) ? "!" : ""}[${name}](${url})` : fenced(name, text))),
     content,
     ...calls.map(({ name, input }) => fenced(`calls ${name}`, input)),
   ].filter(Boolean).join("\n\n"));
@@ -45,13 +47,13 @@ export function fromJson(text) {
 }
 
 /** Return a chat with only the fields that the page knows, each of its type. Throws FileError. */
-function sound({ title, createdAt, changedAt, leaf, messages, parameters }) {
+function sound({ title, createdAt, changedAt, isPinned, leaf, messages, parameters }) {
   if (!Array.isArray(messages) || messages.some((one) => !ROLES.includes(one?.role) || typeof one.content !== "string" || typeof one.id !== "string")) {
     throw new FileError("A conversation in this file has messages that cannot be read.");
   }
   const number = (value) => (Number.isFinite(value) ? value : Date.now());
   const last = messages.some(({ id }) => id === leaf) ? leaf : (messages.at(-1)?.id ?? null);
-  return newChat({ title: String(title ?? ""), createdAt: number(createdAt), changedAt: number(changedAt), leaf: last, messages: withOwnIds(messages.map(soundMessage)), ...(parameters && { parameters: strings(parameters, Object.keys(START)) }) });
+  return newChat({ title: String(title ?? ""), createdAt: number(createdAt), changedAt: number(changedAt), isPinned: isPinned === true, leaf: last, messages: withOwnIds(messages.map(soundMessage)), ...(parameters && { parameters: strings(parameters, Object.keys(START)) }) });
 }
 
 /** Return messages each with an id of its own: of several with one id, the first keeps it. */
@@ -65,8 +67,8 @@ function withOwnIds(messages) {
 }
 
 const list = (value) => (Array.isArray(value) ? value : []);
-/** An image is one that the file itself has: nothing else is loaded. */
-const soundFile = (one) => (IMAGE_URL.test(one?.url) ? strings(one, ["name", "url"]) : strings(one, ["name", "text"]));
+/** An image or a PDF is one that the file itself has: nothing else is loaded. */
+const soundFile = (one) => (FILE_URL.test(one?.url) ? strings(one, ["name", "url"]) : strings(one, ["name", "text"]));
 const strings = (one, names) => Object.fromEntries(names.map((name) => [name, String(one?.[name] ?? "")]));
 
 function soundMessage({ id, parent, role, content, reasoning, calls, trace, files, timings, end, fault, tool_call_id, firstMs }) {

@@ -3,7 +3,7 @@
 import { newId } from "../shared/words.js";
 import { kept, keep } from "../shared/stored.js";
 import { Observed } from "../shared/observed.js";
-import { tell } from "../shared/notice.js";
+import { tell, withdraw } from "../shared/notice.js";
 import { changeRecord, read, readAll } from "./database.js";
 import { newChat, titleOf } from "./tree.js";
 
@@ -13,8 +13,15 @@ const GONE_AFTER_MS = 10 * 60_000;
 
 /** id -> chat, without the deleted ones. */
 export const chats = new Observed(new Map());
+/** The ids of deleted chats that the database still has. */
+const deleted = new Set();
+const addressOf = (id) => `#/chat/${id}`;
+/** The id of the chat that the address names, undefined if it names none. */
+const addressed = () => /^#\/chat\/(\w+)$/.exec(location.hash)?.[1];
 /** The id of the chat that this tab shows. It is in `chats` once it has a message. */
-export const shown = new Observed(kept(SHOWN, null, sessionStorage) ?? newId());
+export const shown = new Observed(addressed() ?? kept(SHOWN, null, sessionStorage) ?? newId());
+/** The ids of chats that this tab has shown, also those in which nothing was said. */
+const seen = new Set([kept(SHOWN, null, sessionStorage)]);
 /** Whether the conversations are there: until then nothing is known of them. */
 export const isRead = new Observed(false);
 
@@ -22,6 +29,8 @@ const channel = new BroadcastChannel("reprise.chats");
 let isKept = true;
 
 function hold(id, chat) {
+  if (chat?.deletedAt) deleted.add(id);
+  else deleted.delete(id);
   chats.change((before) => {
     const next = new Map(before);
     if (chat && !chat.deletedAt) next.set(id, chat);
@@ -32,9 +41,29 @@ function hold(id, chat) {
 
 channel.onmessage = async ({ data }) => hold(data, await read(data));
 
-export function show(id) {
+function setShown(id) {
+  if (id !== shown.value) withdraw();
+  seen.add(id);
   shown.set(id);
   keep(SHOWN, id, sessionStorage);
+}
+
+/** Show a chat, under an address of its own: the browser's arrows lead back to the one before. */
+export function show(id) {
+  setShown(id);
+  location.hash = addressOf(id);
+}
+
+/** Show the chat that the address names. If it names none, or a deleted one, it gets that of the chat that is shown. */
+export function followAddress() {
+  const id = addressed();
+  if (id && !deleted.has(id)) {
+    if (isRead.value && !chats.value.has(id) && !seen.has(id)) tell("This conversation is not in this browser.");
+    setShown(id);
+  } else {
+    setShown(deleted.has(shown.value) ? newId() : shown.value);
+    history.replaceState(null, "", addressOf(shown.value));
+  }
 }
 
 /** Show an empty chat, which is kept once it has a message. The one before stays in the list. */
@@ -67,6 +96,8 @@ export function put(id, fields) {
 
 export const rename = (id, title) => change(id, (chat) => ({ ...chat, title: title.trim() }));
 
+export const pin = (id, isPinned) => change(id, (chat) => ({ ...chat, isPinned }));
+
 export async function remove(id) {
   const removed = await change(id, (chat) => ({ ...chat, deletedAt: Date.now() }));
   if (shown.value === id) showNew();
@@ -95,9 +126,10 @@ export async function readChats() {
     const isGone = ({ id, deletedAt, messages, changedAt }) =>
       (deletedAt ?? (messages.length || id === shown.value ? Infinity : changedAt)) < Date.now() - GONE_AFTER_MS;
     for (const { id } of found.filter(isGone)) await changeRecord(id, (now) => (now && isGone(now) ? null : now));
+    for (const { id, deletedAt } of found) if (deletedAt) deleted.add(id);
     chats.set(new Map(found.filter(({ deletedAt }) => !deletedAt).map((chat) => [chat.id, chat])));
     // A tab of its own begins where the last one was.
-    if (!kept(SHOWN, null, sessionStorage)) show(newest()?.id ?? shown.value);
+    if (!addressed() && !kept(SHOWN, null, sessionStorage)) setShown(newest()?.id ?? shown.value);
   } catch {
     isKept = false;
     tell("This browser keeps no conversations here: they last until the tab is closed.");

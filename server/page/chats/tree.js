@@ -1,6 +1,6 @@
 /** A conversation as a tree of messages. Nothing is taken out of it: an edit or a retry grows a branch beside the old one.
  *
- * A chat: {id, title, createdAt, changedAt, leaf, messages, deletedAt}, and parameters if some were set. A message has the id of its parent, null for the
+ * A chat: {id, title, createdAt, changedAt, leaf, messages, deletedAt}, isPinned if it is, and parameters if some were set. A message has the id of its parent, null for the
  * first; leaf is the last message of the branch that is shown. All functions return new chats.
  */
 
@@ -10,7 +10,7 @@ const TITLE_CHARACTERS = 60;
 const READ_CHARACTERS = 600;
 export const UNNAMED = "New chat";
 /** The parameters of a chat before anything is set: texts, "" for the default. */
-export const START = { model: "", system: "", tools: "", temperature: "", top_p: "", top_k: "", max_tokens: "", seed: "" };
+export const START = { model: "", system: "", tools: "", schema: "", thinking: "", temperature: "", top_p: "", top_k: "", min_p: "", max_tokens: "", seed: "" };
 
 export function newChat(fields) {
   const now = Date.now();
@@ -34,8 +34,7 @@ export function withMessage(chat, message) {
 }
 
 /** Return the ids of the messages that stand in one place of the tree, each the start of a branch. */
-export const versions = (chat, message) =>
-  chat.messages.filter(({ parent }) => parent === message.parent).map(({ id }) => id);
+export const versions = (chat, message) => chat.messages.filter(({ parent }) => parent === message.parent).map(({ id }) => id);
 
 /** Return a chat that shows the branch of a message, to its newest end. */
 export function showing(chat, id) {

@@ -1,12 +1,10 @@
 /** What came of answers under way, kept at once, so that a reload or a crash loses nothing of them. */
 
 import { keep, kept } from "../shared/stored.js";
-import { change, chats, put } from "./store.js";
-import { newChat, path, withMessage } from "./tree.js";
+import { change } from "./store.js";
+import { withMessage } from "./tree.js";
 
 const PREFIX = "reprise.unsaved.";
-const OLD_CHAT = "reprise.chat";
-const OLD_PARAMETERS = "reprise.parameters";
 const EVERY_MS = 500;
 let lastAt = 0;
 
@@ -31,25 +29,4 @@ export async function adoptUnsaved(withLock) {
       forgetUnsaved(id);
     });
   }
-}
-
-/** Give every conversation the parameters that older pages kept for all of them. */
-export function adoptOldParameters() {
-  const parameters = kept(OLD_PARAMETERS, null);
-  if (parameters) for (const [id, chat] of chats.value) if (!chat.parameters) put(id, { parameters });
-  keep(OLD_PARAMETERS, null);
-}
-
-/** Take over the one conversation that older pages kept. */
-export async function adoptOldChat() {
-  const messages = kept(OLD_CHAT, []);
-  if (messages.length) {
-    let chat = newChat();
-    for (const [at, { startedAt, firstAt, notice, finish, ...message }] of messages.entries()) {
-      const end = message.role !== "assistant" ? null : message.fault ? "failed" : finish === "length" ? "length" : finish ? "done" : "stopped";
-      chat = withMessage(chat, { ...message, id: `${chat.id}.${at}`, parent: path(chat).at(-1)?.id ?? null, end });
-    }
-    await change(chat.id, () => chat);
-  }
-  keep(OLD_CHAT, null);
 }

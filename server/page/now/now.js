@@ -28,6 +28,7 @@ const DECISIONS = {
   lookup: "drafts from earlier text",
   "draft-model": "drafts of the draft model",
   mtp: "drafts of the MTP head",
+  eagle3: "drafts of the EAGLE-3 head",
   dflash: "drafts of the DFlash head",
   wedlm: "masks of the model",
   plain: "no drafts",
@@ -90,6 +91,7 @@ function Tiles({ samples, points }) {
   const time = (name, share) => limit(quantile(samples, `reprise_${name}_seconds`, share));
   const tile = (label, value, more) => html`<div class="tile"><dt>${label}</dt><dd>${value}</dd>${more && html`<dd class="more">${more}</dd>`}</div>`;
   const hits = all("prefix_cache_hits_total");
+  const [numRead, numToRead] = [all("read_ahead_tokens_total"), all("read_ahead_left_tokens")];
   const entries = all("ngram_table_occupied_entries");
   return html`<dl class="tiles">
     ${tile("Answers being written", all("rows"), `${all("waiting")} waiting`)}
@@ -98,6 +100,7 @@ function Tiles({ samples, points }) {
     ${tile("Time between tokens", time("inter_token", 0.5), `95 of 100: ${time("inter_token", 0.95)}`)}
     ${tile("Memory", bytes(all("mlx_active_bytes")) || "0 MiB", `at most ${bytes(all("mlx_peak_bytes")) || "0 MiB"}`)}
     ${tile("Kept prompts", bytes(all("prefix_cache_bytes")) || "0 MiB", `${percent(hits, hits + all("prefix_cache_misses_total"))} of prompts began with one`)}
+    ${tile("Read ahead", `${numRead} tokens`, numToRead ? `reading: ${numToRead} left` : `${percent(all("read_ahead_used_tokens_total"), numRead)} used`)}
     ${tile("N-gram table", percent(entries, all("ngram_table_entries")), `full: ${entries} entries`)}
     ${tile("Tokens a forward pass", all("forwards_total") ? (all("completion_tokens_total") / all("forwards_total")).toFixed(2) : "–", "of finished answers")}
   </dl>`;

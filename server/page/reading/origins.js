@@ -2,7 +2,7 @@
 
 import { html } from "../vendor/preact.js";
 
-/** What drafted a token, with the words of the legend. The colours are in style/origins.css, by the same names. */
+/** What drafted a token, with the words of the legend. The colours are in style/reading.css, by the same names. */
 export const SOURCES = {
   model: "the model itself",
   suffix: "copied from earlier text",
@@ -12,6 +12,7 @@ export const SOURCES = {
   grammar: "forced by the grammar",
   "draft-model": "draft model",
   mtp: "MTP head",
+  eagle3: "EAGLE-3 head",
   dflash: "DFlash head",
   wedlm: "masks of the model",
 };

@@ -19,6 +19,7 @@ export const newAnswer = (fields) => ({
 /** How an answer can end, with the words for it; none where there is nothing to say. */
 export const ENDS = {
   done: "",
+  edited: "You changed this answer.",
   stopped: "You stopped this answer.",
   length: "Cut off: it has as many tokens as it may have.",
   cut: "Cut off: the page was closed before the answer was complete.",
@@ -87,6 +88,12 @@ export const undrafted = (isAnyDrafted, why) => (why ? `${isAnyDrafted ? "few" :
 
 /** The same of an answer's timings, once they are complete. */
 export const whyUndrafted = ({ draft_n, gate }) => undrafted(draft_n > 0, gate?.undrafted);
+
+/** Return how many tokens an answer and its prompt have; 0 if that is not known. An imported file may have any timings. */
+export function numTokens(answer) {
+  const { cache_n, prompt_n, predicted_n } = answer?.timings ?? {};
+  return [cache_n, prompt_n, predicted_n].every(Number.isFinite) ? cache_n + prompt_n + predicted_n : 0;
+}
 
 /** Return "3.2 tokens a forward pass · 48 tokens/s · first token after 0.12 s", as far as it is known. */
 export function describe({ timings, firstMs, end }) {

@@ -45,7 +45,7 @@ function ended(fault) {
   return { end: "failed", fault: "The page failed to read this answer. Reload it and try again." };
 }
 
-/** Ask for an answer in a chat and keep it there. bodyOf: makes the request of the chat and the messages before it; it may throw ApiError.
+/** Ask for an answer in a chat and keep it there. bodyOf: makes the request of the chat and the messages before it.
  *
  * parent: the id of the message that is answered. continued: the answer to go on with, in its place.
  * Returns false if another tab writes in this chat.
@@ -78,7 +78,7 @@ export function run(chatId, { parent, continued = null, bodyOf, onFault }) {
       if (last.end === null) last = { ...last, end: "lost" };
     } catch (fault) {
       last = { ...last, ...ended(fault) };
-      if (fault.needsKey || fault.code === UNREACHABLE) onFault?.(fault);
+      if (fault.status === 401 || fault.code === UNREACHABLE) onFault?.(fault);
     }
     watch.abort();
     await change(chatId, (now) => withMessage(now, last));

@@ -20,10 +20,6 @@ export class ApiError extends Error {
     this.code = code;
     this.status = status;
   }
-
-  get needsKey() {
-    return this.status === 401;
-  }
 }
 
 export const UNREACHABLE = "unreachable";

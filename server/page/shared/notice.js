@@ -6,8 +6,11 @@ import { Observed, useObserved } from "./observed.js";
 const SHOWN_MS = 15_000;
 const notice = new Observed(null);
 
-/** Show a line. undo: called if the reader wants it undone; null if it cannot be. */
-export const tell = (text, undo = null) => notice.set({ text, undo });
+/** Show a line. undo: called if the reader wants it undone; null if it cannot be. isOfShown: whether that changes the chat that is shown. */
+export const tell = (text, undo = null, isOfShown = false) => notice.set({ text, undo, isOfShown });
+
+/** Take back an offer to undo something in the chat that is shown: it was left, or goes on. */
+export const withdraw = () => notice.value?.isOfShown && notice.set(null);
 
 export function Notice() {
   const now = useObserved(notice);
@@ -20,12 +23,8 @@ export function Notice() {
     return () => clearTimeout(timer);
   }, [now, isHeld]);
   useEffect(() => setHeld(false), [now]);
-  const undo = () => {
-    close();
-    now.undo();
-  };
   return html`<div class="notice-place" role="status">${now && html`<div class="toast" onMouseEnter=${() => setHeld(true)} onMouseLeave=${() => setHeld(false)}
       onFocusIn=${() => setHeld(true)} onFocusOut=${() => setHeld(false)}><span>${now.text}</span>
-    ${now.undo && html`<button onClick=${undo}>Undo</button>`}
+    ${now.undo && html`<button onClick=${() => { close(); now.undo(); }}>Undo</button>`}
     <button class="quiet" aria-label="Close" onClick=${close}>✕</button></div>`}</div>`;
 }

@@ -20,6 +20,11 @@ export function bytes(count) {
   return `${(count / MIB).toFixed(count < 100 * MIB ? 1 : 0)} MiB`;
 }
 
+const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+/** Return "812" or "12.3K". */
+export const compact = (count) => COMPACT.format(count);
+
 export const plural = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;
 
 /** An id that nothing else has. Browsers have randomUUID over HTTPS and on this machine only. */

@@ -74,7 +74,7 @@ export function Models({ models, refresh, onFault }) {
       </tr>`)}
     </tbody></table></div>
     ${models.some(({ id }) => id === DEMO) && html`<p>${DEMO} copies and edits made-up text, and knows nothing else.
-      A real small model, 93 MB and no hub needed, is SmolLM2-135M-Instruct: <code>reprise serve --model smollm2</code></p>`}
+      A real small model, 93 MB and no hub needed, is SmolLM2-135M-Instruct: <code>reprise serve smollm2</code></p>`}
     ${many
       ? html`<form class="row" onSubmit=${pull}>
           <label>Download from the hub <input required placeholder="owner/name" value=${name} onInput=${(event) => setName(event.target.value)} /></label>

@@ -5,11 +5,12 @@ import { isAbort } from "../shared/api.js";
 import { Observed, useObserved } from "../shared/observed.js";
 import { percent, plural } from "../shared/words.js";
 import { ask, describe, newAnswer, whyUndrafted } from "../runs/answer.js";
-import { requestOf } from "../runs/request.js";
+import { faultOf, requestOf } from "../runs/request.js";
 import { SENDING, fromProgress, watchWait } from "../runs/waiting.js";
 import { Answer } from "../chat/message.js";
 import { Composer, useEscape } from "../chat/composer.js";
 import { Parameters, useParameters } from "../chat/parameters.js";
+import { EDIT } from "../chat/samples.js";
 
 const LANES = {
   plain: ["Without drafts", { type: "none", trace: true }],
@@ -90,6 +91,7 @@ async function runLane(name, body, signal) {
 export function Race({ models, onFault }) {
   const [parameters, setParameters] = useParameters("reprise.race");
   const { lanes, seed, stop } = useObserved(race, true);
+  const fault = faultOf(parameters);
   useEscape(stop);
   const isOver = Object.keys(LANES).every((name) => ["done", "length"].includes(lanes[name]?.answer.end));
   const found = isOver && !stop && verdict({ plain: lanes.plain.answer, drafts: lanes.drafts.answer });
@@ -97,7 +99,7 @@ export function Race({ models, onFault }) {
     <h2>Race</h2>
     <p class="soft">The same prompt and seed, first without drafts, then with them. The texts must be equal; only the time may differ.</p>
     <${Parameters} models=${models} value=${parameters} onChange=${setParameters} />
-    <${Composer} name="race" label="Prompt" action="Race" isKept isBusy=${!!stop} isBlocked=${!models.length} onStop=${stop}
+    <${Composer} name="race" label="Prompt" action="Race" isKept start=${EDIT} isBusy=${!!stop} isBlocked=${!models.length || fault} warn=${() => fault} onStop=${stop}
       onSend=${(prompt) => run(models, parameters, prompt, onFault)} />
     <p class=${`verdict ${found ? found.kind : ""}`} role="status">${found ? `${found.text} Seed ${seed}.` : ""}</p>
     <div class="lanes">

@@ -6,23 +6,25 @@ then answers as they came, and the results of tools.
 
 import json
 import random
+import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 
+from reprise.engine.text.tokenizer import Tokenizer
 from tests.end_to_end.clients.scripted import (
     ANSWER_BEGINS,
-    NO_THOUGHT,
     count_shared,
     recording,
     serving_script,
 )
-from tests.engine.support import make_tokenizer
+from tests.engine.support import make_tokenizer, wait_until
 from tests.engine.text.test_tokenizer import make_thinker
 
 RULES = "\n".join(
@@ -60,7 +62,7 @@ THINKING_TEMPLATE = """
 {%- endfor %}
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\n' }}
-    {%- if message.reasoning_content and loop.index0 > last.user %}
+    {%- if message.reasoning_content and (preserve_thinking is true or loop.index0 > last.user) %}
         {{- '<think>\n' + message.reasoning_content.strip('\n') + '\n</think>\n\n' }}
     {%- endif %}
     {{- message.content or '' }}
@@ -95,7 +97,7 @@ Agent = Callable[[str], Generator[Turn | None, Given, None]]
 
 
 def claude_code(url: str) -> Generator[Turn | None, Given, None]:
-    """Claude Code at /v1/messages."""
+    """Claude Code at /v1/messages, which is not shown thoughts and sends their blocks back."""
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
     ephemeral = {"cache_control": {"type": "ephemeral"}}
     tools = [{"name": name, "description": text, "input_schema": PARAMETERS} for name, text in TOOLS.items()]
@@ -122,9 +124,11 @@ def claude_code(url: str) -> Generator[Turn | None, Given, None]:
             messages=messages,
             tools=tools,
             metadata={"user_id": "user_1"},
+            thinking={"type": "adaptive", "display": "omitted"},
         ) as stream:
             answer = stream.get_final_message()
-        said = [block.model_dump(include={"type", "text", "id", "name", "input"}) for block in answer.content]
+        names = {"type", "thinking", "signature", "text", "id", "name", "input"}
+        said = [block.model_dump(include=names) for block in answer.content]
         messages.append({"role": "assistant", "content": said})
         calls = [block for block in answer.content if block.type == "tool_use"]
         num_cached = answer.usage.cache_read_input_tokens or 0
@@ -244,13 +248,12 @@ def script(prompt: str) -> str:
 
 
 def thoughtful_script(prompt: str) -> str:
-    """Return the answer as THINKING_TEMPLATE has it, with a thought unless the prompt has closed it."""
-    answer = script(prompt).replace("<tool_call>", "\n<tool_call>")
-    return answer if prompt.endswith(NO_THOUGHT) else THOUGHT + answer
+    """Return the answer as THINKING_TEMPLATE has it, with a thought."""
+    return THOUGHT + script(prompt).replace("<tool_call>", "\n<tool_call>")
 
 
-def hold_session(agent: Agent, url: str) -> list[Turn]:
-    """Hold the session of ten turns, with a result for every call."""
+def hold_session(agent: Agent, url: str, pause: Callable[[int], None] = lambda _: None) -> list[Turn]:
+    """Hold the session of ten turns, with a result for every call. pause: called with each turn's number."""
     session = agent(url)
     next(session)
     given: Given = TASK
@@ -260,18 +263,29 @@ def hold_session(agent: Agent, url: str) -> list[Turn]:
         assert turn is not None
         assert turn.num_calls == len(calls)
         turns.append(turn)
+        pause(number)
         given = [f"{number}.{at}: PRICE = 8\n" for at in range(len(calls))] or SECOND_TASK
     return turns
 
 
-@pytest.mark.parametrize("thinks", [False, True], ids=["plain", "thinking-with-a-window"])
+@pytest.mark.parametrize(
+    ("thinks", "keeps"),
+    [(False, False), (True, False), (True, True)],
+    ids=["plain", "thinking-with-a-window", "thoughts-kept"],
+)
 @pytest.mark.parametrize("agent", [claude_code, codex, opencode])
-def test_all_that_a_prompt_shares_with_earlier_turns_is_cached(agent: Agent, thinks: bool, tmp_path: Path):
-    settings = recording(tmp_path)
+def test_all_that_a_prompt_shares_with_earlier_turns_is_cached(
+    agent: Agent, thinks: bool, keeps: bool, tmp_path: Path
+):
+    # What is read ahead in the gaps would depend on their lengths.
+    settings = recording(tmp_path, read_ahead="off")
     tokenizer = make_tokenizer()
     if thinks:
-        tokenizer = make_thinker()
-        tokenizer.wrapped.chat_template = THINKING_TEMPLATE
+        thinker = make_thinker()
+        thinker.wrapped.chat_template = THINKING_TEMPLATE
+        switch = {"preserve_thinking": True} if keeps else None
+        tokenizer = Tokenizer(thinker.wrapped, thinker.vocab_size, template_arguments=switch)
+        assert tokenizer.thought_switch == (None if keeps else {"preserve_thinking": True})
     # A window is kept at a few places only: at the end of an answer, and before its opening of three tokens.
     with serving_script(thoughtful_script if thinks else script, settings, tokenizer, thinks) as url:
         turns = hold_session(agent, url)
@@ -280,7 +294,46 @@ def test_all_that_a_prompt_shares_with_earlier_turns_is_cached(agent: Agent, thi
     for turn, num_shared in zip(turns, count_shared(tokenizer, lines), strict=True):
         assert turn.num_cached >= num_shared - len(tokenizer.encode(ANSWER_BEGINS))
     later = turns[1:]
-    if thinks and agent is not claude_code:
+    if thinks and not keeps:
         # The template drops all thoughts so far when the user speaks again.
         del later[CALLS.index([])]
     assert min(turn.num_cached / turn.num_prompt for turn in later) >= 0.95
+
+
+@pytest.mark.parametrize("mode", ["auto", "turn", "off"])
+@pytest.mark.parametrize("agent", [codex, opencode])
+def test_the_turn_without_its_thoughts_is_read_ahead(agent: Agent, mode: str, tmp_path: Path) -> None:
+    settings = recording(tmp_path, read_ahead=mode)
+    tokenizer = make_thinker()
+    tokenizer.wrapped.chat_template = THINKING_TEMPLATE
+    spoken = CALLS.index([])
+    with serving_script(thoughtful_script, settings, tokenizer, has_window=True) as url:
+
+        def count(name: str) -> int:
+            metrics = httpx.get(f"{url}/metrics").text
+            found = re.search(rf"^reprise_read_ahead_{name} (\d+)", metrics, re.MULTILINE)
+            assert found
+            return int(found[1])
+
+        def pause(number: int) -> None:
+            # With "turn" every answer with calls is read as it will stand without its thought.
+            if mode == "turn" or (mode == "auto" and number == spoken):
+                seen = read.get(number - 1, 0)
+                wait_until(lambda: count("tokens_total") > seen and not count("left_tokens"))
+            read[number] = count("tokens_total")
+
+        read: dict[int, int] = {}
+        turns = hold_session(agent, url, pause)
+        num_used, num_wasted = count("used_tokens_total"), count("wasted_tokens_total")
+    user_turn = turns[spoken + 1]
+    if mode == "off":
+        assert not any(read.values())
+        assert user_turn.num_cached / user_turn.num_prompt < 0.9
+        return
+    num_words = len(tokenizer.encode(SECOND_TASK))
+    assert user_turn.num_prompt - user_turn.num_cached <= num_words + 40
+    assert num_used >= read[spoken] / 2
+    assert not num_wasted
+    if mode == "turn":
+        # Most of it was read while the tools ran.
+        assert read[spoken] - read[spoken - 1] < (read[spoken - 1]) / 2

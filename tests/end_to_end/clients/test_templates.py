@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from reprise.config.settings import Settings
-from tests.end_to_end.clients.scripted import recording, serving_script
+from tests.end_to_end.clients.scripted import ANSWER_BEGINS, recording, serving_script
 from tests.engine.text.templates.test_chat_template import FOLDER
 
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -76,3 +77,44 @@ def test_a_template_without_tools_calls_them_and_finds_the_turn_cached(
     assert second.usage
     assert second.usage.prompt_tokens_details
     assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.total_tokens - 1
+
+
+# The comment keeps the line break before it.
+TELLS = "{{ mode | default('plain') }}{% for one in messages %} {{ one.content }}{% endfor %}"
+TELLS += ANSWER_BEGINS + "{##}"
+
+
+@pytest.mark.parametrize("own", [None, {"mode": "asked"}])
+@pytest.mark.parametrize("given", [None, {"mode": "set"}])
+def test_variables_for_the_template_hold_in_all_apis_and_a_request_overrides_them(
+    given: Any, own: Any, tmp_path: Path
+):
+    (tmp_path / "tells.jinja").write_text(TELLS)
+    settings = recording(
+        tmp_path, chat_template=str(tmp_path / "tells.jinja"), chat_template_kwargs=given, allow_load=False
+    )
+    hello = [{"role": "user", "content": "hello"}]
+    more = {"chat_template_kwargs": own} if own else {}
+    chat = {"messages": hello, **more}
+    with (
+        serving_script(lambda _: "Done.", settings) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+
+        def post(path: str, body: dict[str, Any]) -> Any:
+            response = client.post(path, json=body)
+            assert response.status_code == 200, response.text
+            return response.json()
+
+        post("/v1/chat/completions", chat)
+        post("/v1/responses", {"input": "hello", **more})
+        post("/v1/messages", {**chat, "max_tokens": 9})
+        if not own:
+            post("/api/chat", {"messages": hello, "stream": False})
+        tokens = post("/tokenize", chat)["tokens"]
+        text = post("/detokenize", {"tokens": tokens})["content"]
+        counted = post("/v1/messages/count_tokens", {"messages": hello})["input_tokens"]
+        assert own or counted == len(tokens)
+    prompts = [json.loads(line)["prompt"] for line in (tmp_path / "turns").read_text().splitlines()]
+    assert {*prompts, text} == {f"{(own or given or {'mode': 'plain'})['mode']} hello<|im_start|>assistant\n"}
+    assert len(prompts) == (3 if own else 4)

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -36,14 +35,13 @@ def wheel(folder: Path) -> Path:
     sources.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, sources)
-    for name in (*FOLDERS, "reprise"):
+    for name in (*FOLDERS, "examples", "reprise"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, sources / name, ignore=ignored, symlinks=True)
     run(sys.executable, "-c", BUILD.format("sdist"), str(dist), cwd=sources)
     shutil.rmtree(sources)
     (sdist,) = dist.iterdir()
-    with tarfile.open(sdist) as packed:
-        packed.extractall(folder, filter="data")
+    run("tar", "-xf", str(sdist), cwd=folder)
     unpacked = folder / sdist.name.removesuffix(".tar.gz")
     run(sys.executable, "-c", BUILD.format("wheel"), str(dist), cwd=unpacked)
     shutil.rmtree(unpacked)

@@ -22,6 +22,7 @@ from tests.end_to_end.conftest import with_constant
 from tests.end_to_end.machines.ranks import REPRISE, Started, ranks
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model_folders import write_adapter
+from tests.engine.support import wait_until
 from tests.tiny_models import write_random_model
 
 # Several processes share two cores.
@@ -42,10 +43,14 @@ ENDS_WITHIN_S = 120
 """Five seconds, and what a busy machine adds to the three of STALL_S."""
 
 
-def post(address: str, **body: Any) -> dict[str, Any]:
+SHOUTING = "{% for one in messages %}<{{ one.role }}>{{ one.content | upper }}{% endfor %}"
+"""A chat template that shows no answer as the model wrote it: answers are read ahead as it shows them."""
+
+
+def post(address: str, path: str = "/v1/completions", **body: Any) -> dict[str, Any]:
     """Ask for a completion."""
     headers = {"Content-Type": "application/json"}
-    asked = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(), headers)
+    asked = urllib.request.Request(address + path, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(asked, timeout=LIMIT_S) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
@@ -72,7 +77,23 @@ def answers(address: str) -> dict[Any, Any]:
     for at in (1, 3):
         # A prefix of it is in the cache.
         ask((at, "more"), prompt=PROMPTS[at] + " more", max_tokens=20, temperature=0.5, seed=9)
+    found["chat"] = chat(address)
     return found
+
+
+def chat(address: str) -> list[str]:
+    """Return two answers of a chat. The first is read ahead as the template will show it."""
+    asked: dict[str, Any] = {"guided_regex": "[a-z ]{300}", "temperature": 0.8, "seed": 3, "logprobs": True}
+    messages, said = [{"role": "user", "content": PROMPTS[4]}], []
+    for _ in range(2):
+        answer = post(address, "/v1/chat/completions", messages=messages, **asked)
+        said.append(answer["choices"][0]["message"]["content"])
+        messages += [{"role": "assistant", "content": said[-1]}, {"role": "user", "content": PROMPTS[2]}]
+        wait_until(
+            lambda: re.search(r"^reprise_read_ahead_tokens_total [1-9]", metrics(address), re.MULTILINE)
+        )
+    assert answer["timings"]["read_ahead_n"]
+    return said
 
 
 def long_answers(address: str) -> dict[int, str]:
@@ -129,6 +150,8 @@ def check_what_is_said_of_each_rank(started: Started, num_ranks: int) -> None:
 def check_equality(folder: Path, name: str, *flags: str, num_ranks: int = 2) -> None:
     """Compare a model on several ranks with the same on one process."""
     model = write_random_model(name, folder / name, is_repetitive=True)
+    (folder / "shouting.jinja").write_text(SHOUTING)
+    flags = (*flags, "--chat-template", str(folder / "shouting.jinja"), "--read-ahead", "turn")
     with ranks(folder, model, num_ranks, *flags) as several, ranks(folder, model, 1, *flags) as one:
         several.wait_until_ready()
         one.wait_until_ready()
@@ -136,7 +159,7 @@ def check_equality(folder: Path, name: str, *flags: str, num_ranks: int = 2) -> 
         # At the same time: who waits measures what steps cost.
         with ThreadPoolExecutor(2) as threads:
             ours, expected = threads.map(answers, (several.address, one.address))
-        assert len(ours) == 18
+        assert len(ours) == 19
         assert ours == expected
         assert has_accepted_drafts(several)
         check_what_is_said_of_each_rank(several, num_ranks)

@@ -109,3 +109,57 @@ def test_finished_requests_and_what_was_learned_of_them_survive_a_restart(
     (acceptance,) = kept.glob("acceptance-*.json")
     assert {file.stat().st_mode & 0o777 for file in (history, acceptance)} == {0o600}
     assert json.loads(acceptance.read_bytes())["suffix"]
+
+
+SYSTEM = "The lantern in the hall is red and large. " * 60
+
+
+def tell(url: str, about: str) -> tuple[str, int]:
+    """Ask a question after a long first prompt; return the answer, and how many tokens were cached."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Tell me about {about}."}]
+    body = {"messages": messages, "max_tokens": 30, "seed": 3}
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=ENDS_WITHIN_S)
+    assert response.status_code == 200, response.text
+    given = response.json()
+    cached = given["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return given["choices"][0]["message"]["content"], cached
+
+
+def test_servers_share_the_default_folder_through_kill_9_and_the_first_prompt_survives(
+    server_url: str, tmp_path: Path
+) -> None:
+    topics = ("Rome", "a kitten", "the sea")
+    expected = {topic: tell(server_url, topic)[0] for topic in topics}
+    flags = ("--prefix-cache-dir", "auto")
+    folder = tmp_path / "cache" / "reprise" / "prefixes"
+    with started(tmp_path, *flags) as (first, printed, one), started(tmp_path, *flags) as (second, _, two):
+        assert any(f"{folder} keeps prompts over a restart" in line for line in printed), printed
+        assert tell(first, topics[0])[0] == expected[topics[0]]
+        # It may be writing just now.
+        one.kill()
+        for topic in topics:
+            assert tell(second, topic)[0] == expected[topic]
+        two.terminate()
+        assert two.wait(ENDS_WITHIN_S) == 0
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    with started(tmp_path, *flags) as (url, printed, _):
+        for topic in reversed(topics):
+            text, num_cached = tell(url, topic)
+            assert text == expected[topic]
+            assert num_cached > 500
+    assert "Traceback" not in "".join(printed)
+
+
+def test_without_a_usable_default_folder_the_server_serves(server_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "reprise"
+    folder.mkdir(parents=True)
+    (folder / "prefixes").write_text("in the way")
+    with started(tmp_path, "--prefix-cache-dir", "auto") as (url, printed, process):
+        assert tell(url, "Rome")[0] == tell(server_url, "Rome")[0]
+        process.terminate()
+        assert process.wait(ENDS_WITHIN_S) == 0
+    said = "".join(printed)
+    assert "prompts are kept in memory only" in said
+    assert "Traceback" not in said
+    assert (folder / "prefixes").read_text() == "in the way"

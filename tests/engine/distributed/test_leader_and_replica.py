@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 import pytest
@@ -11,10 +13,12 @@ from reprise.engine.distributed.follow import Replica
 from reprise.engine.distributed.leader import Leader, SharedModel
 from reprise.engine.distributed.model_parts import Shard
 from reprise.engine.distributed.ranks import RanksLostError
+from reprise.engine.interface.errors import ModelError
 from reprise.engine.kv_cache.buffers import rebuild, split_slice
 from reprise.engine.kv_cache.per_row import make_caches
 from reprise.engine.kv_cache.rows import Rows, Sharing, make_rows
-from tests.engine.support import make_model
+from reprise.engine.speculative.heads.head_drafter import HeadDrafter, NamedHead
+from tests.engine.support import make_loaded, make_model
 
 FED = [[5, 6, 7], [8], [9, 10]]
 
@@ -55,6 +59,13 @@ def make_shared(asks_first: bool = False) -> tuple[SharedModel, Others]:
 
 def make_replica(tell: Callable[[str | None], bool] = lambda _: True) -> Replica:
     return Replica(Shard(make_model("qwen2")), tell)
+
+
+def test_a_head_that_reads_keys_of_a_part_is_refused() -> None:
+    model, _ = make_shared()
+    head, loaded = Mock(reads_target=True, taps=()), replace(make_loaded("qwen2"), model=model)
+    with pytest.raises(ModelError, match="reads keys and values of qwen2, and other machines have some of"):
+        HeadDrafter(NamedHead(head, "mtp"), loaded)
 
 
 def repeat(replica: Replica, others: Others) -> None:

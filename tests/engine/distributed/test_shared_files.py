@@ -29,10 +29,10 @@ def open_store(folder: Path) -> tuple[PrefixStore, SharedModel, Others]:
     return store, model, others
 
 
-def save(store: PrefixStore, model: SharedModel) -> None:
+def save(store: PrefixStore, model: SharedModel, tokens: list[int] = TOKENS) -> None:
     caches = make_caches(model)
-    model(mx.array([TOKENS]), cache=caches)
-    store.save(TOKENS, lambda start, end: cut_slice(caches, start, end), list)
+    model(mx.array([tokens]), cache=caches)
+    store.save(tokens, lambda start, end: cut_slice(caches, start, end), list)
 
 
 def test_a_prefix_is_saved_read_and_dropped_by_all(tmp_path: Path) -> None:
@@ -57,6 +57,20 @@ def test_a_prefix_that_another_rank_cannot_read_is_dropped_by_all(tmp_path: Path
     others.word = "it is damaged"
     assert store.finish_load(loading) is None
     assert names_sent(others) == ["join_parts", "drop_part"]
+    assert len(store) == 0
+    store.close()
+
+
+def test_what_continues_a_dropped_prefix_is_dropped_by_all_too(tmp_path: Path) -> None:
+    store, model, others = open_store(tmp_path)
+    save(store, model)
+    save(store, model, TOKENS * 2)
+    assert len(store) == 2
+    loading = store.start_load([*TOKENS, 1])
+    names_sent(others)
+    others.word = "it is damaged"
+    assert store.finish_load(loading) is None
+    assert names_sent(others) == ["join_parts", "drop_part", "drop_part"]
     assert len(store) == 0
     store.close()
 

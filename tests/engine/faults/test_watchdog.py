@@ -68,7 +68,7 @@ def test_neither_an_idle_engine_nor_a_busy_one_stalls(seen: Iterator[int | None]
         return next(seen)
 
     stalls: list[None] = []
-    watchdog = Watchdog(0.1, look, lambda: stalls.append(None))
+    watchdog = Watchdog(0.1, look, lambda: stalls.append(None), lambda: None)
     watchdog.start()
     wait_until(lambda: num_looks > 50)
     watchdog.stop()
@@ -78,7 +78,7 @@ def test_neither_an_idle_engine_nor_a_busy_one_stalls(seen: Iterator[int | None]
 
 def test_a_stall_is_counted_before_it_can_be_seen() -> None:
     seen_at_count: list[str | None] = []
-    watchdog = Watchdog(0.1, lambda: "the same", lambda: seen_at_count.append(watchdog.reason))
+    watchdog = Watchdog(0.1, lambda: "the same", lambda: seen_at_count.append(watchdog.reason), lambda: None)
     watchdog.start()
     wait_until(lambda: watchdog.reason is not None)
     watchdog.stop()

@@ -136,14 +136,18 @@ NEEDS = st.tuples(st.integers(1, 64), st.integers(0, 9000))
 
 
 @given(EXTENTS, NEEDS, st.none() | st.integers(0, 10**6))
-def test_buffers_grow_to_what_is_needed_and_never_shrink_by_growing(
+def test_buffers_grow_to_what_is_needed_within_a_limit(
     extent: Extent, needed: Extent, max_cells: int | None
 ) -> None:
     slots, columns = grow_extent(extent, needed, max_cells)
-    assert slots >= max(extent[0], needed[0])
-    assert columns >= max(extent[1], needed[1])
-    least = max(extent[0], needed[0]) * max(extent[1], round_columns(needed[1]))
-    assert max_cells is None or slots * columns <= max(least, max_cells)
+    assert slots >= needed[0]
+    assert columns >= needed[1]
+    least = needed[0] * round_columns(needed[1])
+    if max_cells is None:
+        assert slots >= extent[0]
+        assert columns >= extent[1]
+    else:
+        assert slots * columns <= max(least, max_cells)
 
 
 @given(EXTENTS, NEEDS)
@@ -178,6 +182,19 @@ def test_buffers_exceed_the_limit_only_for_what_rows_need() -> None:
     assert rows.extents == [(5, 768)]
     for row, tokens in enumerate(kept):
         tokens += [7] * (1 if row else 300)
+    assert_equal_to_single_rows(rows, kept)
+
+
+def test_buffers_that_grow_in_columns_give_up_spare_slots_where_memory_is_limited() -> None:
+    rows, kept = rows_of(250, 30, 40, 50, 60)
+    rows.remove(4)
+    kept.pop()
+    assert rows.extents == [(8, 256)]
+    rows.limit_growth(5 * 512)
+    rows.forward_ragged([[7] * 7, *([[7]] * 3)])
+    assert rows.extents == [(4, 512)]
+    for row, tokens in enumerate(kept):
+        tokens += [7] * (1 if row else 7)
     assert_equal_to_single_rows(rows, kept)
 
 

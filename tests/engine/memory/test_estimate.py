@@ -25,15 +25,18 @@ from reprise.engine.memory.budget import make_memory_budget
 from reprise.engine.memory.estimate import measure
 from reprise.engine.model.loading import LoadedModel, describe
 from reprise.engine.speculative.draft_model.forecast import DraftForecast
-from reprise.engine.speculative.heads.formats import FAMILIES
+from reprise.engine.speculative.heads import eagle
+from reprise.engine.speculative.heads.assistant import AssistantHead
+from reprise.engine.speculative.heads.dflash import DFlashConfig, DFlashHead
 from reprise.engine.speculative.heads.head import find_ends
 from reprise.engine.speculative.heads.head_drafter import NamedHead
-from reprise.engine.speculative.heads.kinds import DFlashConfig, DFlashHead, MTPHead
+from reprise.engine.speculative.heads.mtp import FAMILIES, MTPHead
 from reprise.engine.speculative.proposers import DraftSources
 from tests.drafters.fakes import scored
 from tests.engine.driven import Driven
 from tests.engine.memory.conftest import ROOMY
-from tests.engine.support import CONFIGS, SIZES, VOCAB_SIZE, make_model, make_tokenizer, prompt_of, request
+from tests.engine.speculative.heads.test_assistant import LARGE, assistant_config
+from tests.engine.support import SIZES, VOCAB_SIZE, config_of, make_model, make_tokenizer, prompt_of, request
 from tests.tiny_models import tiny_config
 
 MAX_RATIO = 1.5
@@ -49,6 +52,7 @@ KINDS: list[dict[str, Any]] = [
 LAYERS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 64, "sliding_window_pattern": 2},
     "gpt_oss": {"sliding_window": 200},
+    "gemma4_text": {"sliding_window": 64, "global_head_dim": 64, "num_global_key_value_heads": 4, **LARGE},
     "lfm2": {"full_attn_idxs": [0, 2]},
     "qwen3_next": {
         "linear_num_value_heads": 8, "linear_num_key_heads": 4,
@@ -90,7 +94,7 @@ def make_large(name: str, **changes: Any) -> LoadedModel:
     changes = {"num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 64} | changes
     changes |= LAYERS.get(name, {})
     model = make_model(name, **changes)
-    info = describe(model, CONFIGS[name] | changes, name, VOCAB_SIZE, None, 0.0)
+    info = describe(model, config_of(name) | changes, name, VOCAB_SIZE, None, 0.0)
     return LoadedModel(model, make_tokenizer(), replace(info, context_tokens=4096))
 
 
@@ -248,21 +252,33 @@ def test_a_draft_model_is_within_the_memory_too(monkeypatch: pytest.MonkeyPatch)
     assert taken <= estimate
 
 
-@pytest.mark.parametrize("kind", [pytest.param("mtp", marks=pytest.mark.slow), "dflash"])
-def test_a_head_is_within_the_memory_too(kind: HeadKind, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param("mtp", marks=pytest.mark.slow), "eagle3", "dflash", "assistant"]
+)
+def test_a_head_is_within_the_memory_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows, and the states that prompts and rows keep until it has read them."""
     monkeypatch.setattr(Device, "lap", lambda *_: None)
     monkeypatch.setattr(DraftForecast, "rate", 0.9)
-    loaded = make_large("qwen3", num_key_value_heads=4)
+    loaded = make_large("gemma4_text" if name == "assistant" else "qwen3", num_key_value_heads=4)
+    kind: HeadKind = "dflash" if name == "dflash" else "eagle3" if name == "eagle3" else "mtp"
     sizes = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
     config, ends = tiny_config("llama", **sizes), find_ends(loaded.model)
     head: Any = MTPHead(FAMILIES["llama"], config, ends, 7)
-    if kind == "dflash":
+    if name == "assistant":
+        of_head = {"vocab_size": VOCAB_SIZE, "head_dim": 64, "global_head_dim": 64, "sliding_window": 64}
+        head = AssistantHead(assistant_config(True, config["hidden_size"], **of_head), ends)
+    if name == "dflash":
         hidden = config["hidden_size"]
         wide = DFlashConfig(
             hidden, 128, 4, 4, 64, 1e-6, 1e4, None, 2048, False, 8, 3, (0, 1, 2), (None, 64, None, 64)
         )
+        # DFlash 2, which takes the most.
+        wide = replace(wide, conv_width=3, conv_group=8, candidates=20, rank=16, vocab_size=VOCAB_SIZE)
         head = DFlashHead(wide, ends)
+    if name == "eagle3":
+        deep = config | {"num_hidden_layers": 3, "draft_vocab_size": None}
+        deep["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+        head = eagle.EagleHead(eagle.read_config(deep, 3), ends, has_output=True)
     mx.eval(head.parameters())
     settings = {"num_draft_tokens": 7, "max_rows": 2, "prefix_cache_bytes": 2**22}
     settings |= {"prefill_chunk_tokens": 128, "draft_type": "auto", "gate": "off"}

@@ -81,6 +81,14 @@ def ask(pool: Engine, name: str, asked: GenerationRequest, keep_s: float | None 
     return answer
 
 
+def expect(pool: Engine, name: str, prompt: Sequence[int]) -> None:
+    """Have a model read a prompt ahead, if it is loaded."""
+    if use := pool.use_loaded(name):
+        assert isinstance(use.engine, GeneratingEngine)
+        use.engine.expect([request(prompt, 1, name="expected")])
+        use.end()
+
+
 def states(pool: Engine) -> dict[str, str]:
     return {entry.name: entry.state for entry in pool.entries()}
 
@@ -209,6 +217,43 @@ def test_requests_to_other_models_do_not_wait_for_one_to_be_unloaded_or_loaded(
     again.result(60).end()
 
 
+def test_models_read_ahead_while_none_has_work(start_pool: StartPool, models: Path) -> None:
+    pool = start_pool()
+    ask(pool, "org/two", request(prompt_of(5), 1)).finished()
+    prompts = {name: prompt_of(900, at) for at, name in enumerate(("one", "org/two"))}
+    for name, prompt in prompts.items():
+        expect(pool, name, prompt)
+    # It comes while one of them is being read, or before.
+    asked = request(prompt_of(30, 7), 30, name="other")
+    assert list(ask(pool, "one", asked).finished().tokens) == answer_of(models / "one", asked)
+    wait_until(lambda: pool.counts().num_read_ahead == 2 * 899 and not pool.counts().num_to_read)
+    assert pool.status().num_running == 0
+    for name, prompt in prompts.items():
+        asked = request([*prompt, 5, 6], 8, name=name)
+        finished = ask(pool, name, asked).finished()
+        assert list(finished.tokens) == answer_of(models / name, asked)
+        assert finished.usage.num_read_ahead_tokens == finished.usage.num_cached_tokens == 899
+
+
+def test_nothing_is_unloaded_to_read_ahead(start_pool: StartPool) -> None:
+    pool = start_pool(memory_bytes=FOR_TWO)
+    ask(pool, "org/two", request(prompt_of(5), 1)).finished()
+    held = states(pool)
+    expect(pool, "one", prompt_of(1000))
+    ask(pool, "org/two", request(prompt_of(6), 1)).finished()
+    assert states(pool) == held
+
+
+def test_a_request_is_answered_and_a_stop_obeyed_while_a_model_reads(start_pool: StartPool) -> None:
+    pool = start_pool()
+    expect(pool, "one", prompt_of(1000))
+    wait_until(lambda: pool.counts().num_to_read > 0 or pool.counts().num_read_ahead > 0)
+    assert isinstance(ask(pool, "one", request(prompt_of(5), 3)).end(), Finished)
+    expect(pool, "one", prompt_of(1000, 3))
+    pool.stop(drain_s=0)
+    assert pool.status().state == "draining"
+
+
 def test_the_one_unused_for_longest_is_unloaded_when_memory_needs_it(
     start_pool: StartPool, models: Path
 ) -> None:
@@ -267,13 +312,13 @@ def check_ends(
 def run_at_random(
     pool: Engine, models: Path, num_rounds: int, seed: int, names: Sequence[str] = NAMES
 ) -> None:
-    """Load, unload, ask and cancel at random; every answer must be right, or cancelled by the test."""
+    """Load, unload, ask, cancel and read ahead at random; every answer must be right, or cancelled here."""
     chance = random.Random(seed)
     asked: Asked = []
     cancelled: set[str] = set()
     for at in range(num_rounds):
         name = chance.choice(names)
-        match chance.choice(["ask", "ask", "ask", "unload", "load", "cancel"]):
+        match chance.choice(["ask", "ask", "ask", "unload", "load", "cancel", "expect", "expect"]):
             case "ask":
                 one = request(
                     prompt_of(chance.choice([5, 40, 90]), at % 3), chance.choice([3, 30]), name=f"r{at}",
@@ -282,6 +327,8 @@ def run_at_random(
                 asked.append((name, one, ask(pool, name, one, chance.choice([None, 0, -1]))))
             case "unload":
                 pool.unload(name)
+            case "expect":
+                expect(pool, name, prompt_of(chance.choice([40, 90, 900]), at % 3))
             case "load":
                 pool.acquire(name).add_done_callback(lambda future: future.result().end())
             case "cancel" if asked:
@@ -347,6 +394,8 @@ def test_quantized_keys_an_adapter_and_drafts_change_nothing_in_any_order(
         what = chance.random()
         if what < 0.1:
             busy.unload(name)
+        elif what > 0.8:
+            expect(busy, name, [*prompt_of(90, chance.randrange(3)), *prompt_of(60, chance.randrange(50))])
         elif what < 0.2 and asked:
             _, one, answer = chance.choice(asked)
             cancelled.add(one.id)
@@ -417,6 +466,27 @@ def test_what_drafters_learned_and_kept_prefixes_are_used_after_a_reload(
     assert again.usage.drafting.num_accepted > 0
     # Of another model with the same vocabulary too, and it changes none of its answers.
     assert list(ask(pool, "three", asked).finished().tokens) == answer_of(models / "three", asked)
+
+
+def test_an_answer_is_kept_though_its_model_is_unloaded_as_it_ends(
+    start_pool: StartPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reprise.engine.loop.SLICE_S", 0.0)
+    pool = start_pool(prefix_cache_dir=str(tmp_path / "prefixes"))
+    answer, unloaded = Answer(), []
+
+    def unload_at_end(event: Any) -> None:
+        if isinstance(event, Finished):
+            unloaded.append(pool.unload("one"))
+        answer(event)
+
+    use = pool.acquire("one").result(60)
+    use.engine.submit(request(prompt_of(400), max_tokens=60), unload_at_end)
+    use.end()
+    answer.finished()
+    unloaded[0].result(60)
+    again = ask(pool, "one", request(prompt_of(400), max_tokens=1)).finished()
+    assert again.usage.num_cached_tokens >= 256
 
 
 def test_a_section_sets_a_models_context(start_pool: StartPool) -> None:
@@ -637,3 +707,40 @@ def test_stopping_ends_a_load_that_makes_no_progress(models: Path, tmp_path: Pat
     with pytest.raises(ModelLoadError, match="the server is stopping"):
         waiting.result(60)
     assert list(running.finished().tokens) == answer_of(models / "one", asked)
+
+
+def prefix_bytes(pool: Engine) -> dict[str, int]:
+    return {name: status["num_bytes"] for name, status in pool.prefix_status().items()}
+
+
+def test_idle_models_give_their_prefixes_back_under_memory_pressure(
+    start_pool: StartPool, models: Path
+) -> None:
+    pool = start_pool()
+    asked = request(prompt_of(200), temperature=0.8)
+    for name in ("one", "org/two"):
+        ask(pool, name, asked).finished()
+    wait_until(lambda: all(prefix_bytes(pool).values()))
+    assert pool.status().memory_pressure == "none"
+    # Nobody asks anything, and the watchdog looks.
+    pool.pressure.read = lambda: "critical"
+    wait_until(lambda: not any(prefix_bytes(pool).values()))
+    assert pool.status().memory_pressure == "critical"
+    # It is counted once it is done.
+    wait_until(lambda: pool.counts().given_back_bytes > 0)
+    assert list(ask(pool, "one", asked).finished().tokens) == answer_of(models / "one", asked)
+
+
+def test_pressure_that_never_ends_holds_up_no_request_for_ever(start_pool: StartPool, models: Path) -> None:
+    pool = start_pool(max_rows=4)
+    names = ("one", "org/two", "three")
+    pool.pressure.read = lambda: "warning"
+    pool.pressure.look()
+    asked = [
+        request(prompt_of(30 + 7 * at, at), max_tokens=30, name=f"r{at}", temperature=0.7, seed=at)
+        for at in range(12)
+    ]
+    answers = [(names[at % 3], one, ask(pool, names[at % 3], one)) for at, one in enumerate(asked)]
+    for name, one, answer in answers:
+        pool.pressure.look()
+        assert list(answer.finished().tokens) == answer_of(models / name, one)

@@ -16,7 +16,8 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from reprise.engine.interface.images import MAX_ASPECT, ImageProcessor, Tiles, find_size, find_tiles
-from reprise.engine.sandbox.child_process import ImageDecoder, ImageError, Limits
+from reprise.engine.sandbox.child_process import ImageDecoder, Limits
+from reprise.engine.sandbox.child_script import FileError
 from tests.engine.sandbox.hostile_images import FILES, SHOWN
 from tests.engine.vision.tiny_towers import LFM2_SIZES, LFM2_TINY, REFERENCES
 
@@ -187,7 +188,7 @@ def test_no_file_takes_much_memory_or_keeps_the_next_from_being_read(decoder, pe
     if name in SHOWN:
         assert open_as(decoder, data)
     else:
-        with pytest.raises(ImageError, match=r"^(is|has|cannot|takes) "):
+        with pytest.raises(FileError, match=r"^(is|has|cannot|takes) "):
             open_as(decoder, data)
     assert peaks() < 400 * 2**20
     assert decode(decoder, QWEN, noise(64, 64))[1].grid == (16, 16)
@@ -195,15 +196,15 @@ def test_no_file_takes_much_memory_or_keeps_the_next_from_being_read(decoder, pe
 
 def test_a_decoder_that_takes_long_is_ended():
     hasty = ImageDecoder(small=Limits(0.001, 10.0, 2**29))
-    with pytest.raises(ImageError, match=r"more than 0\.001 seconds"):
+    with pytest.raises(FileError, match=r"more than 0\.001 seconds"):
         open_as(hasty, base64.b64decode(encoded(noise(1500, 1500))))
     hasty.stop()
 
 
 def test_more_pixels_than_a_process_may_have_are_named(decoder):
-    with pytest.raises(ImageError, match=r"has 400\.0 megapixels; one may have 50"):
+    with pytest.raises(FileError, match=r"has 400\.0 megapixels; one may have 50"):
         open_as(decoder, FILES["a PNG of 400 megapixels in 400 KB"]())
-    with pytest.raises(ImageError, match=r"has 21\.0 megapixels; one of this kind \(WEBP"):
+    with pytest.raises(FileError, match=r"has 21\.0 megapixels; one of this kind \(WEBP"):
         open_as(decoder, base64.b64decode(encoded(Image.new("RGBA", (7000, 3000)))))
 
 

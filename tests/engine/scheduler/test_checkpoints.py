@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.engine.interface.request import GenerationRequest
+from reprise.engine.kv_cache.prefix_cache import disk
 from reprise.engine.scheduler.prefixes import MAX_GAP_TOKENS, NUM_RUNGS, choose_rungs
 from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import FAMILIES, every_kind_of_cache
@@ -204,6 +205,56 @@ def test_a_restart_finds_the_head_and_the_whole_prompt_in_files(name: str, tmp_p
     assert after.cached(second) == [len(HEAD)]
     assert after.cached(first) == [len(first.prompt) - 1]
     after.worker.queue.prefixes.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2", "gemma3_text"])
+def test_the_first_prompt_is_written_though_nothing_else_may_be(
+    name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "MIN_SAVED_TOKENS", 64)
+    monkeypatch.setattr(disk, "HOURLY_REST_BYTES", 0)
+    monkeypatch.setattr(disk, "WRITES", disk.HourOfWrites())
+    before = Session(name, prefix_cache_dir=str(tmp_path))
+    before.cached(session(message(400, 1)))
+    before.worker.queue.prefixes.close()
+    after = Session(name, prefix_cache_dir=str(tmp_path))
+    assert after.cached(session(message(400, 1), message(9, 3))) == [len(HEAD)]
+    after.worker.queue.prefixes.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2", "gemma3_text"])
+def test_a_first_prompt_of_which_a_part_was_written_is_completed_before_longer_text(
+    name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "MIN_SAVED_TOKENS", 64)
+    monkeypatch.setattr(disk, "FILE_TOKENS", 64)
+    monkeypatch.setattr(disk, "MAX_UNWRITTEN_BYTES", 1)
+    before = Session(name, prefix_cache_dir=str(tmp_path))
+    store = before.worker.queue.prefixes.store
+    assert store is not None
+    lengths = []
+    for turn in range(4):
+        before.cached(session(message(200, turn)))
+        store._thread.submit(int).result()
+        store._catch_up()
+        lengths.append(max(file.end for file in store._index.files.values()))
+    assert lengths[:3] == [64, 128, 200]
+    before.worker.queue.prefixes.close()
+    after = Session(name, prefix_cache_dir=str(tmp_path))
+    assert after.cached(session(message(200, 9))) >= [len(HEAD)]
+    after.worker.queue.prefixes.close()
+
+
+def test_with_the_default_folder_out_of_reach_an_engine_serves_from_memory(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "reprise").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine = Session("llama", is_server=True)
+    assert engine.cached(session(message(300, 1))) == [0]
+    assert engine.cached(session(message(300, 2))) >= [len(HEAD)]
+    engine.worker.queue.prefixes.close()
+    assert "prompts are kept in memory only" in caplog.text
 
 
 @pytest.mark.parametrize("name", every_kind_of_cache(WITH_STATE, 2, of=9))

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import random
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Any
 
 import mlx.core as mx
@@ -22,9 +23,10 @@ from reprise.engine.speculative.acceptance import Acceptance
 from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_model.forecast import DraftForecast
+from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
 from reprise.engine.speculative.proposers import DraftSources
 from tests.combinations import spread
-from tests.drafters.fakes import scored
+from tests.drafters.fakes import Oracle, scored
 from tests.engine.conftest import StartEngine
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, oracle, prompt_of, request
 
@@ -213,6 +215,25 @@ def test_a_draft_model_never_changes_the_tokens(
         assert 0 < last.usage.drafting.drafter_s < last.usage.total_s
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+def test_a_draft_model_catches_up_in_one_step_after_a_copy(name: str, start_engine: StartEngine) -> None:
+    num_copied = 3 * MAX_BACKLOG_TOKENS
+    asked = request(prompt_of(20), num_copied + 20)
+    expected = oracle(make_loaded(name), asked)
+    engine = start_engine(
+        name,
+        make_sources=sources(Oracle({asked.prompt: expected}, "suffix", num_copied)),
+        load_draft=lambda _: make_loaded(name),
+        draft_model="the one that load_draft makes",
+        num_draft_tokens=4,
+        gate="off",
+    )
+    finished = ask(engine, asked).finished()
+    assert list(finished.tokens) == expected
+    # Steps that only catch up would add to those that bring five tokens.
+    assert finished.usage.drafting.num_forwards == ceil(asked.max_tokens / 5)
+
+
 def test_a_draft_model_with_windows_goes_back_over_many_forwards(
     start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,8 +412,11 @@ def test_a_draft_model_with_state_does_not_read_accepted_drafts_again(
     assert set(steps) == {1}
 
 
-def test_exact_mode_keeps_its_widths_when_a_draft_model_has_nothing(start_engine: StartEngine) -> None:
+def test_exact_mode_keeps_its_widths_when_a_draft_model_has_nothing(
+    start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If a row gets no draft, because its draft model must catch up, the width must still be a tried one."""
+    monkeypatch.setattr("reprise.engine.speculative.draft_model.model.MAX_FEEDS", 1)
     first, second = (request(prompt_of(20, i), 300, name=str(i), seed=i, temperature=0.8) for i in range(2))
     loaded = make_loaded("llama")
     expected = {one.prompt: oracle(loaded, one) for one in (first, second)}

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,10 @@ from reprise.drafters.copies.occurrences import Occurrences
 from reprise.drafters.repetition import score_in_slices
 from reprise.drafters.suffix import SuffixDrafter
 from reprise.engine.interface.request import DraftChoice, GenerationRequest, Sampling
+from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import STEP_SLICES, DrafterWork
+from reprise.engine.speculative.draft_model.forecast import DraftModelCosts, ShareOfTarget
+from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
 from reprise.engine.speculative.sequence_drafts import SequenceDrafts
 
@@ -139,11 +143,20 @@ def test_any_other_draft_comes_before_a_guess() -> None:
     assert proposed(begin((), GUESS)[0]) == [7]
 
 
-def test_a_guess_does_not_keep_a_draft_model_from_drafting() -> None:
+@pytest.mark.parametrize(("token_steps", "source"), [(0.01, "mtp"), (0.9, "suffix")])
+def test_a_guess_and_a_head_are_drafted_by_which_promises_more(token_steps: float, source: str) -> None:
     drafts, _ = begin((), GUESS)
-    drafts.uses_model = True
-    drafts.forecast.is_ready = True
-    assert proposed(drafts) == []
+    drafts.uses_model = drafts.forecast.is_ready = True
+    drafts.forecast.source = "mtp"
+    costs = StepCosts({(1, 1): 1.0, (1, 32): 1.0}, is_learned=False)
+    prior = ShareOfTarget(costs, token_steps)
+    planner = Planner(costs, model_costs=DraftModelCosts(prior, costs, is_learned=False))
+    request = GenerationRequest("1", PROMPT, 50, Sampling(0))
+    row: Any = SimpleNamespace(
+        request=request, tokens=list(PROMPT), num_answered=0, sampling=0, drafts=drafts, give_up_drafts=None
+    )
+    (planned,) = planner.plan([row])
+    assert planned.source.source == source
 
 
 def test_a_guess_that_does_not_pay_is_not_tried() -> None:

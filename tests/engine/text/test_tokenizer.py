@@ -8,7 +8,7 @@ from transformers import AddedToken
 
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.text.detokenizer import Detokenizer
-from reprise.engine.text.markers import Markers
+from reprise.engine.text.markers import Marker, Markers
 from reprise.engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
 
@@ -86,3 +86,20 @@ def test_reasoning_tokens_are_counted_with_their_markers(thinker: Tokenizer) -> 
     assert count([*reasoning, *content], False, 0) == 0
     assert count(content, False, 1) == 0
     assert Markers().count_reasoning_tokens(content, False, 0) == 0
+
+
+@pytest.mark.parametrize("template", ["[THINK]", "other"])
+def test_mistral_s_thoughts_are_marked_where_the_template_has_them(template: str) -> None:
+    inner = load_tokenizer(BUNDLED_MODEL)._tokenizer
+    tokens = ["[THINK]", "[/THINK]"]
+    inner.add_tokens([AddedToken(text, special=True, normalized=False) for text in tokens])
+    inner.chat_template = f"{{% if false %}}{template}{{% endif %}}"
+    tokenizer = Tokenizer(TokenizerWrapper(inner), len(inner))
+    markers = tokenizer.markers
+    assert markers.can_think == (template == "[THINK]")
+    answer = "[THINK]hm[/THINK]yes"
+    detokenizer = Detokenizer(tokenizer, [])
+    text = "".join(detokenizer.add(token) for token in tokenizer.encode(answer))
+    assert text == (answer if markers.can_think else "hmyes")
+    if markers.can_think:
+        assert markers.think_start == Marker("[THINK]", (len(inner) - 2,))

@@ -1,10 +1,8 @@
 """Qwen's towers compute what mlx-vlm's do, which is right there, and read what it writes."""
 
-import fcntl
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,36 +11,6 @@ import pytest
 
 from tests.engine.vision.test_towers import TOLERANCE, difference, features, image_of, load
 from tests.engine.vision.tiny_towers import FAMILIES, Reference, references, write_folder
-
-PIN = "mlx-vlm==0.7.10"
-CACHE = Path.home() / ".cache" / "reprise-tests"
-FETCHED_WITHIN_S = 200
-
-
-@pytest.fixture(scope="session")
-def mlx_vlm() -> Path:
-    """A folder with mlx-vlm, without the 29 packages that it asks for; its towers need none of them."""
-    folder = CACHE / PIN.replace("==", "-")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "mlx-vlm.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            fetch(folder)
-    return folder
-
-
-def fetch(folder: Path) -> None:
-    """Install mlx-vlm into a folder, whole or not at all. Skips the test if it cannot be had."""
-    with tempfile.TemporaryDirectory(dir=CACHE) as made:
-        place = Path(made)
-        # The environment that the tests run in may have no pip.
-        subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
-        command = [place / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-deps", PIN]
-        command += ["--target", place / "packages"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCHED_WITHIN_S, check=False)
-        if done.returncode:
-            pytest.skip(f"cannot install {PIN}: {done.stderr.strip()[-200:]}")
-        (place / "packages").rename(folder)
 
 
 def normal(pixels: np.ndarray, processor: dict[str, object]) -> np.ndarray:

@@ -13,11 +13,18 @@ from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
 from reprise.engine.memory.prefill_plan import MIN_CHUNK_TOKENS
+from reprise.engine.scheduler.read_ahead import MIN_TOKENS
+from reprise.engine.speculative.heads.assistant import AssistantHead
+from reprise.engine.speculative.heads.head import find_ends
+from reprise.engine.speculative.heads.head_drafter import NamedHead
+from reprise.engine.speculative.proposers import DraftSources
 from reprise.engine.vision import image_features
 from reprise.engine.vision.keys import prompt_keys
 from reprise.engine.vision.layers import WORK
 from tests.combinations import spread
+from tests.drafters.fakes import scored
 from tests.engine.driven import Driven, loaded_once
+from tests.engine.speculative.heads.test_assistant import assistant_config
 from tests.engine.support import prompt_of
 from tests.engine.vision.seeing import CONFIGS, TWINS, Picture, expected, looked_at, make_seeing, seeing
 
@@ -44,6 +51,18 @@ def end_of(driven: Driven, asked: GenerationRequest) -> Finished:
 
 def answer(driven: Driven, asked: GenerationRequest) -> list[int]:
     return list(end_of(driven, asked).tokens)
+
+
+def test_a_head_that_reads_what_the_model_keeps_drafts_about_pictures() -> None:
+    loaded = replace(seeing("gemma3"))
+    head = AssistantHead(assistant_config(vocab_size=loaded.info.vocab_size), find_ends(loaded.model))
+    sources = DraftSources({}, scored(0.0))
+    driven = Driven(loaded, lambda _: sources, find_head=lambda _: NamedHead(head, "mtp"), draft_type="mtp")
+    asked = [two_pictures("gemma3", number, max_tokens=40) for number in (0, 1, 0)]
+    for one in asked:
+        end = end_of(driven, one)
+        assert list(end.tokens) == expected("gemma3", one)
+        assert [name for name, *_ in end.usage.drafting.by_source] == ["mtp"]
 
 
 @pytest.mark.parametrize(
@@ -222,6 +241,27 @@ def test_a_prompt_that_was_cancelled_within_a_picture_goes_on_before_it() -> Non
     end = end_of(driven, asked)
     assert end.usage.num_cached_tokens == start
     assert list(end.tokens) == expected("qwen3_vl", asked)
+
+
+@pytest.mark.parametrize("name", slow_but("qwen3_vl", "gemma3"))
+def test_a_prompt_with_a_picture_is_read_ahead(name: str) -> None:
+    parts = prompt_of(9), Picture(7), prompt_of(45, 3)
+    asked = looked_at(*parts, prompt_of(6, 5), max_tokens=8, breaks=name in BREAKS)
+    driven = Driven(replace(seeing(name)), prefill_chunk_tokens=16)
+    certain = replace(asked, id="expected", prompt=asked.prompt[:-6], max_tokens=1)
+    sequence = Sequence.of(certain, lambda _: None, driven.loaded.tokenizer, driven.grammars)
+    driven.worker.read_ahead.expect([sequence])
+    # Requests come in the middle of the picture, which is looked at again.
+    for _ in range(6):
+        driven.worker.read_next()
+        driven.worker.stop_reading()
+    while driven.worker.read_next():
+        pass
+    driven.worker.stop_reading()
+    end = end_of(driven, asked)
+    # What is left may be too little to be read.
+    assert end.usage.num_read_ahead_tokens >= len(certain.prompt) - MIN_TOKENS > asked.images[0].start
+    assert list(end.tokens) == expected(name, asked)
 
 
 def test_pictures_survive_a_restart_in_files_and_are_not_looked_at_again(tmp_path: Any) -> None:

@@ -102,6 +102,12 @@ async def test_health_says_whether_requests_are_accepted(client, engine, state, 
     assert completion.status_code == status
 
 
+async def test_health_says_that_the_machine_lacks_memory(client, engine):
+    assert "memory_pressure" not in (await client.get("/health")).json()
+    engine.memory_pressure = "warning"
+    assert (await client.get("/health")).json()["memory_pressure"] == "warning"
+
+
 async def test_a_head_request_finds_the_server(client):
     response = await client.head("/")
     assert response.status_code == 200
@@ -127,6 +133,7 @@ async def test_a_card_says_what_the_model_can_do(client, engine):
     assert card["modalities"] == {"input": ["text"], "output": ["text"]}
     assert (card["tools"], card["reasoning"]) == (True, False)
     assert card["sampling_defaults"] == {"temperature": 0.6, "top_k": 20}
+    assert card["thinking_switches"] == []
 
 
 ASKED = [

@@ -16,6 +16,7 @@ from reprise.engine.interface.events import Delta, Finished, Usage
 from reprise.server.anthropic_api.schemas import CountTokensRequest, MessagesRequest, to_chat_request
 from reprise.server.app import create_app
 from reprise.server.requests.fields import Notes
+from reprise.server.requests.messages import decode_reasoning
 from tests.server.anthropic_api.anthropic_shapes import assert_anthropic_error, valid_events, valid_message
 from tests.server.fake_engine import THINKING, FakeEngine, fail_first, fail_midway, wait_midway
 from tests.server.openai_shapes import valid
@@ -125,15 +126,57 @@ async def test_thinking_text_and_tool_use_are_blocks_in_order(client, engine):
     assert json.loads(streamed["partial_json"].removesuffix("{}")) == first.input
 
 
-async def test_thinking_text_can_be_omitted(client, engine):
+async def test_omitted_thinking_is_in_the_signature_alone(client, engine):
+    """The agent sends the block back as it came, and the model reads its own thought."""
     engine.tokenizer.markers = THINKING
-    engine.script = saying("<think>secret</think>", "yes")
+    engine.script = saying("<think>sec", "ret ż\n</think>", "yes")
     body = ask(thinking={"type": "adaptive", "display": "omitted"})
     whole = await client.post(PATH, json=body)
-    assert [block.type for block in valid_message(whole.json()).content] == ["thinking", "text"]
+    message = valid_message(whole.json())
+    assert [block.type for block in message.content] == ["thinking", "text"]
     stream = await client.post(PATH, json=body | {"stream": True})
-    valid_events(stream.text)
+    events = valid_events(stream.text)
     assert "secret" not in whole.text + stream.text
+    deltas = [event.delta for event in events if event.type == "content_block_delta"]
+    assert [delta.type for delta in deltas] == ["signature_delta", "text_delta"]
+    assert deltas[0].signature == message.content[0].signature
+    content = [block.model_dump() for block in message.content]
+    history = [*HELLO, {"role": "assistant", "content": content}, *HELLO]
+    response = await client.post(PATH, json=ask(messages=history))
+    assert response.status_code == 200, response.text
+    said = engine.tokenizer.rendered[-1][0][1]
+    assert (said["reasoning_content"], said["content"]) == ("secret ż", "yes")
+    assert "x-reprise-ignored" not in response.headers
+
+
+async def test_every_omitted_thought_of_an_answer_has_its_own_signature(client, engine):
+    engine.tokenizer.markers = THINKING
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    engine.script = saying("<think>one</think>", call, "<think>two</think>", "yes")
+    body = ask(tools=[LOOK], thinking={"type": "adaptive", "display": "omitted"}, stream=True)
+    events = valid_events((await client.post(PATH, json=body)).text)
+    deltas = [event.delta for event in events if event.type == "content_block_delta"]
+    signatures = [delta.signature for delta in deltas if delta.type == "signature_delta"]
+    assert [decode_reasoning(one).strip() for one in signatures] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    "signature", ["unsigned", "EqQBCkYIBRgCKkDx", "reprise:?", "reprise:/w==", "reprise:aG0", 5, ["x"]]
+)
+@pytest.mark.parametrize("thinking", ["", "hm"])
+async def test_a_signature_that_carries_no_thought_is_named_if_there_is_no_text(
+    client, strict_client, engine, signature, thinking
+):
+    block = {"type": "thinking", "thinking": thinking, "signature": signature}
+    content = [block, {"type": "text", "text": "yes"}]
+    for one in (client, strict_client):
+        response = await one.post(
+            PATH, json=ask(messages=[*HELLO, {"role": "assistant", "content": content}, *HELLO])
+        )
+        assert response.status_code == 200, response.text
+        named = response.headers.get("x-reprise-ignored")
+        assert named == (None if thinking else "messages[1].content[0].signature")
+        assert engine.tokenizer.rendered[-1][0][1].get("reasoning_content", "") == thinking
 
 
 async def test_a_response_can_be_sent_back_unchanged(client, engine):

@@ -11,8 +11,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 import httpx
+import psutil
 import pytest
 
+from reprise.engine.interface.events import Delta, Finished, Usage
 from reprise.engine.interface.models import ModelUse
 from reprise.server.generation import answer
 from tests.server import fake_engine
@@ -57,6 +59,27 @@ def test_in_mid_stream(url, engine, n):
         assert next(response.iter_lines()).startswith("data: ")
     engine.wait_until_cancelled(n)
     assert engine.wait_until(lambda: engine.num_live == 0)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
+def test_nothing_is_expected_to_follow_an_answer_that_ends_as_its_client_leaves(
+    url, engine, monkeypatch, stream
+):
+    def say(_, job):
+        job.sink(Delta("Well,"))
+        assert job.cancelled.wait(fake_engine.NEVER_S)
+        job.sink(Delta(" here."))
+        return Finished("stop", Usage())
+
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: None)
+    engine.has_prefix_cache, engine.script = True, say
+    _leave(url, engine, 1, stream=stream)
+    assert engine.wait_until(lambda: engine.num_live == 0)
+    # Its next prompt is rendered after that of the first, if there were one.
+    engine.script = fake_engine.says("Well.")
+    assert httpx.post(url + CHAT, json=BODY).status_code == 200
+    assert engine.wait_until(lambda: engine.expected)
+    assert [bytes(one.prompt) for one in engine.expected] == [b"user: hello\nassistant: Well.\nuser: "]
 
 
 def test_while_generating_without_streaming(url, engine):

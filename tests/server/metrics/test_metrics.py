@@ -19,7 +19,16 @@ from reprise.server.reference import METRICS_PAGE, write_metrics_page
 from tests.server import fake_engine
 from tests.server.fake_engine import FakeEngine
 
-PREFIX_COUNTS = ["num_bytes", "budget_bytes", "hits", "misses", "evictions", "file_bytes"]
+PREFIX_COUNTS = [
+    "num_bytes",
+    "budget_bytes",
+    "hits",
+    "misses",
+    "evictions",
+    "file_bytes",
+    "written_file_bytes",
+    "left_out_files",
+]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 DRAFTING = DraftingReport(
@@ -238,7 +247,8 @@ async def test_requests_in_progress_are_counted(client, engine):
 
 async def test_the_engine_s_counts_and_the_memory_are_reported(client, engine):
     gaps = (0, 1, 2, *[3] * (len(GAP_BOUNDS_S) - 2))
-    engine.counted = EngineCounts(1, 2, 3, gaps, 0.5, 4, 5, 6, {"idle": 1.5, "planning": 0.5})
+    spans = {"idle": 1.5, "planning": 0.5}
+    engine.counted = EngineCounts(1, 2, 3, gaps, 0.5, 4, 5, 6, spans, pressure_level=2, given_back_bytes=9)
     engine.prefixes = {
         "target": {"num_bytes": 7, "budget_bytes": 8, "hits": 10},
         "draft": {"num_bytes": 11, "hits": 12},
@@ -256,6 +266,8 @@ async def test_the_engine_s_counts_and_the_memory_are_reported(client, engine):
         "reprise_mlx_active_bytes": 4,
         "reprise_mlx_peak_bytes": 5,
         "reprise_mlx_cache_bytes": 6,
+        "reprise_memory_pressure": 2,
+        "reprise_memory_given_back_bytes_total": 9,
         "reprise_prefix_cache_bytes{model=target}": 7,
         "reprise_prefix_cache_budget_bytes{model=target}": 8,
         "reprise_prefix_cache_hits_total{model=target}": 10,

@@ -403,3 +403,26 @@ def test_messages_of_muse_spark_go_where_their_headers_say(text, reasoning, cont
         output = read(pieces, MUSE, rules=rules)
         finish = "tool_calls" if calls else "stop"
         assert parsed(output) == (reasoning, content, calls, finish), pieces
+
+
+@pytest.mark.parametrize("is_thinking", [False, True], ids=["closed", "open"])
+@pytest.mark.parametrize(
+    ("gap", "text", "reasoning"),
+    [
+        (None, "\n hm \n", "hm"),
+        (("\n", "\n"), "\nhm\n", "hm"),
+        (("\n", "\n"), "hm", "hm"),
+        (("\n", "\n"), "\n\n a\n\nb \n\n", "\n a\n\nb \n"),
+        (("", ""), "\nhm\n\n", "\nhm\n\n"),
+        (("", ""), "\n \n", ""),
+        (("", ""), "", ""),
+    ],
+)
+def test_whitespace_around_a_thought_stays_if_the_template_does_not_write_it(
+    gap, text, reasoning, is_thinking
+):
+    whole = ("" if is_thinking else "<think>") + text + "</think>\n\nyes"
+    for size in (1, 3, 99):
+        pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+        output = read(pieces, replace(THINKING, thought_gap=gap), is_thinking)
+        assert parsed(output) == (reasoning, "yes", [], "stop")

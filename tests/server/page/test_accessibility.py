@@ -63,6 +63,10 @@ def test_axe_finds_nothing(open_page, engine, axe, scheme, size):
     page.get_by_text("Parameters").click()
     page.get_by_role("button", name="Edit").last.click()
     check("parameters and editor")
+    page.get_by_label("Save all of this as").fill("Mine")
+    page.get_by_role("button", name="Save", exact=True).first.click()
+    expect(page.get_by_role("button", name="Delete preset")).to_be_enabled()
+    check("a preset")
     page.get_by_text("Parameters").click()
     if is_phone:
         page.get_by_role("button", name="Chats").click()

@@ -1,6 +1,8 @@
 """The field at the bottom of a chat, what stands around it, and the race."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from chromium import settle
@@ -9,6 +11,7 @@ from playwright.sync_api import expect
 from reprise.config.settings import Settings
 from reprise.engine.interface.events import DraftingReport
 from reprise.server.app import create_app
+from tests.engine.sandbox.pdfs import pdf
 from tests.machine import allowed_s
 from tests.server.fake_engine import says, tells, traces
 from tests.server.page.steps import ask, last_answer, send
@@ -106,14 +109,31 @@ def test_text_files_are_attached(open_page, engine, tmp_path):
     page = open_page()
     (tmp_path / "a.py").write_text("x = 1\n")
     (tmp_path / "b.bin").write_bytes(b"\x00\xff")
-    page.get_by_label("Attach text files").set_input_files([tmp_path / "a.py", tmp_path / "b.bin"])
-    expect(page.get_by_text("b.bin is neither a text file")).to_be_visible()
+    page.get_by_label("Attach PDFs or text files").set_input_files([tmp_path / "a.py", tmp_path / "b.bin"])
+    expect(page.get_by_text("b.bin is neither a PDF")).to_be_visible()
     expect(page.get_by_role("list", name="Attached").get_by_role("listitem")).to_contain_text(["a.py"])
     ask(page, "What is x?", "What is x?")
     ((message,), _) = engine.tokenizer.rendered[-1]
     assert message["content"] == "a.py:\n\n```\nx = 1\n```\n\nWhat is x?"
     expect(page.locator("article.user summary")).to_have_text("a.py")
     expect(page.get_by_role("list", name="Attached")).to_have_count(0)
+
+
+def test_a_pdf_is_attached_sent_as_text_and_kept(open_page, engine):
+    page = open_page()
+    sent = {"name": "a.pdf", "mimeType": "application/pdf", "buffer": pdf("Hello")}
+    page.get_by_label("Attach PDFs or text files").set_input_files(sent)
+    expect(page.get_by_role("list", name="Attached").get_by_role("img")).to_have_count(0)
+    ask(page, "What is it?", "What is it?")
+    ((message,), _) = engine.tokenizer.rendered[-1]
+    assert message["content"] == "[document a.pdf]\n[page 1]\nHello\n\nWhat is it?"
+    page.reload()
+    with page.expect_download() as saved:
+        page.locator("article.user").get_by_role("link", name="a.pdf").click()
+    assert saved.value.path().read_bytes() == pdf("Hello")
+    page.get_by_label("Attach PDFs or text files").set_input_files(sent | {"buffer": pdf("")})
+    send(page, "And now?")
+    expect(page.get_by_role("alert").first).to_contain_text("has no text; if it was scanned")
 
 
 @pytest.mark.slow
@@ -147,6 +167,7 @@ def test_a_race_says_gain_and_loss_plainly_and_in_other_colours(open_page, engin
 
     engine.script, engine.drafting = race, DraftingReport(num_drafted=8, num_accepted=4)
     page = open_page(path="/ui#race")
+    expect(page.get_by_label("Prompt", exact=True)).to_have_value(re.compile("Return the full file.$"))
     send(page, "Hello", "Prompt")
     verdict = page.locator(f".verdict.{kind}")
     expect(verdict).to_contain_text(words)
@@ -229,13 +250,13 @@ def test_limits_are_said_before_a_message_is_sent(open_page):
     expect(page.get_by_text("about 1250 tokens; the model reads 1000.")).to_be_visible()
     field.fill("word")
     expect(page.get_by_text("the model reads")).to_have_count(0)
-    limit = "Text files of up to 1 MiB"
+    limit = "PDFs, text files of up to 1 MiB"
     expect(page.get_by_role("button", name="Attach")).to_have_attribute("title", limit)
 
 
 WARNING = """async ([most, images]) => {
     const { warningOf } = await import("/ui/runs/request.js");
-    const files = Array.from({ length: images }, () => ({ name: "a.png", url: "data:" }));
+    const files = Array.from({ length: images }, () => ({ name: "a.png", url: "data:image/png;base64," }));
     const model = { context_length: 100, vision: { max_images: most } };
     return warningOf(model, { system: "" }, [{ content: "before", files }, { content: "now", files }]);
 }"""
@@ -245,3 +266,52 @@ def test_more_images_than_a_request_may_have_are_said_before_they_are_sent(open_
     page = open_page()
     assert page.evaluate(WARNING, [4, 2]) == ""
     assert page.evaluate(WARNING, [4, 3]) == "This conversation has 6 images; a request may have 4."
+
+
+def test_more_bytes_than_a_request_may_have_are_said_before_they_are_sent(open_page):
+    page = open_page()
+    warning = page.evaluate("""async () => {
+        const { warningOf } = await import("/ui/runs/request.js");
+        const files = [{ name: "a.pdf", url: "data:application/pdf;base64,".padEnd(2 ** 24) }];
+        return [1, 2].map((num) => warningOf({}, { system: "" }, Array(num).fill({ content: "now", files })));
+    }""")
+    assert warning == [
+        "",
+        "This conversation has 32 MiB of files; a request may have 31. Attach less, or begin a new chat.",
+    ]
+
+
+def test_how_much_of_the_context_a_chat_takes(open_page, engine):
+    engine.script = says("x" * 100)
+    page = open_page()
+    expect(page.locator(".context")).to_have_count(0)
+    ask(page, "Hello", "xxx")
+    # "user: Hello\n", and the answer; a token is a byte.
+    expect(page.locator(".context")).to_have_text("112 of 1K tokens")
+    title = "112 of the 1,000 tokens that the model reads at once"
+    expect(page.locator(".context")).to_have_attribute("title", title)
+    engine.script = says("x" * 800)
+    ask(page, "More", "xxx")
+    expect(page.locator(".context.full")).to_have_text("935 of 1K tokens")
+    page.reload()
+    expect(page.locator(".context.full")).to_have_text("935 of 1K tokens")
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".context")).to_have_count(0)
+
+
+def test_timings_of_a_file_may_be_anything(open_page):
+    count = 'async (timings) => (await import("/ui/runs/answer.js")).numTokens({ timings })'
+    page = open_page()
+    full = {"cache_n": 1, "prompt_n": 2, "predicted_n": 3}
+    assert page.evaluate(count, full) == 6
+    for timings in (None, {}, full | {"cache_n": "1"}, full | {"prompt_n": None}):
+        assert page.evaluate(count, timings) == 0
+
+
+def test_a_long_context_meter_leaves_room_for_the_button_on_a_phone(open_page, engine):
+    engine.info = replace(engine.info, context_tokens=262_144)
+    engine.script = says("Yes.")
+    page = open_page(viewport={"width": 320, "height": 640})
+    ask(page, "x" * 12_345, "Yes.")
+    expect(page.locator(".context")).to_contain_text("12.4K of 262.1K")
+    assert page.locator(".composer-bar").evaluate("(one) => one.scrollWidth <= one.clientWidth")

@@ -5,15 +5,18 @@ import posixpath
 import re
 from importlib.resources import files
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import pytest
 
 from reprise.config.settings import Settings
+from reprise.engine.interface.models import HeadKind
 from reprise.server.app import create_app
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-VENDOR = Path(str(files("reprise.server"))) / "page" / "vendor"
+PAGE = Path(str(files("reprise.server"))) / "page"
+VENDOR = PAGE / "vendor"
 
 
 async def test_a_browser_gets_the_page_and_a_program_the_endpoints(client):
@@ -53,6 +56,16 @@ async def test_all_files_that_the_page_names_are_there_and_no_others(client):
         response = await client.get(f"/ui/{name}")
         assert response.status_code == 404, name
         assert response.json()["error"]["code"] in ("not_found", "unknown_url")
+
+
+@pytest.mark.parametrize("head", get_args(HeadKind))
+def test_every_kind_of_head_has_its_words_and_its_colour(head):
+    for name, named in (
+        ("reading/origins.js", f"  {head}: "),
+        ("now/now.js", f"  {head}: "),
+        ("style/reading.css", f".{head} "),
+    ):
+        assert f"\n{named}" in (PAGE / name).read_text(encoding="utf-8"), name
 
 
 @pytest.mark.parametrize("path", ["/ui", "/ui/main.js", "/ui/style/base.css", "/ui/icon.svg"])

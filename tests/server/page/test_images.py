@@ -50,7 +50,7 @@ GIVE = """
 def give(page, how, data):
     """Attach an image by a way that people have."""
     if how == "attach":
-        picker = page.get_by_label("Attach images or text files")
+        picker = page.get_by_label("Attach images, PDFs or text files")
         picker.set_input_files({"name": "shot.png", "mimeType": "image/png", "buffer": data})
     else:
         page.get_by_label("Message", exact=True).evaluate(GIVE, [how, base64.b64encode(data).decode()])
@@ -60,7 +60,7 @@ def give(page, how, data):
 @pytest.mark.parametrize("how", ["attach", "paste", "drop"])
 def test_an_image_is_sent_shown_and_kept(open_page, sees, how):
     page = open_page()
-    expect(page.get_by_label("Attach images or text files")).to_have_count(1)
+    expect(page.get_by_label("Attach images, PDFs or text files")).to_have_count(1)
     give(page, how, png())
     ask(page, "What is it?", "It is red.")
     picture = page.locator("article.user").get_by_role("img", name="shot.png")
@@ -86,7 +86,7 @@ def test_a_large_image_is_made_smaller_before_it_is_sent(open_page, sees):
 
 def test_no_image_is_attached_where_the_model_reads_text(open_page):
     page = open_page()
-    picker = page.get_by_label("Attach text files")
+    picker = page.get_by_label("Attach PDFs or text files")
     picker.set_input_files({"name": "shot.png", "mimeType": "image/png", "buffer": png()})
     told = (
         "shot.png is an image, and this model reads text only. Serve one that sees, such as "
@@ -98,7 +98,7 @@ def test_no_image_is_attached_where_the_model_reads_text(open_page):
 
 def test_a_file_that_only_says_it_is_an_image_is_named(open_page, sees):
     page = open_page()
-    picker = page.get_by_label("Attach images or text files")
+    picker = page.get_by_label("Attach images, PDFs or text files")
     picker.set_input_files({"name": "shot.png", "mimeType": "image/png", "buffer": b"no image"})
     expect(page.get_by_text("shot.png is an image that cannot be read.")).to_be_visible()
     assert not sees.requests

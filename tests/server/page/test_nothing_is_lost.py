@@ -163,6 +163,34 @@ def test_an_edit_can_be_undone_and_earlier_versions_stay(open_page):
     expect(last_answer(page)).to_contain_text("user: Two")
 
 
+def test_an_edit_cannot_be_undone_once_its_chat_is_left_or_goes_on(open_page):
+    page = open_page()
+    undo = page.get_by_role("button", name="Undo")
+
+    def edit(text):
+        page.get_by_role("button", name="Edit").first.click()
+        page.get_by_label("Changed message").fill(text)
+        page.get_by_label("Changed message").press("Enter")
+        expect(last_answer(page)).to_contain_text(f"user: {text}")
+        expect(undo).to_have_count(1)
+
+    ask(page, "One", "user: One")
+    edit("Two")
+    ask(page, "Three", "user: Three")
+    expect(undo).to_have_count(0)
+    edit("Four")
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator("article")).to_have_count(0)
+    expect(undo).to_have_count(0)
+    # A deleted chat comes back from any other.
+    ask(page, "Five", "user: Five")
+    menu(page, "Four", "Delete")
+    listed(page).first.click()
+    page.get_by_role("button", name="New chat").click()
+    undo.click()
+    expect(last_answer(page)).to_contain_text("user: Four")
+
+
 def test_chats_are_listed_searched_renamed_and_deleted_with_a_way_back(open_page, engine):
     page = open_page()
     engine.script = says("The capital is Paris.")
@@ -275,28 +303,6 @@ def test_what_is_written_stays_until_it_is_sent(open_page):
     expect(field).to_have_value("half a thought")
 
 
-@pytest.mark.slow
-def test_the_one_chat_of_older_pages_is_taken_over(open_page):
-    page = open_page()
-    old = [
-        {"role": "user", "content": "Old question"},
-        {
-            "role": "assistant",
-            "content": "Old answer",
-            "reasoning": "",
-            "calls": [],
-            "trace": [],
-            "finish": "stop",
-        },
-    ]
-    page.evaluate("(old) => localStorage.setItem('reprise.chat', JSON.stringify(old))", old)
-    page.reload()
-    expect(listed(page)).to_have_text(["Old question"])
-    listed(page).click()
-    assert shown(page) == ["Old question", "Old answer"]
-    assert page.evaluate("localStorage.getItem('reprise.chat')") is None
-
-
 def test_what_is_written_stays_while_it_is_continued(open_page, engine):
     page = open_page()
     engine.script = wait_midway
@@ -333,18 +339,6 @@ def test_parameters_are_those_of_their_chat(open_page, engine):
     page.reload()
     page.get_by_text("Parameters").click()
     expect(page.get_by_label("System prompt")).to_have_value("Be short.")
-
-
-def test_parameters_that_older_pages_had_for_all_chats_are_those_of_each(open_page):
-    page = open_page()
-    ask(page, "Hello", "user: Hello")
-    old = {"system": "Be short.", "temperature": "0.5"}
-    page.evaluate("(old) => localStorage.setItem('reprise.parameters', JSON.stringify(old))", old)
-    page.reload()
-    expect(page.get_by_text("Parameters (2 set)")).to_be_visible()
-    page.get_by_role("button", name="New chat").click()
-    expect(page.get_by_text("Parameters (")).to_have_count(0)
-    assert page.evaluate("localStorage.getItem('reprise.parameters')") is None
 
 
 def test_a_title_is_text_without_marks(open_page):
@@ -398,3 +392,106 @@ def test_a_chat_with_two_messages_of_one_id_is_imported_whole(open_page, tmp_pat
     expect(last_answer(page)).to_contain_text("Twice")
     page.reload()
     expect(last_answer(page)).to_contain_text("Twice")
+
+
+def test_an_answer_can_be_edited_and_gone_on_with(open_page, engine):
+    engine.script = says("The capital is Paris.")
+    page = open_page()
+    ask(page, "Hello", "Paris")
+    last_answer(page).get_by_role("button", name="Edit").click()
+    expect(page.get_by_label("Changed message")).to_have_value("The capital is Paris.")
+    page.get_by_label("Changed message").fill("The capital is")
+    page.get_by_role("button", name="Save").click()
+    expect(last_answer(page)).to_contain_text("You changed this answer.")
+    assert len(engine.requests) == 1
+    engine.script = says(" Rome.")
+    page.get_by_role("button", name="Continue").click()
+    expect(last_answer(page).locator(".markdown")).to_have_text("The capital is Rome.")
+    expect(last_answer(page)).to_contain_text("2/2")
+    sent = [(one["role"], one["content"]) for one in engine.tokenizer.rendered[-1][0]]
+    assert sent == [("user", "Hello"), ("assistant", "The capital is")]
+    page.reload()
+    expect(last_answer(page).locator(".markdown")).to_have_text("The capital is Rome.")
+    page.get_by_role("button", name="Earlier version").click()
+    expect(last_answer(page).locator(".markdown")).to_have_text("The capital is Paris.")
+
+
+def test_each_chat_has_an_address(open_page, url):
+    page = open_page()
+    ask(page, "First", "user: First")
+    expect(page).to_have_url(re.compile(r"#/chat/\w+$"))
+    first = page.url
+    page.get_by_role("button", name="New chat").click()
+    page.get_by_label("Message", exact=True).fill("half a thought")
+    page.go_back()
+    expect(last_answer(page)).to_contain_text("user: First")
+    page.go_forward()
+    expect(page.get_by_label("Message", exact=True)).to_have_value("half a thought")
+    ask(page, "Second", "user: Second")
+    second = page.url
+    assert first != second
+    page.get_by_role("link", name="Connect").click()
+    page.go_back()
+    expect(last_answer(page)).to_contain_text("user: Second")
+    page.goto(first)
+    page.reload()
+    expect(last_answer(page)).to_contain_text("user: First")
+    # A tab of its own.
+    other = page.context.new_page()
+    other.goto(first)
+    expect(last_answer(other)).to_contain_text("user: First")
+    # A deleted chat is nowhere, and what is said next does not bring it back.
+    menu(page, "First", "Delete")
+    expect(page.locator("article")).to_have_count(0)
+    page.go_back()
+    expect(page).not_to_have_url(first)
+    expect(page.locator("article")).to_have_count(0)
+    page.goto(first)
+    page.reload()
+    expect(page.locator("article")).to_have_count(0)
+    ask(page, "Third", "user: Third")
+    expect(listed(page)).to_have_text(["Third", "Second"])
+    expect(page.locator(".versions")).to_have_count(0)
+    page.goto(f"{url}/#/chat/ffff")
+    expect(page.get_by_text("This conversation is not in this browser.")).to_be_visible()
+    page.get_by_role("button", name="Close", exact=True).click()
+    # What names nothing of the page is a chat; so is what every object has.
+    for name in ("nothing", "toString", "/chat/", "/chat/%00"):
+        page.goto(f"{url}/#{name}")
+        page.reload()
+        expect(page.get_by_label("Message", exact=True)).to_be_visible()
+        expect(page).to_have_url(re.compile(r"#/chat/\w+$"))
+    expect(page.get_by_text("is not in this browser")).to_have_count(0)
+    page.goto(f"{url}/#race")
+    page.reload()
+    expect(page.get_by_label("Prompt", exact=True)).to_be_visible()
+    expect(page).to_have_url(f"{url}/#race")
+
+
+def test_chats_stand_under_their_days_and_pinned_ones_first(open_page):
+    headings = """async () => {
+        const { headingOf } = await import("/ui/chat/list.js");
+        const ago = (days) => headingOf({ changedAt: new Date().setHours(12) - days * 86400000 });
+        const others = [{ changedAt: new Date(2024, 1, 29) }, { isPinned: true }].map(headingOf);
+        return [...[0, -1, 1, 2, 6].map(ago), ...others];
+    }"""
+    page = open_page()
+    days = ["Today", "Today", "Yesterday", "Last 7 days", "Last 7 days"]
+    assert page.evaluate(headings) == [*days, "February 2024", "Pinned"]
+    for text in ("One", "Two"):
+        page.get_by_role("button", name="New chat").click()
+        ask(page, text, f"user: {text}")
+    expect(listed(page)).to_have_text(["Two", "One"])
+    menu(page, "One", "Pin")
+    expect(listed(page)).to_have_text(["One", "Two"])
+    expect(page.get_by_role("list", name="Pinned").locator(".pick")).to_have_text(["One"])
+    expect(page.get_by_role("list", name="Today").locator(".pick")).to_have_text(["Two"])
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all").click()
+    page.reload()
+    expect(listed(page)).to_have_text(["One", "Two"])
+    menu(page, "One", "Unpin")
+    expect(listed(page)).to_have_text(["Two", "One"])
+    other = open_page()
+    other.get_by_label("Import conversations").set_input_files(download.value.path())
+    expect(other.get_by_role("list", name="Pinned").locator(".pick")).to_have_text(["One"])

@@ -1,6 +1,7 @@
 """The page in a real browser, with an engine that says what a test wants."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from chromium import open_tab, settle
@@ -15,7 +16,7 @@ from tests.server.fake_engine import (
     says,
     tells,
 )
-from tests.server.page.steps import last_answer, send
+from tests.server.page.steps import ask, last_answer, send
 from tests.server.served import served
 
 HOSTILE = (
@@ -32,10 +33,17 @@ CALLED = ("<tool_call>", '{"name": "look", "arguments": {}}', "</tool_call>")
 def test_parameters_reach_the_engine_and_are_kept(open_page, engine):
     page = open_page()
     page.get_by_text("Parameters").click()
-    values = {"Temperature": "0.5", "Top p": "0.9", "Top k": "20", "Maximum tokens": "7", "Seed": "42"}
+    values = {
+        "Temperature": "0.5",
+        "Top p": "0.9",
+        "Top k": "20",
+        "Min p": "0.1",
+        "Maximum tokens": "7",
+        "Seed": "42",
+    }
     for label, value in values.items():
         page.get_by_label(label).fill(value)
-    expect(page.get_by_text("Parameters (5 set)")).to_be_visible()
+    expect(page.get_by_text("Parameters (6 set)")).to_be_visible()
     page.get_by_label("System prompt").fill("Be short.")
     page.get_by_role("combobox", name="Model").select_option("alias")
     send(page, "Hello")
@@ -43,6 +51,7 @@ def test_parameters_reach_the_engine_and_are_kept(open_page, engine):
     (request,) = engine.requests
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 20, 42)
+    assert sampling.min_p == 0.1
     assert request.max_tokens == 7
     page.reload()
     page.get_by_text("Parameters").click()
@@ -119,8 +128,13 @@ def test_thinking_is_folded(open_page, engine):
     send(page, "Hello")
     expect(last_answer(page)).to_contain_text("Yes.")
     expect(page.get_by_text("Let me see.")).to_be_hidden()
-    page.get_by_text("Thinking").click()
+    last_answer(page).get_by_text("Thinking").click()
     expect(page.get_by_text("Let me see.")).to_be_visible()
+    engine.script = says("Sure.")
+    send(page, "Really?")
+    expect(last_answer(page)).to_contain_text("Sure.")
+    said = engine.tokenizer.rendered[-1][0][1]
+    assert (said["reasoning_content"], said["content"]) == ("Let me see.", "Yes.")
 
 
 def test_a_call_is_shown_and_its_result_can_be_given(open_page, engine):
@@ -129,11 +143,15 @@ def test_a_call_is_shown_and_its_result_can_be_given(open_page, engine):
     page = open_page()
     page.get_by_text("Parameters").click()
     page.get_by_label("Tools, as JSON").fill("[{")
-    send(page, "Look")
-    expect(page.get_by_role("alert").first).to_contain_text("not JSON")
-    page.get_by_role("button", name="New chat").click()
+    field = page.get_by_label("Message", exact=True)
+    field.fill("Look")
+    expect(page.get_by_text("What stands as tools under “Parameters” is not JSON.")).to_be_visible()
+    field.press("Enter")
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
     page.get_by_label("Tools, as JSON").fill(json.dumps([TOOL]))
-    send(page, "Look")
+    expect(page.locator("article")).to_have_count(0)
+    expect(field).to_have_value("Look")
+    field.press("Enter")
     expect(last_answer(page)).to_contain_text("Calls look")
     engine.script = says("I see.")
     send(page, "a cat", label="Result of look")
@@ -157,7 +175,7 @@ def test_a_real_small_model_is_offered_beside_the_demo(open_page, engine):
     expect(page.get_by_text("smollm2")).to_have_count(0)
     with served(create_app(engine, Settings(served_model_name=("reprise-demo",)))) as address:
         page = open_page(address, path="/ui#models")
-        expect(page.get_by_text("reprise serve --model smollm2")).to_be_visible()
+        expect(page.get_by_text("reprise serve smollm2")).to_be_visible()
 
 
 def test_connect_shows_the_files_of_agents(open_page):
@@ -224,3 +242,106 @@ def test_the_keyboard_is_enough(open_page):
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     expect(page.locator(".verdict")).to_contain_text("The texts are equal.")
+
+
+def test_the_theme_is_switched_and_kept(open_page):
+    page = open_page(color_scheme="dark")
+    button = page.get_by_role("button", name="Theme: ")
+
+    def is_dark():
+        settle(page)
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(float, colour[4:-1].split(","))) < 300
+
+    for name, dark in (("auto", True), ("light", False), ("dark", True)):
+        expect(button).to_have_attribute("title", f"Theme: {name}")
+        assert is_dark() is dark
+        button.click()
+    page.emulate_media(color_scheme="light")
+    assert not is_dark()
+    button.click()
+    button.click()
+    page.reload()
+    expect(button).to_have_attribute("title", "Theme: dark")
+    assert is_dark()
+    page.get_by_role("link", name="Now").click()
+    assert is_dark()
+
+
+def test_thinking_is_switched_where_the_chat_template_has_a_switch(open_page, engine):
+    page = open_page()
+
+    def options(*switches):
+        engine.tokenizer.markers = replace(THINKING, thinking_switches=switches)
+        page.reload()
+        page.get_by_text("Parameters").click()
+        expect(page.get_by_label("System prompt")).to_be_visible()
+        return page.get_by_label("Thinking").get_by_role("option").all_inner_texts()
+
+    assert options() == []
+    assert options("thinking") == ["default", "on", "off"]
+    assert options("reasoning_effort") == ["default", "low", "medium", "high"]
+    assert options("enable_thinking", "reasoning_effort") == ["default", "on", "off", "low", "medium", "high"]
+    for chosen, arguments in {
+        "on": {"enable_thinking": True, "thinking": True},
+        "off": {"enable_thinking": False, "thinking": False},
+        "low": {"reasoning_effort": "low"},
+        "": None,
+    }.items():
+        page.get_by_label("Thinking").select_option(chosen)
+        ask(page, f"Chosen: {chosen}.", f"Chosen: {chosen}.")
+        assert (engine.tokenizer.rendered[-1][1] or None) == arguments
+
+
+def test_an_answer_has_the_schema_and_goes_on_without_it(open_page, engine):
+    page = open_page()
+    page.get_by_text("Parameters").click()
+    page.get_by_label("JSON schema").fill("{")
+    expect(page.get_by_text("This is not JSON yet.")).to_be_visible()
+    page.get_by_label("JSON schema").fill('{"type": "integer"}')
+    engine.script = says("1", reason="length")
+    send(page, "Hello")
+    expect(last_answer(page)).to_contain_text("Cut off")
+    page.get_by_label("JSON schema").fill("{")
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator(".toast")).to_contain_text("What stands as schema under “Parameters” is not JSON.")
+    page.get_by_label("JSON schema").fill('{"type": "integer"}')
+    expect(page.locator(".versions")).to_have_count(0)
+    expect(page.locator("article")).to_have_count(2)
+    expect(last_answer(page)).to_contain_text("Cut off")
+    engine.script = says("2")
+    page.get_by_role("button", name="Continue").click()
+    expect(last_answer(page).locator(".markdown")).to_have_text("12")
+    first, rest = engine.requests
+    assert "integer" in str(first.grammar)
+    assert rest.grammar is None
+
+
+def test_presets_are_saved_taken_over_and_deleted(open_page, engine):
+    page = open_page()
+    page.get_by_text("Parameters").click()
+    preset = page.get_by_role("combobox", name="Preset")
+    for name, system, heat in (("Short", "Be short.", "0.5"), ("__proto__", "Be odd.", "")):
+        page.get_by_label("System prompt").fill(system)
+        page.get_by_label("Temperature").fill(heat)
+        expect(preset).to_have_value("")
+        page.get_by_label("Save all of this as").fill(name)
+        page.get_by_role("button", name="Save", exact=True).click()
+        expect(preset).to_have_value(name)
+    page.get_by_role("button", name="New chat").click()
+    expect(preset).to_have_value("")
+    page.get_by_role("combobox", name="Model").select_option("alias")
+    preset.select_option("Short")
+    expect(page.get_by_label("System prompt")).to_have_value("Be short.")
+    expect(page.get_by_role("combobox", name="Model")).to_have_value("alias")
+    ask(page, "Hello", "system: Be short.")
+    assert engine.requests[-1].sampling.temperature == 0.5
+    page.reload()
+    page.get_by_text("Parameters").click()
+    expect(preset).to_have_value("Short")
+    page.get_by_role("button", name="Delete preset").click()
+    expect(preset.locator("option")).to_have_text(["none", "__proto__"])
+    # What it set stays.
+    expect(page.get_by_label("System prompt")).to_have_value("Be short.")
+    preset.select_option("none")
+    expect(page.get_by_label("System prompt")).to_have_value("")

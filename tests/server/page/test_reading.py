@@ -227,6 +227,6 @@ def test_thoughts_have_their_colours_too(open_page, engine):
     page = open_page()
     page.get_by_label("Show sources").check()
     answer = ask(page, "Hello", "Yes.")
-    page.get_by_text("Thinking").click()
+    answer.get_by_text("Thinking").click()
     expect(answer.locator(".thought .from.suffix")).to_have_text("Let me ")
     expect(answer.locator(".markdown .from.suffix").last).to_have_text("Yes.")

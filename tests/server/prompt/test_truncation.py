@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reprise.server.prompt.length import cuts, fit
@@ -31,6 +31,7 @@ def encode(messages):
 
 
 @settings(deadline=None)
+@example(lengths=[0, 0, 34], context=200)
 @given(lengths=st.lists(st.integers(0, 400), max_size=12), context=st.integers(200, 1500))
 def test_whole_turns_go_oldest_first_and_never_the_newest_or_the_head(lengths, context):
     messages = [SYSTEM, *(m for at, length in enumerate(lengths) for m in turn(at, length)), *turn(99, 1)]

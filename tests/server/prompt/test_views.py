@@ -14,7 +14,7 @@ BODY = {"messages": [{"role": "user", "content": NUMBERED}], "max_tokens": 3}
 
 async def texts_of(app, request):
     """Return the views of a request, once all are made."""
-    await asyncio.gather(*app.state.service.making_views)
+    await asyncio.gather(*app.state.service.background)
     return [bytes([*view]).decode() for view in request.views]
 
 

@@ -105,6 +105,12 @@ EITHER = [
         "serves no model with an MTP head; use one of",
     ),
     (
+        {"draft": {"type": "eagle3"}},
+        "draft.type",
+        "no_draft_model",
+        "has no EAGLE-3 head; use one of",
+    ),
+    (
         {"draft": {"type": "dflash"}},
         "draft.type",
         "no_draft_model",

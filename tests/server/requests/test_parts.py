@@ -33,8 +33,8 @@ def test_media_are_shown_as_the_same_placeholder_at_every_turn(kind):
     notes = Notes()
     (shown,) = parts_of([{"type": kind, "id": "f1", "data": "AAAA"}], "at", notes)
     assert str(shown) == f"[{MEDIA[kind]}: this model reads text]"
-    # Whether an image is shown as text is known once the model is.
-    assert list(notes.paths) == ([] if MEDIA[kind] == "image" else ["at[0]"])
+    # Whether an image is shown as text is known once the model is, and a document once it is read.
+    assert list(notes.paths) == ([] if MEDIA[kind] in ("image", "document") else ["at[0]"])
 
 
 def test_objects_are_shown_down_to_a_depth():

@@ -2,12 +2,14 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +20,9 @@ from reprise.config.atomic_files import unfinished_path
 from reprise.engine.kv_cache.buffers import KVSlice, State
 from reprise.engine.kv_cache.prefix_cache import disk
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, weights_fingerprint
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from tests.combinations import FAMILIES, every_kind_of_cache
+from tests.counted_calls import count_calls
 from tests.engine.conftest import StartEngine
 from tests.engine.kv_cache.prefix_cache.test_trie import slice_of, state_of
 from tests.engine.support import CONFIGS, ask, make_loaded, make_model, oracle, prompt_of, request
@@ -29,13 +33,25 @@ TOKENS = tuple(range(1, 101))
 class CheckedStore:
     """A store that saves any number of tokens, and checks everything it loads."""
 
-    def __init__(self, folder: Path, budget_bytes: int = 10**9, needs_state: bool = False, model: str = "a"):
+    def __init__(
+        self,
+        folder: Path,
+        budget_bytes: int | None = 10**9,
+        needs_state: bool = False,
+        model: str = "a",
+    ):
         self.needs_state = needs_state
         self.store = PrefixStore(folder, budget_bytes, model, needs_state)
 
-    def save(self, *tokens: int) -> None:
+    def save(self, *tokens: int, is_head: bool = False) -> bool:
         state = (lambda: state_of(tokens)) if self.needs_state else list
-        self.store.save(tokens, lambda start, end: slice_of(tokens[start:end]), state)
+        cut = lambda start, end: slice_of(tokens[start:end])  # noqa: E731
+        return self.store.save(tokens, cut, state, is_head=is_head)
+
+    def settle(self) -> None:
+        """Wait for the disk, and have the store note what is there."""
+        self.store._thread.submit(int).result()
+        self.store._catch_up()
 
     def load(self, *prompt: int) -> int:
         """Load the longest prefix, check it, and return its number of tokens."""
@@ -58,6 +74,9 @@ class CheckedStore:
 @pytest.fixture(autouse=True)
 def save_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "MIN_SAVED_TOKENS", 1)
+    monkeypatch.setattr(disk, "OPENING_TOKENS", 1)
+    monkeypatch.setattr(disk, "FILE_TOKENS", 128)
+    monkeypatch.setattr(disk, "WRITES", disk.HourOfWrites())
 
 
 def test_a_restart_finds_saved_prefixes(tmp_path: Path) -> None:
@@ -177,6 +196,41 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "other.prefix"}
 
 
+def test_what_is_no_file_is_neither_read_nor_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    names = [f"{letter * 40}.prefix" for letter in "abcd"]
+    os.mkfifo(tmp_path / names[0])
+    (tmp_path / names[1]).symlink_to(names[1])
+    (tmp_path / names[2]).symlink_to("mine")
+    (tmp_path / names[3]).mkdir()
+    checked = CheckedStore(tmp_path)
+    checked.save(*TOKENS)
+    checked.settle()
+    assert checked.load(*TOKENS, 7) == 100
+    checked.store.close()
+    assert {*names, "mine"} < {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_conversation_may_have_any_number_of_files(tmp_path: Path) -> None:
+    checked = CheckedStore(tmp_path)
+    tokens = range(1, sys.getrecursionlimit() + 50)
+    for length in tokens:
+        checked.save(*tokens[:length])
+    checked.settle()
+    (first,) = checked.store._index.roots
+    assert len(checked.store) == len(tokens)
+    loading = checked.store.start_load(tokens)
+    first.path.unlink()
+    checked.store._look_again()
+    checked.settle()
+    assert len(checked.store) == checked.store.num_bytes == 0
+    checked.save(*TOKENS)
+    checked.store._forget(loading.files[0])
+    assert checked.load(*TOKENS, 7) == 100
+    checked.store.close()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_only_the_owner_can_read_the_files(tmp_path: Path) -> None:
     checked = CheckedStore(tmp_path / "new")
     checked.save(*TOKENS)
@@ -186,16 +240,278 @@ def test_only_the_owner_can_read_the_files(tmp_path: Path) -> None:
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_warning_and_writing_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     checked = CheckedStore(tmp_path)
 
     def fail(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk, "write", fail)
+    with monkeypatch.context() as full:
+        full.setattr(disk, "write", fail)
+        for _ in range(3):
+            checked.save(*TOKENS)
+            checked.settle()
+            assert checked.load(*TOKENS, 7) == 0
+    assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 1
     checked.save(*TOKENS)
+    checked.settle()
+    assert checked.load(*TOKENS, 7) == 100
+    assert checked.store.written_bytes == checked.store.num_bytes
+    checked.store.close()
+
+
+def test_the_default_budget_is_a_tenth_of_what_is_free_as_that_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=10**12))
+    checked = CheckedStore(tmp_path, budget_bytes=None)
+    assert checked.store.budget_bytes == 20 * 10**9
+    checked.save(*TOKENS)
+    checked.save(2000, *TOKENS)
+    checked.settle()
+    held = checked.store.num_bytes
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=40_000))
+    checked.save(3000, *TOKENS)
+    checked.settle()
+    assert (40_000 + held) // 10 < checked.store.budget_bytes < (40_000 + 2 * held) // 10
+    assert len(checked.store) == 1
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=0))
+    again = CheckedStore(tmp_path, budget_bytes=None)
+    assert not again.save(*TOKENS)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage._replace(free=10**12))
+    assert not again.save(*TOKENS)
+    again.settle()
+    assert again.save(*TOKENS)
+    for one in (checked, again):
+        one.store.close()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_that_vanishes_is_a_miss_and_made_again_for_its_owner_only(tmp_path: Path) -> None:
+    folder = tmp_path / "prefixes"
+    checked = CheckedStore(folder)
+    checked.save(*TOKENS)
+    checked.settle()
+    shutil.rmtree(folder)
     assert checked.load(*TOKENS, 7) == 0
-    monkeypatch.undo()
+    checked.save(*TOKENS)
+    checked.settle()
+    assert checked.load(*TOKENS, 7) == 100
+    assert folder.stat().st_mode & 0o777 == 0o700
+    checked.store.close()
+
+
+def test_what_is_written_in_an_hour_is_bounded_and_a_first_prompt_has_a_share_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file takes over 4,000 bytes; of any two stores, as of two models."""
+    now = 1000.0
+    monkeypatch.setattr(disk.time, "monotonic", lambda: now)
+    monkeypatch.setattr(disk, "WRITES", disk.HourOfWrites())
+    monkeypatch.setattr(disk, "HOURLY_BYTES", 15_000)
+    monkeypatch.setattr(disk, "HOURLY_REST_BYTES", 10_000)
+    stores = [CheckedStore(tmp_path / name, model=name) for name in "ab"]
+
+    def saved(first: int, *, is_head: bool) -> bool:
+        return stores[first % 2].save(first, *TOKENS, is_head=is_head)
+
+    assert [saved(1001, is_head=False), saved(1002, is_head=False), saved(1003, is_head=False)] == [
+        True, True, False,
+    ]  # fmt: skip
+    assert [saved(1004, is_head=True), saved(1005, is_head=True), saved(1006, is_head=True)] == [
+        True, False, False,
+    ]  # fmt: skip
+    assert sum(one.store.num_left_out for one in stores) == 3
+    assert disk.WRITES.num_bytes() <= 15_000
+    now += 3599
+    assert not saved(1003, is_head=False)
+    now += 1
+    assert saved(1003, is_head=False)
+    for one in stores:
+        one.store.close()
+
+
+@pytest.mark.parametrize("needs_state", [False, True])
+def test_a_long_text_becomes_several_files_and_goes_on_where_it_was_cut_short(
+    needs_state: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "FILE_TOKENS", 16)
+    monkeypatch.setattr(disk, "MAX_UNWRITTEN_BYTES", 1)
+    checked = CheckedStore(tmp_path, needs_state=needs_state)
+    tries, lengths = 0, []
+    while not checked.save(*TOKENS):
+        checked.settle()
+        lengths.append(checked.load(*TOKENS, 7))
+        tries += 1
+        assert tries < 20
+    assert set(lengths) == {0} if needs_state else sorted(set(lengths)) == lengths
+    assert checked.load(*TOKENS, 7) == 100
+    checked.save(*TOKENS[:40], *[9] * 60)
+    checked.store.close()
+    assert max(len(disk.read_header(path).tokens) for path in tmp_path.iterdir()) < 32
+    again = CheckedStore(tmp_path, needs_state=needs_state)
+    assert again.load(*TOKENS, 7) == 100
+    again.store.close()
+
+
+def test_nothing_is_cut_where_memory_does_not_allow_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "FILE_TOKENS", 16)
+    store, asked = PrefixStore(tmp_path, 10**9, "a", needs_state=False), []
+
+    def may_copy(num_tokens: int) -> bool:
+        asked.append(num_tokens)
+        return len(asked) < 3
+
+    assert not store.save(TOKENS, lambda start, end: slice_of(TOKENS[start:end]), list, may_copy)
+    assert asked == [16, 16, 16]
+    assert store.match(TOKENS) == 32
+    store.close()
+
+
+def test_stores_of_one_folder_know_each_other_s_files_and_share_its_budget(tmp_path: Path) -> None:
+    """As two servers do, or two models of one."""
+    stores = [CheckedStore(tmp_path, budget_bytes=10_000, model=model) for model in "aab"]
+    one, same, other = stores
+    one.save(*TOKENS)
+    one.settle()
+    same.save(2000, *TOKENS)
+    same.settle()
+    assert same.load(*TOKENS, 7) == 100
+    assert other.load(*TOKENS, 7) == 0
+    for number in range(3000, 3020):
+        store = stores[number % 3]
+        store.save(number, *TOKENS)
+        store.settle()
+        store.settle()
+        held = sum(path.stat().st_size for path in tmp_path.iterdir())
+        assert held == store.store.num_bytes <= 10_000
+    for store in stores:
+        store.store.close()
+
+
+def test_what_another_process_uses_is_not_the_first_to_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    one, other = (CheckedStore(tmp_path, budget_bytes=14_000) for _ in range(2))
+    for first in (2000, 3000):
+        one.save(first, *TOKENS)
+    one.settle()
+    other.save(4000, *TOKENS)
+    other.settle()
+    monkeypatch.setattr(disk.time, "time", lambda: now + 3600)
+    assert other.load(2000, *TOKENS, 7) == 101
+    other.settle()
+    # It learns of all that by the listing after its own write.
+    one.load(4000, *TOKENS)
+    one.save(5000, *TOKENS)
+    one.settle()
+    one.save(6000, *TOKENS)
+    one.settle()
+    assert [one.store.match((first, *TOKENS, 7)) for first in (2000, 3000)] == [101, 0]
+    for store in (one, other):
+        store.store.close()
+
+
+def test_a_file_from_a_time_when_the_clock_was_ahead_goes_first(tmp_path: Path) -> None:
+    checked = CheckedStore(tmp_path)
+    checked.save(*[1] * 100)
+    checked.store.close()
+    (ahead,) = tmp_path.iterdir()
+    os.utime(ahead, 2 * (time.time() + 10**8,))
+    checked = CheckedStore(tmp_path, budget_bytes=10_000)
+    for first in (2, 3):
+        checked.save(*[first] * 100)
+    assert checked.load(*[1] * 100) == 0
+    assert checked.load(*[2] * 100) == 99
+    checked.store.close()
+
+
+def test_a_prefix_that_memory_holds_counts_as_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head of every session is read from its file once, and used all day."""
+    now = time.time()
+    checked = CheckedStore(tmp_path, budget_bytes=10_000)
+    checked.save(*TOKENS)
+    (head,) = checked.store._index.files
+    for use in range(1, 50):
+        # More often than the file system is told.
+        monkeypatch.setattr(disk.time, "time", lambda use=use: now + use * disk.USED_S / 2)
+        checked.save(*TOKENS)
+        checked.save(1000 + use, *TOKENS)
+    assert checked.load(*TOKENS, 7) == 100
+    checked.store.close()
+    assert (tmp_path / head).stat().st_mtime > now + 45 * disk.USED_S / 2
+
+
+def test_a_text_that_fills_the_folder_is_not_written_over_and_over(tmp_path: Path) -> None:
+    checked = CheckedStore(tmp_path, budget_bytes=6_000)
+    assert checked.save(*TOKENS[:50])
+    assert checked.save(*TOKENS)
+    checked.settle()
+    written = disk.WRITES.num_bytes()
+    for _ in range(3):
+        assert not checked.save(*TOKENS, *range(200, 250))
+    assert disk.WRITES.num_bytes() == written
+    assert checked.load(*TOKENS, 7) == 100
+    checked.store.close()
+
+
+def test_a_folder_has_a_bounded_number_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = CheckedStore(tmp_path)
+    for number in range(40):
+        checked.save(1000 + number, *TOKENS[:3])
+    monkeypatch.setattr(disk, "MAX_FILES", 10)
+    checked.save(2000, *TOKENS[:3])
+    assert len(checked.store) == 10
+    checked.store.close()
+    again = CheckedStore(tmp_path)
+    assert len(again.store) == len(list(tmp_path.iterdir())) == 10
+    assert again.load(2000, *TOKENS[:3]) == 3
+    again.store.close()
+
+
+def test_a_file_that_this_user_may_not_read_is_left_alone_and_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checked = CheckedStore(tmp_path)
+    checked.save(*TOKENS)
+    checked.store.close()
+    (secret,) = tmp_path.iterdir()
+
+    def refuse(path: Path) -> disk.Header:
+        raise disk.PrefixFileError(f"{path.name} cannot be read") from PermissionError(13, "denied")
+
+    with monkeypatch.context() as refused:
+        refused.setattr(disk, "read_header", refuse)
+        again = CheckedStore(tmp_path)
+        for number in range(3):
+            again.save(1000 + number, *TOKENS)
+            again.settle()
+        again.store.close()
+    assert secret.exists()
+    assert len([one for one in caplog.records if secret.name in one.getMessage()]) == 1
+
+
+def test_a_lookup_compares_one_of_many_texts_beyond_their_openings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one template begin alike; to compare 2,000 such texts took 40 ms."""
+    monkeypatch.setattr(disk, "OPENING_TOKENS", 64)
+    checked = CheckedStore(tmp_path)
+    texts = [(*TOKENS[:30], *range(1000 * number, 1000 * number + 70)) for number in range(1, 31)]
+    for text in texts:
+        checked.save(*text)
+    asked = TextKey.of((*texts[7], 7))
+    checked.store.match(asked)
+    assert count_calls(lambda: checked.store.match(asked)) < 100 + 4 * len(texts)
+    assert checked.store.match(asked) == 100
+    assert checked.store.match((*texts[8][:50], 7, 8)) == 0
+    assert checked.store.match((*texts[8][:50],)) == 49
     checked.store.close()
 
 
@@ -330,6 +646,71 @@ def test_two_engines_share_a_folder_and_delete_each_other_s_files(
     assert num_cached > 0
 
 
+def make_trouble(trouble: str, folder: Path, meanwhile: Callable[[], None]) -> None:
+    """Harm the folder of an engine that runs. meanwhile: called while another process writes there."""
+    files = list(folder.glob("*.prefix"))
+    match trouble:
+        case "damaged":
+            for path in files:
+                data = path.read_bytes()
+                path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+        case "cut off":
+            for path in files:
+                os.truncate(path, path.stat().st_size // 2)
+        case "vanished":
+            folder.rename(folder.with_name("elsewhere"))
+        case "in the way":
+            folder.rename(folder.with_name("elsewhere"))
+            folder.write_text("")
+        case "killed":
+            command = [sys.executable, "-c", KILLED, str(folder), "30000"]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE)
+            assert process.stdout
+            process.stdout.readline()
+            meanwhile()
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("trouble", ["damaged", "cut off", "full", "vanished", "in the way", "killed"])
+@pytest.mark.parametrize("name", ["llama", "lfm2"])
+def test_whatever_happens_to_the_folder_the_engine_serves_and_answers_are_equal(
+    name: str, trouble: str, start_engine: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, loaded, count = tmp_path / "prefixes", make_loaded(name), 0
+
+    def start() -> Any:
+        # Memory takes two of the three prompts, so files are read again and again.
+        return start_engine(name, prefix_cache_dir=str(folder), prefix_cache_bytes=2**18)
+
+    def answer(engine: Any) -> None:
+        nonlocal count
+        for start in range(3):
+            count += 1
+            asked = request(prompt_of(400, start), 6, name=str(count), seed=start, temperature=0.4 * start)
+            assert list(ask(engine, asked).finished().tokens) == oracle(loaded, asked)
+
+    def write_half(path: Path, _content: bytes) -> None:
+        unfinished_path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        if trouble == "full":
+            full.setattr(disk, "write_whole", write_half)
+        running = start()
+        answer(running)
+        make_trouble(trouble, folder, lambda: answer(running))
+        answer(running)
+        running.stop(drain_s=0)
+    if trouble == "in the way":
+        folder.unlink()
+    for _ in range(2):
+        again = start()
+        answer(again)
+        again.stop(drain_s=0)
+    assert list(folder.glob("*.prefix"))
+
+
 def test_files_are_read_while_others_decode(
     start_engine: StartEngine, tmp_path: Path, long_prompt: list[int]
 ) -> None:
@@ -341,6 +722,38 @@ def test_files_are_read_while_others_decode(
     answers: Sequence[Any] = [ask(second, one) for one in asked]
     assert [list(one.finished().tokens) for one in answers] == [oracle(loaded, one) for one in asked]
     assert answers[1].events[-1].usage.num_cached_tokens == 419
+
+
+def test_a_disk_that_hangs_holds_no_prompt_up(
+    start_engine: StartEngine, tmp_path: Path, long_prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start_engine("llama", prefix_cache_dir=str(tmp_path))
+    ask(first, request(long_prompt, 4)).finished()
+    first.stop(drain_s=0)
+    hanging, read_all = Event(), disk._read_all
+
+    def hang(paths: list[Path]) -> Any:
+        hanging.wait()
+        return read_all(paths)
+
+    with monkeypatch.context() as disk_hangs:
+        disk_hangs.setattr(disk, "_read_all", hang)
+        disk_hangs.setattr(disk, "MAX_LOAD_S", 0.2)
+        second, loaded = start_engine("llama", prefix_cache_dir=str(tmp_path)), make_loaded("llama")
+        try:
+            for name in ("given up", "not tried"):
+                asked = request([*long_prompt, 5], 8, name=name)
+                answers = [ask(second, asked), ask(second, request(prompt_of(5), 20, name=f"beside {name}"))]
+                assert list(answers[0].finished().tokens) == oracle(loaded, asked)
+                answers[1].finished()
+        finally:
+            hanging.set()
+    second.stop(drain_s=0)
+    third = start_engine("llama", prefix_cache_dir=str(tmp_path))
+    asked = request([*long_prompt, 5], 8)
+    ended = ask(third, asked).finished()
+    assert list(ended.tokens) == oracle(loaded, asked)
+    assert ended.usage.num_cached_tokens >= 420
 
 
 def test_a_folder_that_cannot_be_used_is_an_error_at_start(start_engine: StartEngine, tmp_path: Path) -> None:
@@ -360,6 +773,7 @@ def test_bfloat16_is_stored_exactly() -> None:
 def test_nothing_is_copied_to_be_written_and_little_at_a_time_after_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(disk, "FILE_TOKENS", 1024)
     array = mx.random.normal((1, 2, 300, 4))
     ((_, numbers),) = disk.to_contents([array], []).kv_slice
     assert np.shares_memory(numbers, np.asarray(array))

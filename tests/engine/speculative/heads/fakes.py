@@ -19,6 +19,8 @@ class ReadingHead:
     bounds: (sink, window). longest: the most tokens that its caches held.
     """
 
+    reads_target = False
+
     def __init__(
         self,
         answers: Answers,

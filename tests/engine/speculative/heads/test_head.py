@@ -7,9 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from reprise.engine.speculative.heads.dflash import spread_taps
 from reprise.engine.speculative.heads.formats import find_own_heads
 from reprise.engine.speculative.heads.head import find_ends
-from reprise.engine.speculative.heads.loading import read_weights, spread_taps
+from reprise.engine.speculative.heads.loading import read_weights
 from tests.engine.speculative.heads import folders, published
 from tests.engine.speculative.heads.test_loading import config_of
 from tests.tiny_models import make_model, tiny_config

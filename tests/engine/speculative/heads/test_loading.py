@@ -14,15 +14,17 @@ from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.model.architectures import name_in_head
 from reprise.engine.model.loading import load_model
-from reprise.engine.speculative.heads.formats import find_own_heads, identify, text_config
-from reprise.engine.speculative.heads.head import TargetEnds
-from reprise.engine.speculative.heads.loading import Target, check_fit, choose, load_head
+from reprise.engine.speculative.heads import eagle
+from reprise.engine.speculative.heads.formats import find_own_heads, identify
+from reprise.engine.speculative.heads.head import Target, TargetEnds, text_config
+from reprise.engine.speculative.heads.loading import check_fit, choose, load_head, make_head
 from tests.engine.speculative.heads import folders, published
-from tests.engine.speculative.heads.test_arithmetic import dflash_config
+from tests.engine.speculative.heads.test_arithmetic import dflash_config, eagle_arrays, eagle_config
 from tests.tiny_models import architectures, make_model, tiny_config
 
-ENDS = TargetEnds(lambda ids: ids, lambda states: states)
-FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "deepseek_v3", "glm4_moe")
+READ = "eagle_aux_hidden_state_layer_ids"
+ENDS = TargetEnds(*[lambda any_: any_] * 4)
+FAMILIES = (*published.QWEN, *published.AFTER_THE_LAST, "mimo", "nemotron_h")
 
 
 def target(config: dict[str, Any], num_layers: int = 2) -> Target:
@@ -137,7 +139,7 @@ def test_a_drafter_of_another_model_is_refused(tmp_path: Path, changes: dict[str
     with pytest.raises(
         ModelError, match=f"DFlash drafter in {tmp_path} does not fit the model: {why}.*Use one"
     ):
-        check_fit(found, target(config_of("llama")))
+        make_head(found, target(config_of("llama")), 3)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,14 @@ def test_a_drafter_of_another_model_is_refused(tmp_path: Path, changes: dict[str
         {"layer_types": ["linear_attention"] * 2},
         {"layer_types": ["sliding_attention"] * 2},
         {"rope_theta": None},
+        {"head_dim": 7},
+        {"num_key_value_heads": 0},
+        {"num_key_value_heads": 3},
+        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 1},
+        {"layer_types": ["sliding_attention"] * 2, "sliding_window": -5},
+        {"conv_kernel_size": 3, "conv_group_size": 7},
+        {"selector_top_k": 513, "selector_rank": 4},
+        {"selector_top_k": -1, "selector_rank": 4},
     ],
 )
 def test_a_drafter_whose_configuration_cannot_be_read_is_refused(
@@ -157,7 +167,80 @@ def test_a_drafter_whose_configuration_cannot_be_read_is_refused(
     found = identify(write_dflash(tmp_path, **changes))
     assert found is not None
     with pytest.raises(ModelError, match=f"{tmp_path}"):
-        check_fit(found, target(config_of("llama")))
+        make_head(found, target(config_of("llama")), 3)
+
+
+PUBLISHED = json.loads((Path(__file__).parent / "published_configs.json").read_text(encoding="utf-8"))
+OTHERS = ("_mla", "-peagle", "_template")
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "eagle" in name.lower()])
+def test_published_configurations_of_eagle_heads_are_read(name: str) -> None:
+    config = PUBLISHED[name]["config"]
+    if not name.endswith(OTHERS):
+        assert eagle.PUBLISHED.describes(config)
+        due = config.get("eagle_config") or {}
+        inputs = config.get(READ) or [2, 24, 45]
+        taps = eagle.read_config(config, 48).taps
+        assert taps == tuple(due.get(READ) or [layer - 1 for layer in inputs])
+    elif not name.endswith("_template"):
+        assert not eagle.PUBLISHED.describes(config)
+
+
+EAGLE_MISFITS = [
+    ({"hidden_size": 128}, "does not fit the model: its target_hidden_size is 128, that of the model 64"),
+    (
+        {"target_hidden_size": 32},
+        "does not fit the model: its target_hidden_size is 32, that of the model 64",
+    ),
+    ({"vocab_size": 1000}, "does not fit the model: its vocab_size is 1000, that of the model 512"),
+    ({"eagle_config": {READ: [1, 3, 8]}}, r"does not fit the model: it reads layers \[8\] of the model's 8"),
+    ({"eagle_config": {READ: [1, 3, 3]}}, r"it reads layers \[1, 3, 3\], one of them twice"),
+    ({READ: [0, 3, 4], "eagle_config": None}, r"it reads layers \[-1\] of the model's 8"),
+    ({"eagle_config": {READ: [1, 3]}}, r"fc.weight is \(64, 192\), where \(64, 128\) is due"),
+    (
+        {"eagle_config": {"use_aux_hidden_state": False}},
+        "use_aux_hidden_state false, as in heads before EAGLE-3",
+    ),
+    ({"hidden_act": "gelu"}, "hidden_act gelu, not silu"),
+    ({"layer_types": ["sliding_attention"]}, "layers that see a window"),
+    ({"rms_norm_eps": None}, "TypeError.*float"),
+    ({"hidden_size": "wide"}, "ValueError.*wide"),
+    ({"draft_vocab_size": None}, r"lm_head.weight is \(96, 64\), where \(512, 64\) is due"),
+    ({"num_hidden_layers": 2}, "lacks layers.1.input_layernorm.weight"),
+    ({"norm_before_fc": True}, "lacks input_norm.weight"),
+    ({"attention_bias": True}, "lacks layers.0.self_attn.k_proj.bias"),
+]
+
+
+@pytest.mark.parametrize(("changes", "why"), EAGLE_MISFITS)
+def test_an_eagle_head_that_does_not_fit_is_refused(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    folders.write_eagle(tmp_path, "SpecForge", eagle_config(), eagle_arrays(3))
+    config = json.loads((tmp_path / "config.json").read_text()) | changes
+    folders.write_json(tmp_path / "config.json", config)
+    found = identify(tmp_path)
+    assert found is not None
+    with pytest.raises(ModelError, match=f"{tmp_path}.*{why}"):
+        load_head(found, target(config_of("llama"), 8), 3)
+
+
+def test_an_eagle_head_whose_tokens_are_not_the_model_s_is_refused(tmp_path: Path) -> None:
+    arrays = eagle_arrays(3)
+    for far in (-500, 500):
+        folders.write_eagle(tmp_path, "SpecForge", eagle_config(), arrays | {"d2t": arrays["d2t"] + far})
+        found = identify(tmp_path)
+        assert found is not None
+        with pytest.raises(ModelError, match=f"{tmp_path}.*d2t names tokens that the model does not have"):
+            load_head(found, target(config_of("llama"), 8), 3)
+
+
+def test_an_eagle_head_that_is_published_for_torch_alone_is_refused(tmp_path: Path) -> None:
+    file = folders.write_eagle(tmp_path, "EAGLE", eagle_config(), eagle_arrays(3)) / "model.safetensors"
+    file.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=f"{tmp_path} has no safetensors file; convert its .bin file"):
+        identify(tmp_path)
 
 
 def test_an_mtp_head_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -202,19 +285,38 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path, held: int) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"architectures": ["DFlash2DraftModel"]},
-        {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
-        {"architectures": ["SpeculatorModel"], "speculators_model_type": "eagle3"},
+        {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "kimi_k2"},
+        {"architectures": ["Gemma4Eagle3Model"], "model_type": "gemma4_text"},
+        {"architectures": ["PEagleDraftModel"], "speculators_model_type": "peagle"},
         {"architectures": [], "model_type": "medusa"},
-        {"architectures": [], "model_type": "deepseek_v4_mtp"},
+        *(
+            {"architectures": [], "model_type": f"{family}_mtp"}
+            for family in ("deepseek_v4", "glm5_next", "hy_v4", "inkling", "qwen4_exp")
+        ),
     ],
 )
 def test_other_drafters_of_hidden_states_are_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
-    write_dflash(tmp_path, **changes)
+    write_dflash(tmp_path, dflash_config=None, **changes)
     named = next(
         str(name) for value in changes.values() for name in ([value] if isinstance(value, str) else value)
     )
     with pytest.raises(ModelError, match=f"is a {named}, a drafter of hidden states that is not supported"):
+        identify(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": 5},
+        {"dflash_config": 5},
+        {"text_config": 5, "architectures": [], "dflash_config": None},
+    ],
+)
+def test_a_folder_whose_kind_cannot_be_read_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    write_dflash(tmp_path, model_type="qwen3_5_mtp", **changes)
+    with pytest.raises(ModelError, match=f"{tmp_path / 'config.json'} has an entry that cannot be read"):
         identify(tmp_path)
 
 
@@ -235,10 +337,41 @@ def test_of_two_heads_neither_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_head_of_an_unknown_family_is_found_but_not_loaded(tmp_path: Path) -> None:
-    config = config_of("llama") | {"model_type": "mimo"}
+    config = config_of("llama") | {"model_type": "deepseek_v41"}
     folders.save(
         tmp_path / "model.safetensors", {"mtp.fc.weight": published.random_arrays({"a": (2, 2)})["a"]}, "pt"
     )
     (found,) = find_own_heads(tmp_path, config)
-    with pytest.raises(ModelError, match="has an MTP head of mimo; supported are those of qwen3_next"):
+    with pytest.raises(
+        ModelError, match="has an MTP head of deepseek_v41; supported are those of qwen3_next"
+    ):
         check_fit(found, target(config))
+
+
+@pytest.mark.parametrize("pattern", ["M*E", "**", "E", ""])
+def test_a_head_of_nemotron_with_other_layers_is_refused_by_name(tmp_path: Path, pattern: str) -> None:
+    config = config_of("nemotron_h") | {"mtp_hybrid_override_pattern": pattern}
+    arrays = published.tiny_mtp("nemotron_h", config)
+    found = identify(folders.write_head(tmp_path, "own folder", "nemotron_h", config, arrays))
+    assert found is not None
+    with pytest.raises(ModelError, match=r"its layers are \[.*\], not one of attention"):
+        make_head(found, target(config), 3)
+
+
+def test_the_kinds_of_nemotron_s_layers_may_be_spelled_out(tmp_path: Path) -> None:
+    config = config_of("nemotron_h") | {"mtp_layers_block_type": ["attention", "moe"]}
+    arrays = published.tiny_mtp("nemotron_h", config)
+    found = identify(folders.write_head(tmp_path, "own folder", "nemotron_h", config, arrays))
+    assert found is not None
+    assert load_head(found, target(config), 3).taps == ()
+
+
+def test_of_several_layers_of_mimo_the_first_is_used(tmp_path: Path) -> None:
+    config = config_of("mimo") | {"num_nextn_predict_layers": 2}
+    arrays = published.tiny_mtp("mimo", config)
+    folders.write_head(tmp_path, "shards", "mimo", config, arrays)
+    second = {f"model.mtp_layers.1.{name}": array for name, array in arrays.items()}
+    folders.save(tmp_path / "model-00003-of-00003.safetensors", second, "pt")
+    (found,) = find_own_heads(tmp_path, config)
+    assert (found.depth, found.num_bytes) == (2, sum(array.nbytes for array in arrays.values()))
+    load_head(found, target(config), 3)

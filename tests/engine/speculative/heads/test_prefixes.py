@@ -1,28 +1,34 @@
 """After a prefix from the cache a head drafts as well as if it had read the whole text."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from reprise.engine.batch.sequence import Sequence
 from reprise.engine.engine import Engine
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.speculative.heads.head import Head
-from reprise.engine.speculative.heads.head_drafter import MAX_FILLED, HeadPrefixes, NamedHead
+from reprise.engine.speculative.heads.head_drafter import MAX_FILLED, HeadPrefill, HeadPrefixes, NamedHead
 from tests.engine.conftest import StartEngine
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.speculative.heads.fakes import ReadingHead
 from tests.engine.speculative.heads.test_drafting_by_heads import (
     INNER,
     finding,
+    knowing,
     nothing_else,
     random_dflash,
+    random_eagle,
     random_mtp,
+    random_of_kind,
     start,
 )
 from tests.engine.support import ask, prompt_of, request
@@ -38,7 +44,7 @@ class WholeHead(ReadingHead):
 
     num_zeros = 0
 
-    def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
+    def feed(self, states: mx.array, following: mx.array, caches: SequenceOf[Any]) -> None:
         super().feed(states, following, caches)
         fed = following != 0
         self.num_zeros += int((fed & (mx.abs(states).max(axis=-1) == 0)).sum().item())
@@ -49,7 +55,7 @@ class WholeHead(ReadingHead):
         return [*known[end : end + num], *[1] * num][:num]
 
 
-def whole(name: str, asked: Sequence[GenerationRequest]) -> WholeHead:
+def whole(name: str, asked: SequenceOf[GenerationRequest]) -> WholeHead:
     return WholeHead({one.prompt: expected_tokens(name, one) for one in asked}, INNER.get(name, ()))
 
 
@@ -147,6 +153,74 @@ def test_rows_that_begin_alike_are_read_one_after_the_other() -> None:
     assert head.num_zeros == 0
 
 
+NUM_CERTAIN = 230
+
+
+def ask_and_read_ahead(
+    name: str, make_head: Callable[[list[GenerationRequest]], ReadingHead], *, knows_all: bool = True
+) -> ReadingHead:
+    """Ask three prompts, the second of which was read ahead. knows_all: whether all drafts are accepted."""
+    first = request(prompt_of(90), 30, name="first")
+    # It parts from the first, as templates render it that leave thoughts out.
+    certain = [*first.prompt[:80], *prompt_of(NUM_CERTAIN - 80, 3)]
+    asked = [first, request([*certain, *prompt_of(20, 5)], 30, name="second")]
+    following = [*asked[1].prompt, *expected_tokens(name, asked[1]), *prompt_of(9)]
+    asked.append(request(following, 30, name="third"))
+    head = make_head(asked)
+    driven = Driven(
+        loaded_once(name),
+        nothing_else,
+        find_head=finding(head),
+        num_draft_tokens=4,
+        prefill_chunk_tokens=16,
+    )
+    expected = request(certain, 1, name="expected")
+    for one in asked:
+        answer = driven.ask(one)
+        driven.finish()
+        end = answer.finished()
+        assert list(end.tokens) == expected_tokens(name, one)
+        if knows_all:
+            assert end.usage.drafting.num_accepted == end.usage.drafting.num_drafted > 0
+        assert (end.usage.num_read_ahead_tokens > 0) == (one is asked[1])
+        if one is first:
+            sequence = Sequence.of(expected, lambda _: None, driven.loaded.tokenizer, driven.grammars)
+            driven.worker.read_ahead.expect([sequence])
+            # It is interrupted once.
+            driven.worker.read_next()
+            driven.worker.stop_reading()
+            while driven.worker.read_next():
+                pass
+            driven.worker.stop_reading()
+    return head
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_reads_ahead_too(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    ask_and_read_ahead(name, partial(whole, name))
+    assert not caplog.records
+
+
+def test_a_head_that_keeps_the_last_positions_only_reads_no_more_than_it_keeps() -> None:
+    head = ask_and_read_ahead("llama", partial(knowing, "llama", bounds=(4, 24)))
+    assert head.longest <= 4 + 2 * 24 + 4
+
+
+def test_a_head_that_fails_to_read_ahead_changes_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = HeadPrefill.compute
+
+    def failing(prefill: HeadPrefill, model: object, tokens: SequenceOf[int], max_ids: int) -> int:
+        if len(tokens) == NUM_CERTAIN:
+            raise RuntimeError("out of memory")
+        return compute(prefill, model, tokens, max_ids)
+
+    monkeypatch.setattr(HeadPrefill, "compute", failing)
+    ask_and_read_ahead("llama", partial(knowing, "llama"), knows_all=False)
+    assert [line.getMessage() for line in caplog.records] == 2 * ["a head cannot read ahead"]
+
+
 def saved(folder: Path) -> dict[str, Any]:
     return {"prefix_cache_dir": str(folder), "prefix_cache_dir_bytes": 2**30}
 
@@ -198,6 +272,10 @@ HEADS = {
     "llama, DFlash": ("llama", random_dflash(None)),
     "llama, DFlash with windows": ("llama", random_dflash(None, 12)),
     "deepseek v3, MTP": ("deepseek_v3", random_mtp("deepseek_v3")),
+    "deepseek v3.2, MTP": ("deepseek_v32", random_mtp("deepseek_v32")),
+    "llama, EAGLE-3": ("llama", random_eagle()),
+    "llama, DSpark": ("llama", random_of_kind("DSpark")),
+    "llama, Muse Glimmer": ("llama", random_of_kind("Muse Glimmer")),
 }
 
 

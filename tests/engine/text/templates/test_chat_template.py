@@ -23,10 +23,10 @@ from reprise.engine.text.templates.chat_template import (
     ControlTokens,
     TemplateError,
 )
-from reprise.engine.text.templates.fit import Traits, fit, plain_tools
+from reprise.engine.text.templates.fit import PLACE, Traits, fit, plain_tools
 from reprise.engine.text.tokenizer import Tokenizer
 from tests.engine.support import VOCAB_SIZE, make_tokenizer
-from tests.engine.text.templates.shapes import SHAPES, TOOLS, lost, result, said, system, tool, user
+from tests.engine.text.templates.shapes import SHAPES, TOOLS, call, lost, result, said, system, tool, user
 from tests.engine.text.tokenizers_zoo import EXACT
 from tests.engine.text.tokenizers_zoo import make as make_kind
 
@@ -94,7 +94,7 @@ def test_traits_are_those_of_the_templates_rules():
     def lacks(name: str) -> set[str]:
         traits = make(name)._template.traits
         assert traits is not None
-        return {trait for trait in Traits.__slots__ if not getattr(traits, trait)}
+        return {trait for trait in Traits.__slots__ if getattr(traits, trait) is False}
 
     assert lacks("bundled") == set()
     assert lacks("qwen35") == {"later_systems", "system_alone"}
@@ -106,7 +106,7 @@ def test_traits_are_those_of_the_templates_rules():
     assert lacks("mistral") == turns | {"has_system", "after_results", "any_ids", "calls_content"}
     assert lacks("llama3") == {"parallel_calls", "calls_content"}
     assert lacks("deepseek") == {"objects", "later_systems"}
-    assert lacks("ministral") == turns | {"after_results", "empty_answers"}
+    assert lacks("ministral") == turns | {"after_results", "empty_answers", "reasoning"}
     assert lacks("hermes") == {"tools_null", "calls_content"}
     assert lacks("command") == {"tools_null"}
     assert lacks("untold") == {"definitions"}
@@ -158,8 +158,90 @@ def test_tools_stay_as_they_are_where_the_template_takes_them():
 
 
 def test_an_answer_without_text_is_a_word_where_none_is_refused():
-    text = template_text_of("ministral", *SHAPES["only thoughts"])
+    text = template_text_of("ministral", *SHAPES["empty answer"])
     assert text == "[INST]one[/INST](No answer.)</s>[INST]three[/INST]"
+
+
+@pytest.mark.parametrize(
+    ("shape", "written"),
+    [
+        ("only thoughts", "[THINK]hm[/THINK]</s>"),
+        ("null beside thoughts", "[THINK]hm[/THINK]</s>"),
+        ("thoughts and an answer", "[THINK]hm[/THINK]two</s>"),
+        ("thoughts beside calls", '[THINK]hm[/THINK][TOOL_CALLS]read[ARGS]{"path": "a1"}</s>'),
+    ],
+)
+def test_a_thought_is_a_part_of_the_content_where_the_template_takes_it_only_there(shape: str, written: str):
+    text = template_text_of("ministral", *SHAPES[shape])
+    assert text.partition("[INST]one[/INST]")[2].startswith(written)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("llama3", 'aloud\n{"name": "read", "parameters": {"path": "a1"}}'),
+        ("hermes", 'aloud\n<tool_call>\n{"name": "read", "arguments": {"path": "a1"}}\n</tool_call>'),
+        ("mistral", 'aloud\n[TOOL_CALLS] [{"name": "read", "arguments": {"path": "a1"}'),
+    ],
+)
+def test_words_stand_before_their_call_where_the_template_leaves_them_out(name: str, written: str):
+    called = [user("one"), said("aloud\n", "a1"), result("a1", "first")]
+    again = [said("aloud\n", "a1", "b2"), result("a1", "second"), result("b2", "third"), user("two")]
+    text = template_text_of(name, [*called, *again], TOOLS)
+    assert text.count(written) == 2
+    assert PLACE not in text
+
+
+TURNS = """
+{%- for one in messages %}
+    {%- if one.tool_calls %}{% set call = one.tool_calls[0] %}
+        {{- '<|im_start|>assistant' + CALL + call.function.name + ' ' + call.function.arguments | tojson }}
+    {%- else %}{{ '<|im_start|>' + one.role + SAID + (one.content or '') }}{% endif %}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+{{- tools | tojson if tools else '' }}"""
+
+
+@pytest.mark.parametrize(
+    ("said_so", "called"),
+    [
+        # What opens words and what opens a call begin alike, within a special token.
+        ("'<|START_TEXT|>'", "'<|START_ACTION|>'"),
+        ("'<|said|>'", "'<|call|>' + call.id + ' '"),
+        # Only the first call of a conversation has an opening.
+        ("'|'", "('|open ' if loop.index0 < 2 else '|')"),
+    ],
+)
+def test_words_are_a_message_of_their_own_where_their_place_before_a_call_is_uncertain(
+    said_so: str, called: str
+):
+    template = TURNS.replace("SAID", said_so).replace("CALL", called)
+    messages = [system("be-brief"), user("one")]
+    for number in ("a1", "b2"):
+        messages += [said("aloud", number), result(number, "first")]
+    tokenizer = with_template(template)
+    text = tokenizer.decode(ChatTemplate(tokenizer.wrapped).render(messages, TOOLS, {}))
+    opening = "<|im_start|>{}" + said_so.strip("'")
+    assert text.startswith(opening.format("system") + "be-brief<|im_end|>")
+    assert text.count(opening.format("assistant") + "aloud<|im_end|><|im_start|>assistant") == 2
+    assert "(Go on.)" not in text
+
+
+@pytest.mark.parametrize("name", ["llama3", "hermes", "mistral"])
+def test_text_with_the_marks_of_places_stays_as_it_is(name: str):
+    spelled = f"a{PLACE}0{PLACE}b{PLACE}1{PLACE}"
+    messages = [user(spelled), said(f"say {spelled}", call("a1", {"path": spelled})), result("a1", spelled)]
+    text = template_text_of(name, messages, TOOLS)
+    assert text.count(spelled) == 4
+    assert text.index(f"say {spelled}") < text.index('"path": "a')
+
+
+@pytest.mark.parametrize(
+    ("name", "gap"), [("qwen35", None), ("ministral", ("", "")), ("bundled", None), ("gemma3", None)]
+)
+def test_the_whitespace_around_thoughts_is_found_where_the_template_does_not_trim_them(name: str, gap: Any):
+    marks = ("[THINK]", "[/THINK]") if name == "ministral" else ("<think>", "</think>")
+    assert template_of(name).find_thought_gap(*marks, is_generic=False) == gap
 
 
 def template_text_of(name: str, messages: list[Any], tools: list[Any] | None) -> str:
@@ -404,3 +486,70 @@ def test_a_rendering_that_takes_too_long_is_not_tried_in_another_form(monkeypatc
         template.render([system("a"), user("forever")], None, {})
     assert len(rendered) == 1
     process.stop()
+
+
+QWEN35 = (FOLDER / "qwen35.jinja").read_text()
+
+
+@pytest.mark.parametrize(
+    ("switch", "condition"),
+    [
+        ({"preserve_thinking": True}, "preserve_thinking is true"),
+        ({"clear_thinking": False}, "clear_thinking is false"),
+        ({"truncate_history_thinking": False}, "not (truncate_history_thinking | default(true))"),
+        # Gemma 4's keeps those before calls.
+        ({"preserve_thinking": True}, "(preserve_thinking is true and message.tool_calls)"),
+    ],
+)
+def test_a_switch_that_keeps_thoughts_is_found(switch: dict[str, bool], condition: str):
+    template = QWEN35.replace("loop.index0 > last.query", f"({condition} or loop.index0 > last.query)")
+    assert with_template(template).thought_switch == switch
+    wrapped = load_tokenizer(Path(BUNDLED_MODEL), {"chat_template": template})
+    assert Tokenizer(wrapped, VOCAB_SIZE, template_arguments=switch).thought_switch is None
+
+
+@pytest.mark.parametrize(
+    ("template", "switches"),
+    [
+        (QWEN35, ("enable_thinking",)),
+        ("{{ messages[0].content }}{% if thinking %}<think>{% endif %}", ("thinking",)),
+        ("{{ reasoning_effort }}{{ messages[0].content }}", ("reasoning_effort",)),
+        # In words or in a message only.
+        ("I am thinking.{{ messages[0].thinking }}{# enable_thinking #}", ()),
+        ("{{ raise_exception('no') }}{{ enable_thinking }}", ()),
+        (ENDLESS + "{# thinking #}", ()),
+    ],
+)
+def test_switches_of_thinking_are_found(template: str, switches: tuple[str, ...]):
+    assert with_template(template).markers.thinking_switches == switches
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        QWEN35,
+        # It keeps them unless it is told not to, as Qwen3.8's does.
+        QWEN35.replace("loop.index0 > last.query", "(preserve_thinking | default(true))"),
+        QWEN35.replace("loop.index0 > last.query", "false") + "{# preserve_thinking #}",
+        "{{ messages[0].content }}{# clear_thinking #}",
+        "{{ raise_exception('no') }}{# clear_thinking #}",
+        ENDLESS + "{# clear_thinking #}",
+    ],
+)
+def test_no_switch_is_found_where_it_would_keep_nothing(template: str):
+    assert with_template(template).thought_switch is None
+
+
+def test_variables_of_a_tokenizer_hold_for_all_prompts_and_give_way_to_a_prompts_own():
+    template = "{{ mode | default('none') }} {{ more | default('none') }}"
+    template += "{% for one in messages %} {{ one.content }}{% endfor %}"
+    wrapped = load_tokenizer(Path(BUNDLED_MODEL), {"chat_template": template})
+    plain, changed = (Tokenizer(wrapped, VOCAB_SIZE, template_arguments=one) for one in (None, {"mode": "a"}))
+
+    def text(tokenizer: Tokenizer, arguments: dict[str, str] | None = None) -> str:
+        return tokenizer.decode(tokenizer.render_chat([user("one")], template_arguments=arguments))
+
+    assert text(plain) == "none none one"
+    assert text(changed) == "a none one"
+    assert text(changed, {"more": "c"}) == "a c one"
+    assert text(changed, {"mode": "b", "more": "c"}) == "b c one"

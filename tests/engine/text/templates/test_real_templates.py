@@ -25,9 +25,8 @@ CACHE = Path.home() / ".cache/reprise-tests/templates"
 NUM_TEMPLATES = 70
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    """The folder of the templates; skips the test if the package cannot be had."""
+def find_templates() -> Path:
+    """Return the folder of the templates; skips the test if the package cannot be had."""
     if not list(CACHE.glob("*.jinja")):
         CACHE.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--retries=1", "--no-deps"]
@@ -59,9 +58,9 @@ def load(file: Path) -> ChatTemplate:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
-def test_nothing_is_refused_and_nothing_lost(folder: Path, shape: str):
+def test_nothing_is_refused_and_nothing_lost(shape: str):
     messages, tools = SHAPES[shape]
-    files = sorted(folder.glob("*.jinja"))
+    files = sorted(find_templates().glob("*.jinja"))
     assert len(files) == NUM_TEMPLATES
     for file in files:
         template = load(file)
