@@ -132,9 +132,6 @@ class _Left(ProgressColumn):
         return Text("" if left_s is None else f"about {left_s:.0f} s left")
 
 
-NAMED_HEADS = {"mtp": "an MTP head", "eagle3": "an EAGLE-3 head", "dflash": "a DFlash drafter"}
-
-
 def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo) -> str:
     """Describe the source of drafts and, at log level debug, the source of the step costs.
 
@@ -147,8 +144,8 @@ def describe_drafts(settings: Settings, can_draft: bool, info: ModelInfo) -> str
     if settings.draft_type == "none":
         return "off (--draft-type none)"
     model = f" with {settings.draft_model}" if settings.draft_model else ""
-    if info.head:
-        model = f" with {NAMED_HEADS[info.head]}{model and f' ({settings.draft_model})'}"
+    if info.head_described:
+        model = f" with {info.head_described}{model and f' ({settings.draft_model})'}"
     if info.draft_strategy not in (None, "none"):
         model += f" (translated: {info.draft_strategy})"
     if settings.log_level != "debug":

@@ -289,7 +289,7 @@ def _make_head_drafter(loaded: LoadedModel, find_head: FindHead | None) -> HeadD
     named = find_head(loaded) if find_head else None
     if named is None:
         return None
-    loaded.info = replace(loaded.info, head=named.source)
+    loaded.info = replace(loaded.info, head=named.source, head_described=named.described)
     return HeadDrafter(named, loaded)
 
 

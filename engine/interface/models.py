@@ -72,7 +72,8 @@ class ModelInfo:
     loaded_s: seconds that loading took.
     fingerprint: equal for equal weights and configuration under the same version of MLX.
     draft_strategy: how the draft model's drafts are translated.
-    head: the head that drafts for it. head_fault: why a head that it has does not draft.
+    head: the head that drafts for it. head_described: its kind with an article, for people.
+    head_fault: why a head that it has does not draft.
     batching: what the rows of a batch share. exact: the widths that --exact found.
     sampling_defaults, answer_limits: what the model's makers recommend.
     mask_token_id: the token at which a WeDLM model predicts.
@@ -98,6 +99,7 @@ class ModelInfo:
     memory_limit: MemoryLimit | None = None
     draft_strategy: str | None = None
     head: HeadKind | None = None
+    head_described: str = ""
     head_fault: str = ""
     batching: str = ""
     exact: str = ""

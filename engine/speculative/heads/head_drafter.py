@@ -127,10 +127,11 @@ its states over takes time in every step, which nobody pays back."""
 
 @dataclass(frozen=True)
 class NamedHead:
-    """A head, and the name of its drafts in timings: one of MODELS."""
+    """A head. source: the name of its drafts in timings. described: its kind with an article, for people."""
 
     head: Head
     source: HeadKind
+    described: str = "a head"
 
 
 class _HeadCaller:

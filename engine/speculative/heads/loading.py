@@ -220,7 +220,7 @@ def _load(settings: Settings, found: FoundHead, loaded: LoadedModel) -> NamedHea
     head = load_head(found, target, settings.num_draft_tokens)
     if settings.dflash_window:
         _set_bounds(head, found, DFLASH_SINK, settings.dflash_window)
-    return NamedHead(head, found.draft_type)
+    return NamedHead(head, found.draft_type, found.described)
 
 
 DFLASH_SINK = 64
