@@ -96,16 +96,19 @@ class Chat:
         asked = [at for at, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
             return False
-        question = self.messages[asked[-1]]["content"]
-        del self.messages[asked[-1] :]
-        self.ask(question)
+        before = self.messages
+        self.messages = kept = before[: asked[-1]]
+        self.ask(before[asked[-1]]["content"])
+        if self.messages is kept:
+            # There is no other answer: the earlier one stays.
+            self.messages = before
         return True
 
     def ask(self, question: str) -> bool:
         """Ask a question, and show the answer as it comes; return whether the answer came whole.
 
-        The part of an answer before Ctrl-C stays in the conversation. A question that the server refuses does
-        not.
+        The part of an answer before Ctrl-C stays in the conversation. A question that the server refuses, or
+        that no server answers, does not.
         """
         from reprise.cli.screen import AnswerScreen, describe_timings
 
@@ -134,7 +137,7 @@ class Chat:
             is_whole = True
         except KeyboardInterrupt:
             self._tell("stopped")
-        except (RefusedError, OSError) as fault:
+        except (RefusedError, UsageError, OSError) as fault:
             self._tell(str(fault), "red")
         if is_whole or said:
             answer = {"role": "assistant", "content": said}

@@ -9,9 +9,9 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -90,7 +90,8 @@ class Server:
         event.
         """
         is_whole = False
-        with self._open(path, body) as response:
+        # A connection that breaks off within a chunk; otherwise it looks like an end.
+        with self._open(path, body) as response, suppress(IncompleteRead):
             for line in response:
                 text = line.decode().strip()
                 if text.startswith(":"):
@@ -102,7 +103,6 @@ class Server:
                     yield event
                 elif text == "data: [DONE]":
                     is_whole = True
-        # A connection that breaks off looks like an end.
         if not is_whole:
             raise ConnectionError(f"{self.url} ended the connection before the answer was whole")
 

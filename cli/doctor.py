@@ -685,7 +685,7 @@ def _say_progress(delta: "Delta") -> None:
 
 SHOWN_TEXTS = (
     "architecture", "cpu", "date", "device", "draft_type", "dtype", "mlx", "mlx_lm", "parity", "python",
-    "reprise", "system", "workload",
+    "reprise", "system",
 )  # fmt: skip
 """Keys whose texts are shown; other keys show only numbers and booleans."""
 
@@ -739,15 +739,23 @@ def summarize_results(document: dict[str, Any]) -> dict[str, Any]:
 def summarize(found: Any) -> Any:
     """Reduce a JSON value to numbers, booleans, and texts under SHOWN_TEXTS keys.
 
-    Lists end after MAX_ITEMS items. Other texts become None in a list, and are left out of an object.
+    Lists end after MAX_ITEMS items. Other texts become None in a list, and are left out of an object. The names
+    of our own workloads are shown too.
     """
     if isinstance(found, dict):
         known = {key: value for key, value in found.items() if _KEY.fullmatch(str(key))}
         return {
             key: value if isinstance(value, str) else summarize(value)
             for key, value in known.items()
-            if not isinstance(value, str) or key in SHOWN_TEXTS
+            if not isinstance(value, str) or _is_shown(key, value)
         }
     if isinstance(found, list | tuple):
         return [summarize(item) for item in found[:MAX_ITEMS]]
     return found if isinstance(found, bool | int | float) else None
+
+
+def _is_shown(key: str, text: str) -> bool:
+    from reprise.bench.workloads import WORKLOADS
+
+    # Chats of the user's own have the name of their file.
+    return key in SHOWN_TEXTS or (key == "workload" and text in WORKLOADS)

@@ -81,7 +81,7 @@ def _install(arguments: argparse.Namespace) -> int:
     try:
         _start(supervisor, text)
     except ServiceError as fault:
-        advice = f"nothing was installed; --print shows what {supervisor.file} would hold"
+        advice = f"nothing was changed; --print shows what {supervisor.file} would hold"
         raise FailedError(f"{fault}\nreprise: {advice}") from fault
     print(f"wrote {supervisor.file} and started the service; see `reprise service status` and `logs`")
     left_out = sorted(name for name in os.environ if name.startswith("REPRISE_") or name in _FOREIGN)
@@ -143,9 +143,10 @@ class State:
 
 
 def _start(supervisor: "Supervisor", text: str) -> None:
-    """Write the service's file and start it; delete the file if it does not start. Raises ServiceError."""
+    """Write the service's file and start it; if it does not start, go back to the one before. Raises ServiceError."""
     supervisor.check()
     try:
+        before = supervisor.file.read_bytes() if supervisor.file.exists() else None
         supervisor.file.parent.mkdir(parents=True, exist_ok=True)
         # Only for its owner: an API key may be among the arguments.
         write_whole(supervisor.file, text.encode())
@@ -156,7 +157,12 @@ def _start(supervisor: "Supervisor", text: str) -> None:
     except ServiceError:
         with suppress(ServiceError):
             supervisor.stop()
-        supervisor.file.unlink(missing_ok=True)
+        if before is None:
+            supervisor.file.unlink(missing_ok=True)
+        else:
+            write_whole(supervisor.file, before)
+            with suppress(ServiceError):
+                supervisor.start()
         raise
 
 

@@ -10,6 +10,7 @@ NO_URLS = (
     "is at a URL or in a file: this server opens none for requests. Send the image itself, as a data: URL "
     "in base64"
 )
+UNOPENED = "has no data here, and this server opens no URLs and no files for requests"
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _DATA_KEYS = ("file_data", "data")
 _DOCUMENT_KEYS = (*_DATA_KEYS, "url", "file_url", "source", "file")
@@ -22,7 +23,7 @@ class Media:
     """A non-text part of a message, hidden from text-only models.
 
     kind: image, audio, video or document. name: the part's title, or "". at: the part's path in the request.
-    Images and documents have data (base64); images the error why there is none, and a detail.
+    Images and documents have data (base64) or the fault why there is none; images have a detail.
     """
 
     kind: str
@@ -34,7 +35,12 @@ class Media:
 
     def __str__(self) -> str:
         # The same in every turn: no sizes, no dates.
-        return f"[{self.kind}{self.name and ' ' + self.name}: this model reads text]"
+        return f"[{self.kind}{self.name and ' ' + self.name}: {self.unread}]"
+
+    @property
+    def unread(self) -> str:
+        """Why a model that reads text has only a placeholder of it."""
+        return f"it {self.fault}" if self.kind == "document" and self.fault else "this model reads text"
 
 
 def image_of(given: dict[str, Any], path: str) -> Media:
@@ -50,7 +56,7 @@ def image_of(given: dict[str, Any], path: str) -> Media:
 
 
 def document_of(given: dict[str, Any], name: str, path: str) -> Media:
-    """Return the document in a message's part, in any API's form; without data if it has none in base64."""
+    """Return the document in a message's part, in any API's form; with a fault if it has no data in base64."""
     holders = [given, *(one for key in ("source", "file") if isinstance(one := given.get(key), dict))]
     sent = [(key, one.get(key)) for one in holders for key in _DOCUMENT_KEYS if one.get("type") != "text"]
     for key, value in sent:
@@ -59,7 +65,7 @@ def document_of(given: dict[str, Any], name: str, path: str) -> Media:
         url = _DATA_URL.match(value)
         if url or (key in _DATA_KEYS and ":" not in value[:100]):
             return Media("document", name, at=path, data=value[url.end() :] if url else value)
-    return Media("document", name)
+    return Media("document", name, fault=UNOPENED)
 
 
 def image(source: Any, path: str, detail: Detail = "auto") -> Media:

@@ -184,7 +184,7 @@ def check_answerable(messages: Sequence[Message], *, sees: bool = True) -> None:
     if media and not has_text and not is_seen and all(one.role != "tool" for one in newest):
         at = newest[-1].at
         more = SEEING if media[0].kind == "image" else ""
-        message = f"'{at}' has nothing but media ({media[0].kind}), and this model reads text."
+        message = f"'{at}' has nothing but media ({media[0].kind}), and {media[0].unread}."
         message += f" Send some with it{more}."
         raise BadRequestError(message, param=at, code="unsupported_content_part")
 
@@ -295,14 +295,16 @@ def _media(given: Json, kind: str, path: str, notes: Notes) -> list[Part]:
     inner = next((one for one in holders if isinstance(one, dict)), {})
     names = (given.get("title"), given.get("filename"), inner.get("filename"))
     name = next((one[:100] for one in names if isinstance(one, str)), "")
-    if kind == "document" and (document := document_of(given, name, path)).data:
-        return [document]
+    media = document_of(given, name, path) if kind == "document" else Media(kind, name)
+    if media.data:
+        return [media]
     notes.as_text(path)
     if inner.get("type") == "text" and isinstance(inner.get("data"), str):
-        return [f"[{kind}{name and ' ' + name}]\n{inner['data']}"]
+        # What follows stands apart, as APIs join parts without a gap.
+        return [f"[{kind}{name and ' ' + name}]\n{inner['data']}\n\n"]
     if inner.get("type") == "content":
         return parts_of(inner.get("content"), path, notes)
-    return [Media(kind, name)]
+    return [media]
 
 
 def readable(given: Any) -> str:

@@ -330,6 +330,8 @@ def test_what_is_shared_holds_no_texts_names_or_paths(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"draft_type": "suffix", "tps": 3.5, "parity": "equal", "text": "my diary", "file": "/home/alice/x"},
         {"draft_type": "none", "names": ["alice"], "samples": [1] * 1000, "/home/alice/key": 1},
+        {"workload": "alice-merger"},
+        {"workload": "edits"},
     ]
     document = {
         "command": f"reprise verify --model {private}",
@@ -348,7 +350,8 @@ def test_what_is_shared_holds_no_texts_names_or_paths(tmp_path: Path) -> None:
         assert secret not in text
     (result,) = made["results"]
     assert result["model"] == {"num_layers": 6}
-    first, second = result["verify"]["rows"]
+    first, second, own, ours = result["verify"]["rows"]
+    assert (own, ours) == ({}, {"workload": "edits"})
     assert first == {"draft_type": "suffix", "tps": 3.5, "parity": "equal"}
     assert len(second["samples"]) == doctor.MAX_ITEMS
     assert made["checks"] == {"model": "problem"}

@@ -138,23 +138,26 @@ def test_a_question_that_is_refused_is_not_kept(server, capsys):
 
 
 class BreaksOff(BaseHTTPRequestHandler):
-    """Answers with the beginning of a stream."""
+    """Answers with the beginning of a stream, which ends after a chunk or within one."""
 
     protocol_version = "HTTP/1.1"
+    next_chunk = b""
 
     def do_POST(self):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         event = b'data: {"choices": [{"delta": {"content": "Half", "reasoning_content": "hm"}}]}\n\n'
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+        self.wfile.write(b"%x\r\n%s\r\n%s" % (len(event), event, self.next_chunk))
         self.close_connection = True
 
     def log_message(self, *_):
         pass
 
 
-def test_a_connection_that_breaks_off_is_no_whole_answer(capsys):
+@pytest.mark.parametrize("next_chunk", [b"", b"40\r\ndata: {"])
+def test_a_connection_that_breaks_off_is_no_whole_answer(capsys, monkeypatch, next_chunk):
+    monkeypatch.setattr(BreaksOff, "next_chunk", next_chunk)
     with HTTPServer(("127.0.0.1", 0), BreaksOff) as broken:
         Thread(target=broken.handle_request, daemon=True).start()
         one = conversation(Server(f"http://127.0.0.1:{broken.server_port}"))
@@ -162,6 +165,22 @@ def test_a_connection_that_breaks_off_is_no_whole_answer(capsys):
     assert "ended the connection before the answer was whole" in capsys.readouterr().err
     said = {"role": "assistant", "content": "Half", "reasoning_content": "hm"}
     assert one.messages[-1] == said
+
+
+@pytest.mark.parametrize("fault", ["gone", "refused"])
+def test_a_chat_outlives_its_server_and_an_answer_its_retry(server, capsys, fault):
+    one = conversation(server)
+    assert one.ask("Who are you?")
+    before = list(one.messages)
+    if fault == "gone":
+        with create_server(("127.0.0.1", 0)) as closed:
+            one._server = Server(f"http://127.0.0.1:{closed.getsockname()[1]}")
+    else:
+        one._body["model"] = "three"
+    assert not one.ask("Hello!")
+    assert one.retry()
+    assert one.messages == before
+    assert capsys.readouterr().err
 
 
 def test_typed_commands_and_texts_of_several_lines(server, monkeypatch):

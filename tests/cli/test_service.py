@@ -122,8 +122,19 @@ def test_where_the_supervisor_cannot_act_nothing_is_left(
     said = capsys.readouterr()
     assert said.out == ""
     assert ("cannot be reached" in said.err) == (fault == "unreachable")
-    assert "nothing was installed" in said.err
+    assert "nothing was changed" in said.err
     assert not machine.file.exists()
+
+
+def test_a_service_that_does_not_start_leaves_the_one_before(machine: Machine) -> None:
+    assert main(["service", "install", "--", *ARGUMENTS]) == 0
+    before = machine.file.read_bytes()
+    machine.has("broken")
+    assert main(["service", "install"]) == 1
+    assert machine.file.read_bytes() == before
+    assert machine.file.stat().st_mode & 0o777 == 0o600
+    starts = [call for call in machine.calls() if "bootstrap" in call or "restart" in call]
+    assert len(starts) == 3
 
 
 def test_a_supervisor_that_is_gone_is_said_and_the_file_stays(

@@ -153,8 +153,20 @@ async def test_the_users_new_document_without_text_is_refused_and_an_old_one_sho
 async def test_a_document_elsewhere_is_a_placeholder_as_before(client, engine):
     response = await chat(client, ASK, {"type": "file", "file": {"file_id": "file-1", "filename": "a.pdf"}})
     assert response.status_code == 200, response.text
-    assert "[document a.pdf: this model reads text]" in prompt(engine)
+    assert "[document a.pdf: it has no data here, and this server opens no URLs" in prompt(engine)
     assert "messages[0].content[1]" in response.headers["x-reprise-ignored"]
+    alone = await chat(client, {"type": "input_file", "file_url": "https://example.com/a.pdf"})
+    assert alone.status_code == 400
+    assert "(document), and it has no data here, and this server opens no URLs" in alone.text
+
+
+async def test_what_follows_a_document_that_is_text_stands_apart(client, engine):
+    source = {"type": "text", "media_type": "text/plain", "data": "Total: 12"}
+    content = [{"type": "document", "title": "a", "source": source}, {"type": "text", "text": "5 is what?"}]
+    sent = {"model": "org/fake-model", "max_tokens": 9, "messages": [{"role": "user", "content": content}]}
+    response = await client.post("/v1/messages", json=sent)
+    assert response.status_code == 200, response.text
+    assert "[document a]\nTotal: 12\n\n" in prompt(engine)
 
 
 @pytest.mark.parametrize(
