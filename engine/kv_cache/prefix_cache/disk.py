@@ -515,8 +515,8 @@ class PrefixStore:
             if WRITES.num_bytes() + size > (HOURLY_BYTES if is_head else HOURLY_REST_BYTES):
                 self._index.num_left_out += 1
                 return False
-            # NAME_PATTERN matches this name.
-            digest = hashlib.sha256(self._fingerprint.encode() + added[:end].tobytes()).hexdigest()
+            # NAME_PATTERN matches this name. Another process may cut the same text elsewhere.
+            digest = hashlib.sha256(f"{self._fingerprint} {start} ".encode() + added[:end].tobytes()).hexdigest()
             name = digest[:40] + SUFFIX
             if name in self._index.files:
                 return True

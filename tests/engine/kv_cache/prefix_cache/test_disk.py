@@ -394,6 +394,20 @@ def test_stores_of_one_folder_know_each_other_s_files_and_share_its_budget(tmp_p
         store.store.close()
 
 
+@pytest.mark.parametrize("needs_state", [False, True])
+def test_two_stores_that_cut_one_text_elsewhere_do_not_write_over_each_other(
+    needs_state: bool, tmp_path: Path
+) -> None:
+    first, second = (CheckedStore(tmp_path, needs_state=needs_state) for _ in range(2))
+    second.save(*TOKENS[:40], *(() if needs_state else (500, 501)))
+    second.settle()
+    # Neither has seen the other's files yet: one writes the whole text, one what follows 40 tokens.
+    first.save(*TOKENS)
+    second.save(*TOKENS)
+    second.settle()
+    assert first.load(*TOKENS, 7) == second.load(*TOKENS, 7) == 100
+
+
 def test_what_another_process_uses_is_not_the_first_to_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
