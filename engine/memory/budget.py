@@ -123,7 +123,8 @@ class MemoryBudget:
     shared: the memory that other models share with this one; None if there are no others.
     used_bytes: make_room()'s last estimate, without weights and prefixes.
     prefixes: the prefix caches, which give up memory that rows need, in this order.
-    is_tight: whether new requests wait until nothing runs; see pressure.py.
+    lacks_memory: whether other programs lack memory. is_tight: whether new requests wait until nothing runs,
+        as they do for the first minute of that; see pressure.py.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class MemoryBudget:
             sight.kept.limit_bytes = room_bytes // KEPT_SHARE
             self.prefixes.append(sight.kept)
         self.used_bytes = 0
-        self.is_tight = False
+        self.lacks_memory = self.is_tight = False
         # The last estimate, if only rows ran: its room, and the row lengths up to which it holds.
         self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
         # The shortest length that may_begin() refused, and the sequences that decoded and prefilled then.
@@ -316,9 +317,10 @@ class MemoryBudget:
         model: 0 for the target model, -1 for the draft model.
         num_held: leading tokens whose keys and values are not copied.
         """
-        return self._drop_for(num_copies * self._copy_bytes(num_tokens, model, num_held))
+        return self._drop_for(num_copies * self.copy_bytes(num_tokens, model, num_held))
 
-    def _copy_bytes(self, num_tokens: int, model: int, num_held: int) -> int:
+    def copy_bytes(self, num_tokens: int, model: int = 0, num_held: int = 0) -> int:
+        """Return the bytes of a copy of a row's caches. Arguments: see may_copy()."""
         memory = self._estimator.models[model]
         copied = memory.footprint.row_bytes(memory.num_ids(num_tokens), self.chunk_tokens)
         return copied - memory.footprint.token_bytes * num_held
@@ -329,8 +331,8 @@ class MemoryBudget:
         Not while the machine lacks memory. num_held: leading tokens that are cached.
         """
         alone, num_tokens = self.bytes_alone(len(sequence.tokens) + 1), len(sequence.tokens)
-        needed = alone + self._copy_bytes(num_tokens, 0, num_held)
-        return not self.is_tight and needed + self.prefix_bytes <= self.left_bytes
+        needed = alone + self.copy_bytes(num_tokens, num_held=num_held)
+        return not self.lacks_memory and needed + self.prefix_bytes <= self.left_bytes
 
     def state_bytes(self, num_tokens: int) -> int:
         """Return the bytes of the target's state after num_tokens, as the prefix cache keeps it."""

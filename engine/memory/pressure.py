@@ -79,7 +79,7 @@ class MemoryPressure:
     def look(self) -> None:
         """Read the level, and wake the engine's thread if it has to respond. Any thread."""
         before, self.level = self.level, self.read()
-        if (before, self.level) != ("none", "none"):
+        if self.level != before or (self.level != "none" and self._num_left):
             self._num_looks += 1
             self._wake()
 
@@ -106,7 +106,7 @@ class MemoryPressure:
             self._num_left -= 1
         for holder in holders:
             if isinstance(holder, MemoryBudget):
-                holder.is_tight = self._num_left > 0
+                holder.lacks_memory, holder.is_tight = level > 0, self._num_left > 0
         given = (self.given_back_bytes - self._given_before) / 2**20
         if self._num_left and not had_effect:
             message = "memory pressure (%s): %.1f MiB given back; new requests wait while others run"

@@ -94,7 +94,7 @@ class Prefixes:
     copies: those that were started and are not in the prefix cache yet.
     searched_s: the seconds that is_loading() and awaits() have searched since the caller set it to 0.
     store: the cache's second tier on disk, if the settings name a folder. late: a load that was given up;
-        nothing is loaded until it has ended.
+        nothing is loaded until it has ended. loaders: the sequences for which files were read last.
     Raises ModelError if the settings' folder is not usable.
     """
 
@@ -116,6 +116,7 @@ class Prefixes:
             self.cache = PrefixCache(budget_bytes, self.make_caches, self.needs_state)
         self.store: PrefixStore | None = None
         self.late: Loading | None = None
+        self.loaders: list[Sequence] = []
         if self.cache is not None and settings.prefix_folder is not None:
             self.store = self._open_store(loaded, settings, settings.prefix_folder)
 
@@ -298,15 +299,33 @@ class Prefixes:
         """
         if self.store is None or self.cache is None or sequence.request.prompt_logprobs:
             return False
+        try:
+            return self._is_loading(self.store, self.cache, sequence, may_wait)
+        # The prompt can be computed in full instead.
+        except Exception:
+            log.warning("request %s reads no prefix from files", sequence.request.id, exc_info=True)
+            sequence.prefix.is_disk_searched, sequence.prefix.loading = True, None
+            return False
+
+    def _is_loading(
+        self, store: PrefixStore, cache: PrefixCache, sequence: Sequence, may_wait: bool
+    ) -> bool:
         if self.late is not None and not self.late.wait():
             sequence.prefix.loading = None
             return False
         if not sequence.prefix.is_disk_searched:
-            start, sequence.prefix.is_disk_searched = perf_counter(), True
-            key = _whole(sequence, self.store.match)
-            if self.store.match(key) >= self.cache.match_usable(key) + MIN_LOADED_TOKENS:
-                sequence.prefix.loading = self.store.start_load(key)
+            start = perf_counter()
+            key = _whole(sequence, store.match)
+            length = store.match(key)
+            is_worth_it = length >= cache.match_usable(key) + MIN_LOADED_TOKENS
+            awaits = is_worth_it and self._is_read_for_another(sequence)
             self.searched_s += perf_counter() - start
+            if awaits:
+                return True
+            sequence.prefix.is_disk_searched = True
+            if is_worth_it and self.memory_budget.may_copy(length, num_copies=2):
+                sequence.prefix.loading = store.start_load(key)
+                self.loaders.append(sequence)
         if (loading := sequence.prefix.loading) is None:
             return False
         if not loading.wait(WAIT_S if may_wait else 0.0):
@@ -315,15 +334,20 @@ class Prefixes:
             log.warning("cached prefixes are not read from files for now: it takes over %.0f s", MAX_LOAD_S)
             self.late, sequence.prefix.loading = loading, None
             return False
-        if not may_wait and self.store.advance_load(loading):
+        if not may_wait and store.advance_load(loading):
             return True
         sequence.prefix.loading = None
         # The prefix that was read, and its part that is not in memory yet.
         if not self.memory_budget.may_copy(loading.ends[-1], num_copies=2):
             return False
-        if (taken := self.store.finish_load(loading)) is not None:
-            self.cache.put(sequence.text_key(loading.ends[-1]), *taken)
+        if (taken := store.finish_load(loading)) is not None:
+            cache.put(sequence.text_key(loading.ends[-1]), *taken)
         return False
+
+    def _is_read_for_another(self, sequence: Sequence) -> bool:
+        """Whether a part of a sequence's prompt is being read from files for another sequence."""
+        self.loaders = [one for one in self.loaders if one.prefix.loading and not one.ended]
+        return any(num_shared(sequence, one) >= MIN_LOADED_TOKENS for one in self.loaders)
 
     def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
         """Whether a waiting sequence should wait until another has prefilled their shared prefix."""

@@ -42,7 +42,7 @@ class _Read:
 class ReadAhead:
     """Computes expected prompts chunk by chunk, and keeps them as prefixes. Used by the engine's thread only.
 
-    A prompt is read only if there is memory for it beside all cached prefixes.
+    A prompt is read only if the prefix cache may hold it, and memory has room beside all cached prefixes.
     """
 
     def __init__(
@@ -139,6 +139,8 @@ class ReadAhead:
             sequence = self._waiting.popleft()
             # Not the usable part: a request may have computed all of it, and kept no state at its end.
             if sequence.num_to_prefill - self._prefixes.count_kept(sequence) < MIN_TOKENS:
+                continue
+            if self._memory_budget.copy_bytes(len(sequence.tokens)) > self._prefixes.budget_bytes:
                 continue
             if not self._memory_budget.has_room_for(sequence, self._prefixes.count_usable(sequence)):
                 continue

@@ -274,7 +274,7 @@ class RequestQueue:
         """
         too_large: list[Sequence] = []
         self.prefixes.searched_s = 0.0
-        may_be_long = self._may_begin_long()
+        may_be_long, may_wait = self._may_begin_long(), True
         for sequence in list(self.waiting):
             prefilling = self.prefiller.prefilling
             num_running = len(members) + len(prefilling)
@@ -282,8 +282,11 @@ class RequestQueue:
                 return
             if self.only is not None and sequence not in self.only:
                 continue
+            is_loading = self.prefixes.is_loading(sequence, may_wait and not num_running)
+            # One wait is enough: others may be cancelled meanwhile.
+            may_wait = may_wait and not is_loading
             must_wait = (
-                self.prefixes.is_loading(sequence, may_wait=not num_running)
+                is_loading
                 or self.prefixes.awaits(sequence, prefilling)
                 or (not may_be_long and self._is_long(sequence))
             )

@@ -143,11 +143,14 @@ def test_pressure_without_end_has_an_effect_for_a_while_and_each_is_logged_once_
         return budget.is_tight
 
     assert [look("warning") for _ in range(MAX_LOOKS + 5)] == [True] * (MAX_LOOKS - 1) + [False] * 6
+    # What is only read ahead still waits.
+    assert budget.lacks_memory
     # It becomes worse: that has an effect of its own, but not each time that it does.
     assert [look(level) for level in ("critical", "warning")] == [True, True]
     tight = [look(level) for _ in range(MAX_LOOKS) for level in ("critical", "warning")]
     assert tight == [True] * (MAX_LOOKS - 3) + [False] * (MAX_LOOKS + 3)
     assert [look(level) for level in ("none", "warning", "none")] == [False, True, False]
+    assert not budget.lacks_memory
     said = [line.getMessage().split(":")[0] for line in caplog.records]
     lasts = f"memory pressure lasts after {MAX_LOOKS} s"
     assert said == [

@@ -224,6 +224,17 @@ def test_nothing_is_read_without_a_prefix_cache_or_room() -> None:
         assert sum(cache.num_bytes for cache in budget.prefixes) == held
 
 
+def test_what_the_prefix_cache_could_not_hold_is_not_read() -> None:
+    engine = driven("llama")
+    expect(engine, HISTORY)
+    read_all(engine)
+    assert engine.worker.queue.prefixes.cache
+    small = driven("llama", prefix_cache_bytes=engine.worker.queue.prefixes.cache.num_bytes * 2 // 3)
+    for _ in range(2):
+        expect(small, HISTORY)
+        assert read_all(small) == 1
+
+
 def test_its_progress_is_not_logged_as_that_of_a_request(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

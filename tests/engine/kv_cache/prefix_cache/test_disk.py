@@ -23,6 +23,7 @@ from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, weights_finge
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.counted_calls import count_calls
+from tests.engine.driven import Driven
 from tests.engine.conftest import StartEngine
 from tests.engine.kv_cache.prefix_cache.test_trie import slice_of, state_of
 from tests.engine.support import CONFIGS, ask, make_loaded, make_model, oracle, prompt_of, request
@@ -736,6 +737,64 @@ def test_files_are_read_while_others_decode(
     answers: Sequence[Any] = [ask(second, one) for one in asked]
     assert [list(one.finished().tokens) for one in answers] == [oracle(loaded, one) for one in asked]
     assert answers[1].events[-1].usage.num_cached_tokens == 419
+
+
+def test_what_several_prompts_share_is_read_once_and_one_step_waits_once(
+    start_engine: StartEngine, tmp_path: Path, long_prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start_engine("llama", prefix_cache_dir=str(tmp_path))
+    prompts = [long_prompt, prompt_of(300, 6)]
+    for prompt in prompts:
+        ask(first, request(prompt, 4)).finished()
+    first.stop(drain_s=0)
+    engine = Driven(make_loaded("llama"), prefix_cache_dir=str(tmp_path))
+    reads, waits, waiting = Event(), list[float](), disk.Loading.wait
+    read_all, loads = disk._read_all, list[list[Path]]()
+
+    def read(paths: list[Path]) -> Any:
+        reads.wait()
+        loads.append(paths)
+        return read_all(paths)
+
+    def wait(loading: disk.Loading, timeout_s: float = 0.0) -> bool:
+        waits.append(timeout_s)
+        return waiting(loading, timeout_s)
+
+    monkeypatch.setattr(disk, "_read_all", read)
+    monkeypatch.setattr(disk.Loading, "wait", wait)
+    asked = [request([*prompt, i], 4, name=f"{at} {i}") for i in range(3) for at, prompt in enumerate(prompts)]
+    answers = [engine.ask(one) for one in asked]
+    engine.worker.step()
+    assert sum(one > 0 for one in waits) == 1
+    reads.set()
+    engine.finish()
+    assert len(loads) == 2
+    loaded, ends = make_loaded("llama"), [one.finished() for one in answers]
+    assert [list(one.tokens) for one in ends] == [oracle(loaded, one) for one in asked]
+    assert all(one.usage.num_cached_tokens >= 299 for one in ends)
+
+
+@pytest.mark.parametrize("part", ["advance_load", "finish_load"])
+def test_what_fails_while_files_are_read_harms_no_request(
+    part: str, start_engine: StartEngine, tmp_path: Path, long_prompt: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    first = start_engine("llama", prefix_cache_dir=str(tmp_path))
+    ask(first, request(long_prompt, 4)).finished()
+    first.stop(drain_s=0)
+    engine = Driven(make_loaded("llama"), prefix_cache_dir=str(tmp_path))
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("[malloc] out of memory")
+
+    monkeypatch.setattr(PrefixStore, part, fail)
+    asked = [request(prompt_of(5), 60, name="runs"), request([*long_prompt, 7], 8, name="reads")]
+    answers = [engine.ask(asked[0])]
+    engine.worker.step()
+    answers.append(engine.ask(asked[1]))
+    engine.finish()
+    loaded = make_loaded("llama")
+    assert [list(one.finished().tokens) for one in answers] == [oracle(loaded, one) for one in asked]
 
 
 def test_a_disk_that_hangs_holds_no_prompt_up(
