@@ -29,8 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the sizes, or delete the files; return 0. Raises FailedError if the disk refuses."""
-    given = {"prefix_cache_dir": arguments.prefix_cache_dir} if arguments.prefix_cache_dir is not None else {}
-    chosen = resolve(given, os.environ).settings.prefix_cache_dir
+    given = arguments.prefix_cache_dir
+    # A folder that is named is looked at whatever else is set.
+    if given is None:
+        chosen = resolve({}, os.environ).settings.prefix_cache_dir
+    else:
+        chosen = SETTINGS["prefix_cache_dir"].parse(given)  # type: ignore[assignment]
     folder = prefixes_folder() if chosen in (None, AUTO) else Path(chosen)
     try:
         prompts, learned = _find(folder, _PROMPTS), _find(folder, _LEARNED)

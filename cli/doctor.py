@@ -739,8 +739,8 @@ def summarize_results(document: dict[str, Any]) -> dict[str, Any]:
 def summarize(found: Any) -> Any:
     """Reduce a JSON value to numbers, booleans, and texts under SHOWN_TEXTS keys.
 
-    Lists end after MAX_ITEMS items. Other texts become None in a list, and are left out of an object. The names
-    of our own workloads are shown too.
+    Lists end after MAX_ITEMS items. Other texts become None in a list, and are left out of an object. The
+    names of our own workloads are shown too.
     """
     if isinstance(found, dict):
         known = {key: value for key, value in found.items() if _KEY.fullmatch(str(key))}

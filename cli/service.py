@@ -143,7 +143,7 @@ class State:
 
 
 def _start(supervisor: "Supervisor", text: str) -> None:
-    """Write the service's file and start it; if it does not start, go back to the one before. Raises ServiceError."""
+    """Write the service's file and start it; if it fails, go back to the one before. Raises ServiceError."""
     supervisor.check()
     try:
         before = supervisor.file.read_bytes() if supervisor.file.exists() else None

@@ -163,7 +163,7 @@ class GeneratingEngine(ModelEngine):
         return self._grammars.compile(grammar)
 
     def counts(self) -> EngineCounts:
-        """Return the engine's counts since the model was last loaded."""
+        """Return the engine's counts, also of earlier times when the model was loaded."""
         counts = sum_counts([self._earlier, self._stats.counts()])
         return replace(counts, by_rank=self._ranks.count()) if self._ranks else counts
 
@@ -203,7 +203,8 @@ class GeneratingEngine(ModelEngine):
             raise ModelError(f"cannot load: {fault}") from fault
         for sequence in self.worker.live:
             worker.submit(sequence)
-        self.worker, self._stats, self._earlier = worker, worker.stats, EngineCounts()
+        self._earlier = sum_counts([self._earlier, self._stats.counts()])
+        self.worker, self._stats = worker, worker.stats
         self._about = loaded.info, loaded.tokenizer
         self.lifecycle.begin_ready()
 

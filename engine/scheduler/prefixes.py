@@ -154,7 +154,7 @@ class Prefixes:
         return status
 
     def close(self) -> None:
-        """Wait until all files are written."""
+        """Wait until all files are written, but not for long."""
         if self.store is not None:
             self.store.close()
 
@@ -307,9 +307,7 @@ class Prefixes:
             sequence.prefix.is_disk_searched, sequence.prefix.loading = True, None
             return False
 
-    def _is_loading(
-        self, store: PrefixStore, cache: PrefixCache, sequence: Sequence, may_wait: bool
-    ) -> bool:
+    def _is_loading(self, store: PrefixStore, cache: PrefixCache, sequence: Sequence, may_wait: bool) -> bool:
         if self.late is not None and not self.late.wait():
             sequence.prefix.loading = None
             return False

@@ -24,6 +24,10 @@ CHUNK_SHARE = 0.25
 """A chunk's share of the time that one of a lone prompt may take: 0.25 s, or a plain step if that is longer.
 A request waits for so long."""
 
+KEPT_TOKENS = 4096
+"""What is read is copied into the prefix cache at least this often, so that a request that arrives waits for
+few copies. Not if the model's caches have state, which would be copied each time."""
+
 MAX_WAITING = 4
 """Prompts that wait to be read. The oldest are forgotten."""
 
@@ -84,6 +88,10 @@ class ReadAhead:
                     self._draft_prefiller.read(self._reading)
                 if self._reading.num_to_prefill == 0:
                     self.stop(rows)
+                elif not self._prefixes.needs_state:
+                    num_kept = self._prefixes.count_kept(self._reading)
+                    if self._reading.prefill.num_computed - num_kept >= KEPT_TOKENS:
+                        self._prefixes.keep_prefill(self._reading)
         # No request depends on it.
         except Exception:
             log.warning("a prompt could not be read ahead", exc_info=True)

@@ -28,7 +28,11 @@ def may_read_ahead(settings: Settings) -> bool:
     """Whether prompts are read ahead now: with "auto", not on a battery."""
     if settings.read_ahead != "auto":
         return settings.read_ahead != "off"
-    battery = psutil.sensors_battery()
+    try:
+        battery = psutil.sensors_battery()
+    # A container may lack the folder of batteries.
+    except (OSError, AttributeError):
+        return True
     return battery is None or battery.power_plugged is not False
 
 

@@ -56,7 +56,7 @@ def image_of(given: dict[str, Any], path: str) -> Media:
 
 
 def document_of(given: dict[str, Any], name: str, path: str) -> Media:
-    """Return the document in a message's part, in any API's form; with a fault if it has no data in base64."""
+    """Return the document in a message's part, in any API's form; with a fault if it has no base64."""
     holders = [given, *(one for key in ("source", "file") if isinstance(one := given.get(key), dict))]
     sent = [(key, one.get(key)) for one in holders for key in _DOCUMENT_KEYS if one.get("type") != "text"]
     for key, value in sent:

@@ -239,6 +239,9 @@ MAX_TURNED_BYTES = 64 * 2**20
 MAX_LOAD_S = 20.0
 """A load that takes longer is given up: the disk may hang, as one of another machine does."""
 
+MAX_CLOSE_S = 2.0
+"""The engine's thread waits no longer for the last files of a model that is unloaded: others need it."""
+
 MAX_UNWRITTEN_BYTES = 512 * 2**20
 """Nothing more is saved while more bytes than this wait to be written."""
 
@@ -516,8 +519,8 @@ class PrefixStore:
                 self._index.num_left_out += 1
                 return False
             # NAME_PATTERN matches this name. Another process may cut the same text elsewhere.
-            digest = hashlib.sha256(f"{self._fingerprint} {start} ".encode() + added[:end].tobytes()).hexdigest()
-            name = digest[:40] + SUFFIX
+            digest = hashlib.sha256(f"{self._fingerprint} {start} ".encode() + added[:end].tobytes())
+            name = digest.hexdigest()[:40] + SUFFIX
             if name in self._index.files:
                 return True
             if size > self._index.budget_bytes // 2 or not self._shrink(size, parent):
@@ -541,8 +544,10 @@ class PrefixStore:
         return to_contents(kv_slice, state)
 
     def close(self) -> None:
-        """Wait until all files are written, and end the thread."""
-        self._thread.shutdown()
+        """Wait until all files are written, but not for long: the thread writes what is left, and ends."""
+        if not wait([self._thread.submit(int)], MAX_CLOSE_S).done:
+            log.warning("cached prefixes are still being written to %s: the disk is slow", self._folder)
+        self._thread.shutdown(wait=False)
 
     def _look_again(self) -> None:
         """Start to list the folder, after all writes that have been requested."""

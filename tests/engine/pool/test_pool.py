@@ -468,6 +468,23 @@ def test_what_drafters_learned_and_kept_prefixes_are_used_after_a_reload(
     assert list(ask(pool, "three", asked).finished().tokens) == answer_of(models / "three", asked)
 
 
+def test_counts_do_not_fall_when_a_model_in_use_is_unloaded_for_another_and_loaded_again(
+    start_pool: StartPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reprise.engine.pool.residency.GRACE_S", 0.0)
+    pool = start_pool()
+    use = pool.acquire("one").result(60)
+    ask(pool, "one", request(prompt_of(20), max_tokens=20)).finished()
+    before = pool.counts().gaps_up_to[-1]
+    assert before > 0
+    engine: Any = use.engine
+    assert engine.between_steps(lambda: pool._loop._residency._unload_for(None))
+    assert states(pool)["one"] == "unloaded"
+    pool.acquire("one").result(60).end()
+    assert pool.counts().gaps_up_to[-1] >= before
+    use.end()
+
+
 def test_an_answer_is_kept_though_its_model_is_unloaded_as_it_ends(
     start_pool: StartPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ from reprise.engine.batch.sequence import Sequence
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.prefix_cache import disk
+from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
+from reprise.engine.scheduler import read_ahead
 from reprise.engine.scheduler.read_ahead import MAX_REMEMBERED, MAX_WAITING, MIN_TOKENS
 from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import NAMES, make_loaded, prompt_of, request
@@ -82,6 +84,21 @@ def test_a_request_ends_it_at_the_next_chunk_and_what_was_computed_stays(name: s
     # Another conversation comes first, and the same one goes on before it was read to its end.
     assert not answer(engine, request(prompt_of(20, 9), name="other")).usage.num_read_ahead_tokens
     assert answer(engine, request([*HISTORY, 7, 8])).usage.num_read_ahead_tokens == num_read
+
+
+def test_little_is_left_to_copy_when_a_request_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "KEPT_TOKENS", 32)
+    engine = driven("llama")
+    expect(engine, HISTORY)
+    for _ in range(5):
+        engine.worker.read_next()
+    cache, reading = engine.worker.queue.prefixes.cache, engine.worker.read_ahead._reading
+    assert cache
+    assert reading
+    num_read = reading.prefill.num_computed
+    assert num_read - 32 < cache.count_held(TextKey.of(HISTORY))
+    engine.worker.stop_reading()
+    assert answer(engine, request([*HISTORY, 7, 8])).usage.num_cached_tokens == num_read
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -93,6 +93,7 @@ async def test_nothing_is_expected_where_it_would_be_a_guess(app, client, engine
     ("read_ahead", "plugged", "is_expected"),
     [
         ("auto", None, True),
+        ("auto", "unknown", True),
         ("auto", True, True),
         ("auto", False, False),
         ("turn", False, True),
@@ -102,8 +103,12 @@ async def test_nothing_is_expected_where_it_would_be_a_guess(app, client, engine
 async def test_a_battery_is_spared_unless_set(
     engine, settings, monkeypatch, read_ahead, plugged, is_expected
 ):
-    battery = None if plugged is None else SimpleNamespace(power_plugged=plugged)
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery)
+    def look():
+        if plugged == "unknown":
+            raise FileNotFoundError("/sys/class/power_supply")
+        return None if plugged is None else SimpleNamespace(power_plugged=plugged)
+
+    monkeypatch.setattr(psutil, "sensors_battery", look)
     app = create_app(engine, replace(settings, read_ahead=read_ahead))
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)

@@ -23,8 +23,8 @@ from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, weights_finge
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
 from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.counted_calls import count_calls
-from tests.engine.driven import Driven
 from tests.engine.conftest import StartEngine
+from tests.engine.driven import Driven
 from tests.engine.kv_cache.prefix_cache.test_trie import slice_of, state_of
 from tests.engine.support import CONFIGS, ask, make_loaded, make_model, oracle, prompt_of, request
 
@@ -762,7 +762,9 @@ def test_what_several_prompts_share_is_read_once_and_one_step_waits_once(
 
     monkeypatch.setattr(disk, "_read_all", read)
     monkeypatch.setattr(disk.Loading, "wait", wait)
-    asked = [request([*prompt, i], 4, name=f"{at} {i}") for i in range(3) for at, prompt in enumerate(prompts)]
+    asked = [
+        request([*prompt, i], 4, name=f"{at} {i}") for i in range(3) for at, prompt in enumerate(prompts)
+    ]
     answers = [engine.ask(one) for one in asked]
     engine.worker.step()
     assert sum(one > 0 for one in waits) == 1
@@ -827,6 +829,27 @@ def test_a_disk_that_hangs_holds_no_prompt_up(
     ended = ask(third, asked).finished()
     assert list(ended.tokens) == oracle(loaded, asked)
     assert ended.usage.num_cached_tokens >= 420
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers, write = Event(), disk._write
+
+    def hang(*given: Any) -> int:
+        answers.wait()
+        return write(*given)
+
+    monkeypatch.setattr(disk, "_write", hang)
+    monkeypatch.setattr(disk, "MAX_CLOSE_S", 0.05)
+    checked = CheckedStore(tmp_path)
+    checked.save(*TOKENS)
+    checked.store.close()
+    assert "still being written" in caplog.text
+    # What was asked for is written all the same.
+    answers.set()
+    while not (CheckedStore(tmp_path).load(*TOKENS, 7)):
+        time.sleep(0.01)
 
 
 def test_a_folder_that_cannot_be_used_is_an_error_at_start(start_engine: StartEngine, tmp_path: Path) -> None:
