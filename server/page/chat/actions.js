@@ -57,9 +57,7 @@ export async function edit(chatId, message, content) {
 }
 
 /** Ask for another answer in the place of one. */
-export function retry(chatId, message) {
-  return answer(chatId, { parent: message.parent });
-}
+export const retry = (chatId, message) => answer(chatId, { parent: message.parent });
 
 /** Let the model go on with an answer that was stopped or cut off. */
 export const goOn = (chatId, message) => answer(chatId, { parent: message.parent, continued: message });

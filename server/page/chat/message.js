@@ -1,6 +1,6 @@
 /** One message of a chat: what was said, thought and called, how it ended, and what can be done with it. */
 
-import { Component, html, useLayoutEffect, useMemo, useRef, useState } from "../reading/library.js";
+import { Component, html, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { CopyButton } from "../reading/copy.js";
 import { Markdown, Said } from "../reading/markdown.js";
 import { Legend, Traced, runsOf } from "../reading/origins.js";
