@@ -48,10 +48,10 @@ async function branch(chatId, message, done, what) {
   tell(`${what}. ${plural(lost, "message")} of the earlier version ${lost === 1 ? "is" : "are"} kept.`, undo, true);
 }
 
-/** Put other words in the place of a message. What followed stays in the branch beside it. The user's are answered. */
-export async function edit(chatId, message, content) {
+/** Put other words and files in the place of a message. What followed stays in the branch beside it. The user's are answered. */
+export async function edit(chatId, message, content, files) {
   const isAnswer = message.role === "assistant";
-  const next = { ...message, id: newId(), content, ...(isAnswer && { trace: [], timings: null, firstMs: null, fault: undefined, end: "edited" }) };
+  const next = { ...message, id: newId(), content, files, ...(isAnswer && { trace: [], timings: null, firstMs: null, fault: undefined, end: "edited" }) };
   await branch(chatId, message, () => change(chatId, (chat) => withMessage(chat, next)), `You changed ${isAnswer ? "an answer" : "a message"}`);
   if (!isAnswer) await answer(chatId, { parent: next.id });
 }
