@@ -116,7 +116,7 @@ export async function remove(id) {
   });
 }
 
-/** Add chats under new ids and show the first. */
+/** Add chats under new ids and show the first. Return whether all are kept. */
 export async function add(added) {
   const ids = [];
   for (const chat of added) {
@@ -125,6 +125,7 @@ export async function add(added) {
     ids.push(id);
   }
   if (ids.length) show(ids[0]);
+  return !ids.some((id) => unkept.has(id));
 }
 
 /** Read the database; forget what was deleted long ago. */

@@ -1,9 +1,11 @@
 """What the browser's database does not take, or has no more, stays in its tab."""
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from chromium import settle
 from playwright.sync_api import expect
 
 from tests.server.fake_engine import says, wait_midway
@@ -136,6 +138,22 @@ def test_a_reload_in_the_middle_leaves_what_did_fit(page, engine):
     page.reload()
     expect(page.locator("article")).to_have_count(2)
     expect(last_answer(page)).to_contain_text("Yes.")
+
+
+def test_an_import_that_does_not_fit_is_not_called_imported(page, tmp_path):
+    said = {"id": "1", "parent": None, "role": "user", "content": "Hello again"}
+    small, large = {"messages": [said]}, {"messages": [said | {"files": [{"name": "a.py", "text": "x"}]}]}
+    for chats, num_listed, told in (
+        ([small], 1, "1 imported."),
+        ([large, small], 3, "This browser has no room for the conversation"),
+        ([small, small], 5, "2 imported."),
+    ):
+        file = tmp_path / "chats.json"
+        file.write_text(json.dumps({"format": "reprise-chats", "version": 1, "chats": chats}))
+        page.get_by_label("Import conversations").set_input_files(file)
+        expect(page.locator(".pick").filter(has_text="Hello again")).to_have_count(num_listed)
+        settle(page)
+        expect(notice(page)).to_contain_text(told)
 
 
 def test_parameters_that_another_tab_forgot_are_sent(open_page, engine, url):
