@@ -83,7 +83,7 @@ async function write(id, made) {
   }
   chat ??= next();
   unkept.set(id, chat);
-  // Where a record that says so has no room, there is none.
+  // A record that says so may not fit either; without one there is room.
   if (chat.deletedAt) await changeRecord(id, () => null).then(() => channel.postMessage(id), () => {});
   else if (isKept) tell("This browser has no room for the conversation: it lasts until the tab is closed. Export it to keep it.");
   return chat;
