@@ -48,18 +48,16 @@ async function branch(chatId, message, done, what) {
   tell(`${what}. ${plural(lost, "message")} of the earlier version ${lost === 1 ? "is" : "are"} kept.`, undo, true);
 }
 
-/** Put other words in the place of a message. What followed stays in the branch beside it. The user's are answered. */
-export async function edit(chatId, message, content) {
+/** Put other words and files in the place of a message. What followed stays in the branch beside it. The user's are answered. */
+export async function edit(chatId, message, content, files) {
   const isAnswer = message.role === "assistant";
-  const next = { ...message, id: newId(), content, ...(isAnswer && { trace: [], timings: null, firstMs: null, fault: undefined, end: "edited" }) };
+  const next = { ...message, id: newId(), content, files, ...(isAnswer && { trace: [], timings: null, firstMs: null, fault: undefined, end: "edited" }) };
   await branch(chatId, message, () => change(chatId, (chat) => withMessage(chat, next)), `You changed ${isAnswer ? "an answer" : "a message"}`);
   if (!isAnswer) await answer(chatId, { parent: next.id });
 }
 
 /** Ask for another answer in the place of one. */
-export function retry(chatId, message) {
-  return answer(chatId, { parent: message.parent });
-}
+export const retry = (chatId, message) => answer(chatId, { parent: message.parent });
 
 /** Let the model go on with an answer that was stopped or cut off. */
 export const goOn = (chatId, message) => answer(chatId, { parent: message.parent, continued: message });

@@ -1,5 +1,7 @@
 /** Files beside a message: texts as {name, text}, images and PDFs as {name, url}, a data URL that needs no further request. */
 
+import { html } from "../vendor/preact.js";
+import { isImage } from "../chats/files.js";
 import { tell } from "../shared/notice.js";
 
 const MIB = 2 ** 20;
@@ -42,12 +44,12 @@ async function readText(file) {
 export async function readFiles(files, sees) {
   const found = [];
   for (const file of files) {
-    const [isImage, isPdf] = [IMAGE_TYPES.includes(file.type), file.type === "application/pdf"];
-    const most = isImage ? Infinity : isPdf ? 16 : 1;
+    const [isPicture, isPdf] = [IMAGE_TYPES.includes(file.type), file.type === "application/pdf"];
+    const most = isPicture ? Infinity : isPdf ? 16 : 1;
     try {
-      if (isImage && !sees) throw new Error("is an image, and this model reads text only. Serve one that sees, such as mlx-community/Qwen3-VL-4B-Instruct-4bit.");
+      if (isPicture && !sees) throw new Error("is an image, and this model reads text only. Serve one that sees, such as mlx-community/Qwen3-VL-4B-Instruct-4bit.");
       if (file.size > most * MIB) throw new Error(`is larger than ${most} MiB. Attach the part of it that matters.`);
-      found.push({ name: file.name, ...(isImage || isPdf ? { url: await (isImage ? readImage : urlOf)(file) } : { text: await readText(file) }) });
+      found.push({ name: file.name, ...(isPicture || isPdf ? { url: await (isPicture ? readImage : urlOf)(file) } : { text: await readText(file) }) });
     } catch (fault) {
       // The browser's own words say nothing to a reader.
       tell(`${file.name} ${fault instanceof DOMException ? "is an image that cannot be read." : fault.message}`);
@@ -55,3 +57,8 @@ export async function readFiles(files, sees) {
   }
   return found;
 }
+
+/** The files of a message that is written, each with a button that takes it away. onChange: called with those that are left. */
+export const Attached = ({ files, onChange }) => files.length > 0 && html`<ul class="files" aria-label="Attached">${files.map((file, at) => html`
+  <li>${isImage(file) && html`<img src=${file.url} alt="" />`}${file.name}
+    <button type="button" class="quiet" aria-label=${`Remove ${file.name}`} onClick=${() => onChange(files.filter((_, i) => i !== at))}>✕</button></li>`)}</ul>`;

@@ -2,8 +2,7 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
 import { keep, kept } from "../shared/stored.js";
-import { LIMITS, readFiles } from "./attached.js";
-import { isImage } from "../chats/files.js";
+import { Attached, LIMITS, readFiles } from "./attached.js";
 
 const PREFIX = "reprise.draft.";
 /** Where the keyboard covers half of the screen, it comes when the reader asks for it. */
@@ -62,8 +61,7 @@ export function Composer({ name, label, start = "", action = "Send", onSend, isB
   }
   return html`<form class="composer" onSubmit=${submit} onPaste=${(event) => take(event, event.clipboardData)}
     onDragOver=${(event) => canAttach && event.preventDefault()} onDrop=${(event) => take(event, event.dataTransfer)}>
-    ${files.length > 0 && html`<ul class="files" aria-label="Attached">${files.map((file, at) => html`<li>${isImage(file) && html`<img src=${file.url} alt="" />`}${file.name}
-      <button type="button" class="quiet" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, i) => i !== at))}>✕</button></li>`)}</ul>`}
+    <${Attached} files=${files} onChange=${setFiles} />
     <textarea ref=${area} aria-label=${label} placeholder=${label} rows="1" dir="auto" value=${text}
       onInput=${(event) => { write(event.target.value); fit(event.target); }} onKeyDown=${(event) => isSending(event) && submit(event)}></textarea>
     ${warning && html`<p class="soft" role="status">${warning}</p>`}

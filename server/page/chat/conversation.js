@@ -53,14 +53,13 @@ export function Conversation({ chat, chatId, run, isBusy, showsOrigins, children
     const isNew = !ids.includes(message.id);
     return { at: isNew ? ids.length : ids.indexOf(message.id), of: ids.length + (isNew ? 1 : 0) };
   };
-  const shared = { chatId, showsOrigins, isBusy };
   const last = before.at(-1);
   const isUnanswered = !run && !isBusy && last?.role === "user";
   return html`<div class="scroller" ref=${scroller} onScroll=${onScroll} tabindex="0" role="log" aria-label="Conversation" aria-busy=${!!run} aria-live="off">
     <div class="messages">
       ${!before.length && !run && children}
       ${all.map((message) => html`<${Message} key=${message.id} message=${message} wait=${message === run?.answer ? run.wait : null}
-        version=${version(message)} isRunning=${message === run?.answer} ...${shared} />`)}
+        version=${version(message)} isRunning=${message === run?.answer} isBusy=${isBusy} chatId=${chatId} showsOrigins=${showsOrigins} />`)}
       ${isUnanswered && html`<p class="ending">This message has no answer. <button class="quiet" onClick=${() => answerLast(chatId, last)}>Ask for one</button></p>`}
     </div>
   </div>`;

@@ -83,8 +83,7 @@ export function ChatList({ onPick }) {
     const [file] = event.target.files;
     try {
       const added = fromJson(await file.text());
-      await add(added);
-      tell(`${added.length} imported.`);
+      if (await add(added)) tell(`${added.length} imported.`);
     } catch (fault) {
       if (!(fault instanceof FileError)) throw fault;
       tell(fault.message);

@@ -1,12 +1,13 @@
 /** One message of a chat: what was said, thought and called, how it ended, and what can be done with it. */
 
-import { Component, html, useLayoutEffect, useMemo, useRef, useState } from "../reading/library.js";
+import { Component, html, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { CopyButton } from "../reading/copy.js";
 import { Markdown, Said } from "../reading/markdown.js";
 import { Legend, Traced, runsOf } from "../reading/origins.js";
 import { ENDS, canContinue, describe } from "../runs/answer.js";
 import { told } from "../runs/waiting.js";
 import { isImage } from "../chats/files.js";
+import { Attached } from "./attached.js";
 import { isSending } from "./composer.js";
 import { edit, goOn, retry, turnTo } from "./actions.js";
 
@@ -42,19 +43,22 @@ function Ending({ message }) {
   return end === "failed" ? html`<p class="fault" role="alert">${words}</p>` : html`<p class="ending">${words}</p>`;
 }
 
-/** action: what its button says. */
-function Editor({ start, action, onDone, onCancel }) {
+/** action: what its button says. onDone: called with the text and the files that are left. */
+function Editor({ start, startFiles, action, onDone, onCancel }) {
   const [text, setText] = useState(start);
+  const [files, setFiles] = useState(startFiles);
   const area = useRef(null);
   useLayoutEffect(() => area.current.focus(), []);
+  const isEmpty = !text.trim() && !files.length;
   const submit = (event) => {
     event.preventDefault();
-    if (text.trim()) onDone(text);
+    if (!isEmpty) onDone(text, files);
   };
   const onKey = (event) => (event.key === "Escape" ? (event.stopPropagation(), onCancel()) : isSending(event) && submit(event));
   return html`<form class="editor" onSubmit=${submit}>
+    <${Attached} files=${files} onChange=${setFiles} />
     <textarea ref=${area} aria-label="Changed message" rows="3" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
-    <div class="row end"><button type="button" onClick=${onCancel}>Cancel</button><button type="submit" disabled=${!text.trim()}>${action}</button></div>
+    <div class="row end"><button type="button" onClick=${onCancel}>Cancel</button><button type="submit" disabled=${isEmpty}>${action}</button></div>
   </form>`;
 }
 
@@ -80,8 +84,8 @@ export class Message extends Component {
     const setEdited = (isEdited) => this.setState({ isEdited });
     const action = (label, onClick) => html`<button class="quiet" disabled=${isBusy} onClick=${onClick}>${label}</button>`;
     if (this.state.isEdited) {
-      return html`<article class=${`message ${role} edited`} aria-label=${SPEAKERS[role]}><${Editor} start=${content} action=${isAnswer ? "Save" : "Send"} onCancel=${() => setEdited(false)}
-        onDone=${(text) => { setEdited(false); edit(chatId, message, text); }} /></article>`;
+      return html`<article class=${`message ${role} edited`} aria-label=${SPEAKERS[role]}><${Editor} start=${content} startFiles=${files} action=${isAnswer ? "Save" : "Send"} onCancel=${() => setEdited(false)}
+        onDone=${(text, left) => { setEdited(false); edit(chatId, message, text, left); }} /></article>`;
     }
     return html`<article class=${`message ${role}`} aria-label=${SPEAKERS[role]}>
       ${files.length > 0 && html`<${Files} files=${files} />`}

@@ -43,7 +43,7 @@ export function fromJson(text) {
   }
   if (held?.format !== FORMAT || !Array.isArray(held.chats)) throw new FileError("This file is not an export of conversations.");
   if (held.version > VERSION) throw new FileError("A newer Reprise wrote this file. Update this one to read it.");
-  return held.chats.map(sound);
+  return held.chats.map((chat) => sound(chat ?? {}));
 }
 
 /** Return a chat with only the fields that the page knows, each of its type. Throws FileError. */
@@ -53,7 +53,7 @@ function sound({ title, createdAt, changedAt, isPinned, leaf, messages, paramete
   }
   const number = (value) => (Number.isFinite(value) ? value : Date.now());
   const last = messages.some(({ id }) => id === leaf) ? leaf : (messages.at(-1)?.id ?? null);
-  return newChat({ title: String(title ?? ""), createdAt: number(createdAt), changedAt: number(changedAt), isPinned: isPinned === true, leaf: last, messages: withOwnIds(messages.map(soundMessage)), ...(parameters && { parameters: strings(parameters, Object.keys(START)) }) });
+  return newChat({ title: asText(title), createdAt: number(createdAt), changedAt: number(changedAt), isPinned: isPinned === true, leaf: last, messages: withOwnIds(messages.map(soundMessage)), ...(parameters && { parameters: strings(parameters, Object.keys(START)) }) });
 }
 
 /** Return messages each with an id of its own: of several with one id, the first keeps it. */
@@ -67,17 +67,25 @@ function withOwnIds(messages) {
 }
 
 const list = (value) => (Array.isArray(value) ? value : []);
+/** What is no text nor a number becomes "": some objects throw if they are taken for one. */
+const asText = (value) => (typeof value === "object" ? "" : String(value ?? ""));
+const strings = (one, names) => Object.fromEntries(names.map((name) => [name, asText(one?.[name])]));
 /** An image or a PDF is one that the file itself has: nothing else is loaded. */
-const soundFile = (one) => (FILE_URL.test(one?.url) ? strings(one, ["name", "url"]) : strings(one, ["name", "text"]));
-const strings = (one, names) => Object.fromEntries(names.map((name) => [name, String(one?.[name] ?? "")]));
+const soundFile = (one) => (FILE_URL.test(asText(one?.url)) ? strings(one, ["name", "url"]) : strings(one, ["name", "text"]));
+
+/** Return timings with what the page shows of them: numbers and two texts. */
+function soundTimings(timings) {
+  const numbers = Object.entries(timings).filter(([, value]) => Number.isFinite(value));
+  return { ...Object.fromEntries(numbers), stopped: asText(timings.stopped), gate: strings(timings.gate, ["undrafted"]) };
+}
 
 function soundMessage({ id, parent, role, content, reasoning, calls, trace, files, timings, end, fault, tool_call_id, firstMs }) {
   return {
     id, role, content, end: typeof end === "string" ? end : null, parent: typeof parent === "string" ? parent : null,
-    reasoning: String(reasoning ?? ""), calls: list(calls).map((one) => strings(one, ["id", "name", "input"])),
+    reasoning: asText(reasoning), calls: list(calls).map((one) => strings(one, ["id", "name", "input"])),
     trace: list(trace).map((one) => strings(one, ["text", "source"])), files: list(files).map(soundFile),
-    timings: timings && typeof timings === "object" ? timings : null, firstMs: Number.isFinite(firstMs) ? firstMs : null,
-    ...(fault && { fault: String(fault) }), ...(tool_call_id && { tool_call_id: String(tool_call_id) }),
+    timings: timings ? soundTimings(timings) : null, firstMs: Number.isFinite(firstMs) ? firstMs : null,
+    ...(fault && { fault: asText(fault) }), ...(tool_call_id && { tool_call_id: asText(tool_call_id) }),
   };
 }
 

@@ -13,6 +13,8 @@ const GONE_AFTER_MS = 10 * 60_000;
 
 /** id -> chat, without the deleted ones. */
 export const chats = new Observed(new Map());
+/** id -> chat, deleted ones too: those whose last change the database did not take. */
+const unkept = new Map();
 /** The ids of deleted chats that the database still has. */
 const deleted = new Set();
 const addressOf = (id) => `#/chat/${id}`;
@@ -31,15 +33,13 @@ let isKept = true;
 function hold(id, chat) {
   if (chat?.deletedAt) deleted.add(id);
   else deleted.delete(id);
-  chats.change((before) => {
-    const next = new Map(before);
-    if (chat && !chat.deletedAt) next.set(id, chat);
-    else next.delete(id);
-    return next;
-  });
+  chats.put(id, chat?.deletedAt ? null : chat);
 }
 
-channel.onmessage = async ({ data }) => hold(data, await read(data));
+channel.onmessage = async ({ data }) => {
+  const chat = await read(data);
+  if (!unkept.has(data)) hold(data, chat);
+};
 
 function setShown(id) {
   if (id !== shown.value) withdraw();
@@ -69,29 +69,38 @@ export function followAddress() {
 /** Show an empty chat, which is kept once it has a message. The one before stays in the list. */
 export const showNew = () => show(newId());
 
+/** Return a chat as it is now. record: what the database has of it. Another tab forgets chats that have only parameters. */
+const latest = (id, record) => unkept.get(id) ?? record ?? chats.value.get(id) ?? newChat({ id });
+
+/** Change a chat in the database, or have it here alone. made: see change(). Return it. */
+async function write(id, made) {
+  let chat = null;
+  const next = (record) => (chat = made(latest(id, record)));
+  if (isKept && (await changeRecord(id, next).then(() => true, () => false))) {
+    unkept.delete(id);
+    channel.postMessage(id);
+    return chat;
+  }
+  chat ??= next();
+  unkept.set(id, chat);
+  // A record that says so may not fit either; without one there is room.
+  if (chat.deletedAt) await changeRecord(id, () => null).then(() => channel.postMessage(id), () => {});
+  else if (isKept) tell("This browser has no room for the conversation: it lasts until the tab is closed. Export it to keep it.");
+  return chat;
+}
+
 /** Change a chat, or begin it. made: gets it as it is now. Return it. */
 export async function change(id, made) {
-  const next = (chat) => made(chat ?? newChat({ id }));
-  if (isKept) {
-    try {
-      const chat = await changeRecord(id, next);
-      hold(id, chat);
-      channel.postMessage(id);
-      return chat;
-    } catch {
-      tell("This browser has no room for the conversation: it lasts until the tab is closed. Export it to keep it.");
-    }
-  }
-  const chat = next(chats.value.get(id));
+  const chat = await write(id, made);
   hold(id, chat);
   return chat;
 }
 
 /** Change fields of a chat at once, as a reader types; what the database has follows. */
 export function put(id, fields) {
-  const next = (chat) => ({ ...(chat ?? newChat({ id })), ...fields });
-  hold(id, next(chats.value.get(id)));
-  if (isKept) changeRecord(id, next).then(() => channel.postMessage(id)).catch(() => {});
+  const made = (chat) => ({ ...chat, ...fields });
+  hold(id, made(latest(id)));
+  write(id, made);
 }
 
 export const rename = (id, title) => change(id, (chat) => ({ ...chat, title: title.trim() }));
@@ -107,7 +116,7 @@ export async function remove(id) {
   });
 }
 
-/** Add chats under new ids and show the first. */
+/** Add chats under new ids and show the first. Return whether all are kept. */
 export async function add(added) {
   const ids = [];
   for (const chat of added) {
@@ -116,6 +125,7 @@ export async function add(added) {
     ids.push(id);
   }
   if (ids.length) show(ids[0]);
+  return !ids.some((id) => unkept.has(id));
 }
 
 /** Read the database; forget what was deleted long ago. */

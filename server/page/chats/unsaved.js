@@ -25,7 +25,9 @@ export async function adoptUnsaved(withLock) {
     // A tab that still writes the answer holds the lock.
     await withLock(id, async () => {
       const answer = kept(name, null);
-      if (answer) await change(id, (chat) => withMessage(chat, { ...answer, end: "cut" }));
+      // What it answers may be a message that there was no room for.
+      const isThere = (chat) => chat.messages.some((one) => one.id === answer.parent);
+      if (answer) await change(id, (chat) => (isThere(chat) ? withMessage(chat, { ...answer, end: "cut" }) : chat));
       forgetUnsaved(id);
     });
   }

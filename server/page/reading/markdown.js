@@ -1,6 +1,6 @@
 /** Show a model's Markdown. It is not trusted: what could load, run or style anything is taken out. */
 
-import { Component, createRef, html, render, useMemo, useRef } from "./library.js";
+import { Component, html, render, useMemo, useRef } from "../vendor/preact.js";
 import highlighter from "../vendor/highlight.js";
 import { Marked } from "../vendor/marked.js";
 import purify from "../vendor/purify.js";
@@ -72,7 +72,7 @@ function finishCode(code) {
 
 /** One block of the text, drawn again only if it has changed: a long answer grows at its end. */
 class Block extends Component {
-  box = createRef();
+  box = { current: null };
 
   shouldComponentUpdate({ source, isDone, runs, links }) {
     return source !== this.props.source || links !== this.props.links || isDone !== this.props.isDone || JSON.stringify(runs) !== JSON.stringify(this.props.runs);

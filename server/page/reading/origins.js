@@ -88,20 +88,13 @@ function replace(node, at, runs) {
     else pieces.push({ text: node.data[i], source });
     last = source;
   }
-  const isFormula = node.parentElement.classList.contains("math");
-  if (isFormula) {
+  if (node.parentElement.classList.contains("math")) {
     const first = pieces.find(({ source }) => source);
     if (first) node.parentElement.classList.add("from", first.source);
     return;
   }
-  node.replaceWith(...pieces.map(({ text, source }) => {
-    if (!source) return text;
-    const span = document.createElement("span");
-    span.className = `from ${source}`;
-    span.title = named(source);
-    span.textContent = text;
-    return span;
-  }));
+  const span = (text, source) => Object.assign(document.createElement("span"), { className: `from ${source}`, title: named(source), textContent: text });
+  node.replaceWith(...pieces.map(({ text, source }) => (source ? span(text, source) : text)));
 }
 
 /** The sources of an answer and their colours. */

@@ -20,12 +20,7 @@ function hold(chatId, run) {
   if (running.value.has(chatId) !== !!run) {
     running.change((before) => new Set(run ? [...before, chatId] : [...before].filter((id) => id !== chatId)));
   }
-  runs.change((before) => {
-    const next = new Map(before);
-    if (run) next.set(chatId, run);
-    else next.delete(chatId);
-    return next;
-  });
+  runs.put(chatId, run);
 }
 
 /** Stop an answer; it keeps what it has. */

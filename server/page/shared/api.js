@@ -44,18 +44,17 @@ export async function send(path, { body, method = body ? "POST" : "GET", signal 
   throw new ApiError(error.message ?? `The server answered with HTTP status ${response.status}.`, error.code, response.status);
 }
 
-/** Return what a response has, as JSON or text. Throws as send(). */
-async function whole(path, options, read) {
-  const response = await send(path, options);
+/** Return what is read of a response. Throws as send(). */
+async function orLost(reading) {
   try {
-    return await read(response);
+    return await reading;
   } catch (fault) {
     throw isAbort(fault) ? fault : lost();
   }
 }
 
-export const getJson = (path, options) => whole(path, options, (response) => response.json());
-export const getText = (path, options) => whole(path, options, (response) => response.text());
+export const getJson = async (path, options) => orLost((await send(path, options)).json());
+export const getText = async (path, options) => orLost((await send(path, options)).text());
 
 /** Yield the events of a stream, parsed; comments are left out. Throws ApiError, also for an error event. */
 export async function* events(path, options) {
@@ -63,7 +62,7 @@ export async function* events(path, options) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   while (true) {
-    const { value, done } = await next(reader);
+    const { value, done } = await orLost(reader.read());
     if (done) return;
     text += value;
     const blocks = text.split(/\r?\n\r?\n/);
@@ -74,13 +73,5 @@ export async function* events(path, options) {
       if (event.error) throw new ApiError(event.error.message, event.error.code, response.status);
       yield event;
     }
-  }
-}
-
-async function next(reader) {
-  try {
-    return await reader.read();
-  } catch (fault) {
-    throw isAbort(fault) ? fault : lost();
   }
 }

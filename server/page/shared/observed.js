@@ -19,6 +19,14 @@ export class Observed {
     this.set(made(this.value));
   }
 
+  /** Set an entry of the value, a map; take it out if there is nothing to set. */
+  put(key, entry) {
+    const next = new Map(this.value);
+    if (entry) next.set(key, entry);
+    else next.delete(key);
+    this.set(next);
+  }
+
   /** Call a function after each change; return the function that ends it. */
   follow(called) {
     this.#followers.add(called);

@@ -25,9 +25,7 @@ export function Models({ models, refresh, onFault }) {
   const progress = useObserved(pulling);
   const many = models.some(({ state }) => state !== undefined);
   const isMoving = models.some(({ state }) => state === "loading") || Object.keys(busy).length > 0;
-  useEffect(() => {
-    refresh();
-  }, []);
+  useEffect(() => void refresh(), []);
   useEffect(() => {
     if (!isMoving) return;
     const timer = setInterval(refresh, EVERY_MS);

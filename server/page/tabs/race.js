@@ -26,10 +26,8 @@ const putLane = (name, lane) => race.change((now) => ({ ...now, lanes: { ...now.
 
 /** Return the sentences about two finished answers, and of which kind they are. */
 export function verdict({ drafts, plain }) {
-  const isEqual = ["content", "reasoning"].every((name) => drafts[name] === plain[name]) &&
-    JSON.stringify(drafts.calls.map(({ name, input }) => [name, input])) ===
-      JSON.stringify(plain.calls.map(({ name, input }) => [name, input]));
-  if (!isEqual) return { kind: "different", text: "The texts differ. This should never happen: please report it, with the prompt and the seed." };
+  const written = ({ content, reasoning, calls }) => JSON.stringify([content, reasoning, calls.map(({ name, input }) => [name, input])]);
+  if (written(drafts) !== written(plain)) return { kind: "different", text: "The texts differ. This should never happen: please report it, with the prompt and the seed." };
   const ratio = plain.timings.predicted_ms / drafts.timings.predicted_ms;
   const { draft_n: drafted, draft_n_accepted: accepted } = drafts.timings;
   const passes = [drafts, plain].map(({ timings }) => timings.forwards);

@@ -136,6 +136,43 @@ def test_a_pdf_is_attached_sent_as_text_and_kept(open_page, engine):
     expect(page.get_by_role("alert").first).to_contain_text("has no text; if it was scanned")
 
 
+def test_a_file_that_cannot_be_read_is_taken_out_of_its_message(open_page, engine):
+    name = f"scan_{'x' * 60}.pdf"
+    page = open_page(viewport={"width": 390, "height": 640})
+    files = [
+        {"name": name, "mimeType": "application/pdf", "buffer": pdf("")},
+        {"name": "a.py", "mimeType": "text/x-python", "buffer": b"x = 1\n"},
+    ]
+    page.get_by_label("Attach PDFs or text files").set_input_files(files)
+    send(page, "What is x?")
+    expect(page.get_by_role("alert")).to_contain_text("has no text; if it was scanned")
+    send(page, "And now?")
+    expect(page.get_by_role("alert")).to_have_count(2)
+    page.get_by_role("button", name="Edit").first.click()
+    editor = page.locator(".editor")
+    expect(editor.get_by_role("listitem")).to_contain_text([name, "a.py"])
+    assert page.locator(".scroller").evaluate("(one) => one.scrollWidth <= one.clientWidth")
+    editor.get_by_role("button", name=f"Remove {name}").click()
+    expect(editor.get_by_role("listitem")).to_contain_text(["a.py"])
+    # The file alone is a message, too.
+    page.get_by_label("Changed message").fill("")
+    expect(editor.get_by_role("button", name="Send")).to_be_enabled()
+    editor.get_by_role("button", name="Remove a.py").click()
+    expect(editor.get_by_role("button", name="Send")).to_be_disabled()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Edit").first.click()
+    editor.get_by_role("button", name=f"Remove {name}").click()
+    editor.get_by_role("button", name="Send").click()
+    expect(last_answer(page)).to_contain_text("What is x?")
+    ((message,), _) = engine.tokenizer.rendered[-1]
+    assert message["content"] == "a.py:\n\n```\nx = 1\n```\n\nWhat is x?"
+    page.reload()
+    expect(page.locator("article.user summary")).to_have_text("a.py")
+    expect(page.get_by_role("link", name=name)).to_have_count(0)
+    page.get_by_role("button", name="Earlier version").click()
+    expect(page.get_by_role("link", name=name)).to_have_count(1)
+
+
 @pytest.mark.slow
 def test_a_sample_is_sent_with_a_click(open_page, engine):
     page = open_page()

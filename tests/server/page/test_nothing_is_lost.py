@@ -394,6 +394,41 @@ def test_a_chat_with_two_messages_of_one_id_is_imported_whole(open_page, tmp_pat
     expect(last_answer(page)).to_contain_text("Twice")
 
 
+def test_a_chat_with_fields_of_any_type_is_imported_and_drawn(open_page, tmp_path):
+    none = {"toString": 1, "valueOf": 1}
+    timings = {
+        "predicted_per_second": "fast",
+        "forwards": [1],
+        "predicted_n": 7,
+        "stopped": none,
+        "gate": {"undrafted": none},
+    }
+    odd = {"id": "1", "parent": None, "role": "assistant", "content": "One", "end": "done"}
+    texts = dict.fromkeys(("reasoning", "fault", "tool_call_id"), none)
+    parts = {"files": [{"url": none}], "calls": [none], "trace": [none, None]}
+    told = {"predicted_per_second": 12, "gate": {"undrafted": "nothing matched"}}
+    said = [
+        odd | texts | parts | {"timings": timings},
+        odd | {"id": "2", "parent": "1", "content": "Two", "timings": "fast"},
+        odd | {"id": "3", "parent": "2", "content": "Three", "timings": told},
+    ]
+    file = tmp_path / "odd.json"
+    page = open_page()
+
+    def import_chats(*chats):
+        file.write_text(json.dumps({"format": "reprise-chats", "version": 1, "chats": chats}))
+        page.get_by_label("Import conversations").set_input_files(file)
+
+    import_chats(None)
+    expect(page.get_by_text("A conversation in this file has messages that cannot be read.")).to_be_visible()
+    import_chats({"title": none, "messages": said, "parameters": {"system": none}})
+    for _ in range(2):
+        expect(answers(page)).to_have_count(3)
+        expect(answers(page).first).to_contain_text("One")
+        expect(last_answer(page).locator(".figures")).to_have_text("12 tokens/s · no drafts: nothing matched")
+        page.reload()
+
+
 def test_an_answer_can_be_edited_and_gone_on_with(open_page, engine):
     engine.script = says("The capital is Paris.")
     page = open_page()
