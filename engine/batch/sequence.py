@@ -34,7 +34,7 @@ from reprise.engine.sampling.logits import Likelihood, Penalties
 from reprise.engine.sampling.matchers import make_matcher
 from reprise.engine.sampling.sampler import Ends, RowSampling
 from reprise.engine.speculative.acceptance import count_accepted
-from reprise.engine.speculative.costs.cost_table import GREEDY, sampling_class
+from reprise.engine.speculative.costs.cost_table import GREEDY, MASKED, sampling_class
 from reprise.engine.speculative.draft_model.draft_prefill import UndraftableTextError
 from reprise.engine.speculative.draft_stats import PLAIN
 from reprise.engine.speculative.heads.head import States
@@ -185,7 +185,7 @@ class Sequence:
     row_sampling: how its tokens are sampled, while it decodes.
     drafts: its drafters, once it was admitted. matcher: the state of the answer's grammar, if any.
     window: the tokens that windowed decoding has filled in after its tokens; None for plain decoding.
-    sampling: the class of its sampling work; see sampling_class().
+    unmasked_sampling: the class of its sampling work without a grammar; see sampling_class().
     num_prompt_sent: leading tokens of its prompt whose log probabilities were sent.
     num_bisections: how many bisections suspected it.
     num_overtaken: how many later sequences were admitted first because this one did not fit into memory.
@@ -205,7 +205,7 @@ class Sequence:
     drafts: SequenceDrafts | None = None
     matcher: Matcher | None = None
     window: Window | None = None
-    sampling: int = GREEDY
+    unmasked_sampling: int = GREEDY
     num_prompt_sent: int = 0
     num_bisections: int = 0
     num_overtaken: int = 0
@@ -236,8 +236,13 @@ class Sequence:
             keys=keys,
             matcher=matcher,
             window=Window(request.window_settings) if request.window_settings else None,
-            sampling=sampling_class(request),
+            unmasked_sampling=sampling_class(request),
         )
+
+    @property
+    def sampling(self) -> int:
+        """The class of the next token's sampling work. A grammar of calls masks only within them."""
+        return MASKED if self.matcher and not self.matcher.may_run_ahead else self.unmasked_sampling
 
     @cached_property
     def pictures(self) -> Pictures:

@@ -131,7 +131,10 @@ class Member(Protocol):
     drafts: SequenceDrafts | None
     matcher: "Matcher | None"
     window: Window | None
-    sampling: int
+
+    @property
+    def sampling(self) -> int:
+        """The class of the next token's sampling work."""
 
     @property
     def num_answered(self) -> int:
@@ -505,7 +508,7 @@ class Planner:
 
         taken_s: the step's seconds, of which drafting_s were the draft model's work, if any.
         """
-        costs, num_rows = self.costs, len(outcomes)
+        costs, num_rows, is_plain = self.costs, len(outcomes), False
         widths = [outcome.verified.width for outcome in outcomes]
         least_widths = [outcome.verified.least_width for outcome in outcomes]
         plain_s = costs.least_plain_s(num_rows, under)
@@ -521,7 +524,7 @@ class Planner:
         elif work is None and under.sampling == MASKED:
             # With a grammar every token is fetched before the next step, drafting or not.
             costs.observe_plain(num_rows, taken_s, under)
-            plain_s = taken_s
+            plain_s, is_plain = taken_s, True
         if work and self.model_costs:
             self.model_costs.observe(num_rows, work.num_fed, work.num_drafted, drafting_s, under)
         if max(least_widths) > 1:
@@ -531,6 +534,8 @@ class Planner:
         for budget, outcome in zip(budgets, outcomes, strict=True):
             if budget:
                 budget.charge(taken_s, plain_s or taken_s, len(outcome.tokens))
+                if is_plain:
+                    budget.num_unseen = 0
 
 
 def _work(members: Sequence[Member], estimates: Sequence[DraftEstimate], width: int) -> PlannedDraft:

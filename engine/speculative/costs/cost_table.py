@@ -148,7 +148,7 @@ class Conditions(NamedTuple):
     """The conditions of a step. Every part only ever adds to the cost.
 
     context: class of the longest row's length; see context_class().
-    sampling: the highest sampling_class() of any row.
+    sampling: the highest class of any row's sampling work.
     """
 
     context: int = 0
@@ -165,10 +165,8 @@ def context_class(num_tokens: int) -> int:
 
 
 def sampling_class(request: GenerationRequest) -> int:
-    """Return the class of a request's sampling work, from GREEDY up to MASKED."""
+    """Return the class of a request's sampling work without a grammar, from GREEDY up to ADJUSTED."""
     s = request.sampling
-    if request.grammar and request.grammar.trigger is None:
-        return MASKED
     is_filtered = s.temperature > 0 and (s.top_p < 1 or s.min_p > 0 or s.top_k > 0)
     if is_filtered or s.has_penalties or s.has_bias or request.top_logprobs is not None:
         return ADJUSTED

@@ -16,6 +16,7 @@ from reprise.engine.interface.request import (
 )
 from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.sampling.matchers import make_matcher
+from reprise.engine.speculative.costs.cost_table import GREEDY, MASKED
 from reprise.engine.speculative.proposers import DraftSources
 from reprise.engine.text.tokenizer import Tokenizer
 from tests.combinations import spread
@@ -107,6 +108,21 @@ def test_a_window_has_no_grammar_of_calls(thinker: Tokenizer, grammars: Grammars
     windowed = dataclasses.replace(one, window_settings=WindowSettings(mask_token=5))
     matchers = [Sequence.of(each, lambda _: None, thinker, grammars).matcher for each in (one, windowed)]
     assert [matcher is None for matcher in matchers] == [False, True]
+
+
+def test_a_grammar_costs_where_it_masks(thinker: Tokenizer, grammars: Grammars) -> None:
+    """Else a step within a call would be compared with steps that run ahead, of which a call has none."""
+    one = dataclasses.replace(request(prompt_of(9, 1), 60), grammar=grammars.compile(calls_of(thinker)))
+    sequence = Sequence.of(one, lambda _: None, thinker, grammars)
+    assert sequence.matcher
+    classes = []
+    for token in thinker.encode_answer(ANSWER):
+        classes.append(sequence.sampling)
+        assert (sequence.sampling == MASKED) is not sequence.matcher.may_run_ahead
+        sequence.matcher.commit([token])
+    assert set(classes) == {GREEDY, MASKED}
+    whole = dataclasses.replace(one, grammar=Grammar("regex", "a"))
+    assert Sequence.of(whole, lambda _: None, thinker, grammars).sampling == MASKED
 
 
 TEXT_CALL = re.compile(r"aab ?(red|green|blue)( [0-9]{2})?;")

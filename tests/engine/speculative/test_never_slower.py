@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from reprise.engine.speculative.costs.cost_table import GREEDY, MASKED, UNSEEN_S, CostTable, grid_up_to
 from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from reprise.engine.speculative.costs.step_costs import StepCosts
-from tests.engine.speculative.simulated_rows import Device, TrueCosts, token_at
+from reprise.engine.speculative.planner import without_drafts
+from tests.engine.speculative.simulated_rows import UNSTEADY, Device, TrueCosts, token_at
 
 ROWS, WIDTHS = (1, 2, 4, 8), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 PROBING = 0.01
@@ -190,6 +192,43 @@ def test_heads_that_cost_more_than_believed(
         )
         device.run(num_rows, 2 * num_rows)
         check(device)
+
+
+class InCalls(Device):
+    """Answers with calls, in which each token is fetched before the next step.
+
+    calls: the tokens of an answer that are in calls.
+    """
+
+    calls = range(0)
+
+    def step(self) -> None:
+        for row in self.rows:
+            row.sampling = MASKED if row.num_answered in self.calls else GREEDY
+        if not any(row.sampling for row in self.rows):
+            super().step()
+        elif self.in_flight:
+            self.read()
+        else:
+            self.verify(self.plan() or without_drafts(self.rows))
+
+    def cost(self, rows: Sequence[Any], width: int) -> float:
+        is_fetched = width == 1 and any(row.sampling for row in rows)
+        return super().cost(rows, width) * (UNSTEADY if is_fetched else 1.0)
+
+
+@pytest.mark.parametrize("calls", [range(1000), range(60, 140), range(3, 140)], ids=str)
+@pytest.mark.parametrize("chances", [[BAD], [GOOD], [BAD, GOOD], [NONE, FAIR]], ids=str)
+def test_calls(chances: Sequence[float], calls: range) -> None:
+    for num_rows in (1, 4):
+        for prompt_tokens in (48, 1000):
+            true_s = costs_of(0.04, 0.0002)
+            believed = StepCosts(CostTable({(1, 1): UNSEEN_S}, [1], grid_up_to(WIDTHS, 32)))
+            device = InCalls(true_s, believed, chances, prompt_tokens, 150, 0, 0.02 + PROBING)
+            device.calls = calls
+            device.run(num_rows, 3 * num_rows)
+            check(device)
+            assert chances != [GOOD] or all(one.spent_s < 0.8 * one.plain_s for one in device.spent)
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])

@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-from reprise.engine.interface.request import GenerationRequest, Grammar, Sampling
+from reprise.engine.interface.request import GenerationRequest, Sampling
 from reprise.engine.speculative.costs.cost_table import (
     ADJUSTED,
     GREEDY,
-    MASKED,
     NOISY,
     USUAL,
     Conditions,
@@ -209,7 +208,6 @@ def test_context_classes_double() -> None:
         (Sampling(0, 0.0, presence_penalty=1.0), {}, ADJUSTED),
         (Sampling(0, 0.0, logit_bias=((3, 1.0),)), {}, ADJUSTED),
         (Sampling(0, 0.0), {"top_logprobs": 0}, ADJUSTED),
-        (Sampling(0, 0.7, top_p=0.9), {"grammar": Grammar("regex", "a")}, MASKED),
     ],
 )
 def test_requests_are_classed_by_what_sampling_takes(sampling: Sampling, others: dict, expected: int) -> None:
