@@ -56,7 +56,7 @@ class PredictionDrafter:
     def open(self, start: SequenceStart) -> Slices | None:
         """Place the cursor at the prediction's start, and return the work of indexing the prediction.
 
-        Until that work is done, drafts end where the indexed part of the prediction ends.
+        Until that work is done, drafts end where the loaded part of the prediction ends.
         """
         if not start.prediction:
             self._sequences[start.seq] = None
@@ -65,10 +65,9 @@ class PredictionDrafter:
         cursor = CopyCursor(source.tokens)
         cursor.position = 0
         self._sequences[start.seq] = _Sequence(cursor, source.index, TailHashes(), array("I"))
-        slices = source.index_tokens()
-        # The first draft is the prediction's start, so that is indexed at once.
-        next(slices)
-        return slices
+        # The first draft is the prediction's start, so that is loaded at once.
+        next(source.take_tokens())
+        return source.index_tokens()
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
         """Move the cursor past committed tokens; if it is lost, search the prediction for the last ones."""

@@ -73,6 +73,9 @@ def _of_claude_code(lines: Iterable[Json]) -> Spoken:
     for line in lines:
         if line.get("type") not in ("user", "assistant") or not isinstance(line.get("message"), dict):
             continue
+        # The client's own words, such as an API's error.
+        if line.get("isApiErrorMessage") or line["message"].get("model") == "<synthetic>":
+            continue
         who = " ".join(str(line.get(key)) for key in ("sessionId", "agentId", "isSidechain"))
         parts = spoken.setdefault(who, [[]])
         if line.get("isCompactSummary"):

@@ -233,9 +233,14 @@ class History:
         return [(owner, tokens) for _, owner, tokens in sorted(found, key=lambda one: one[0])]
 
     def restore(self, texts: Sequence[tuple[str, Ids]]) -> Slices:
-        """Return the work of adding an earlier run's texts. Call it before adding others."""
+        """Return the work of adding an earlier run's texts, up to a reset. Call it before adding others."""
+        return self._restore(texts, self._num_resets)
+
+    def _restore(self, texts: Sequence[tuple[str, Ids]], num_resets: int) -> Slices:
         for owner, tokens in texts:
-            yield from self.add(owner, GrowingText(tokens))
+            yield from self._add(owner, GrowingText(tokens), num_resets)
+            if self._num_resets != num_resets:
+                return
             self.restored_end = self._index.end
 
     def _text_at(self, position: int) -> int:

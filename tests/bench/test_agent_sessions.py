@@ -138,6 +138,14 @@ OPENCODE = {
 }  # fmt: skip
 
 
+def test_what_the_client_wrote_in_place_of_an_answer_is_none(tmp_path: Path) -> None:
+    error = line("assistant", [{"type": "text", "text": "API Error: 529"}])
+    synthetic = error | {"message": error["message"] | {"model": "<synthetic>"}}
+    added = [error | {"isApiErrorMessage": True}, synthetic]
+    whole, (chat,) = read_session(written(tmp_path, *TALK)), read_session(written(tmp_path, *TALK, *added))
+    assert whole == [chat]
+
+
 def test_an_export_of_opencode_has_a_turn_for_each_answer(tmp_path: Path) -> None:
     file = tmp_path / "export.json"
     for text in (json.dumps(OPENCODE), json.dumps(OPENCODE, indent=2)):

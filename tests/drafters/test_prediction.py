@@ -43,6 +43,14 @@ def test_before_the_first_token_it_drafts_the_start_of_the_prediction() -> None:
     assert list(opened(EXPECTED).propose(DraftQuery(1, 5)).tokens) == EXPECTED[:5]
 
 
+def test_a_long_prediction_is_drafted_before_anything_is_indexed() -> None:
+    drafter, long = PredictionDrafter(), list(range(5000))
+    drafter.open(SequenceStart(0, (1, 2), long))
+    assert list(drafter.propose(DraftQuery(0, 15)).tokens) == long[:15]
+    drafter.observe(0, long[:1])
+    assert list(drafter.propose(DraftQuery(0, 15)).tokens) == long[1:16]
+
+
 def test_an_answer_equal_to_the_prediction_takes_few_steps() -> None:
     drafter = opened(EXPECTED)
     assert run(drafter, EXPECTED, limit=9) == [10] * 6

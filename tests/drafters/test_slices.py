@@ -1,6 +1,7 @@
 """Prompts read and texts learned in slices: as if done at once, and with bounded work in each call."""
 
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from reprise.drafters.base import (
     finish,
 )
 from reprise.drafters.copies import copying, history
+from reprise.drafters.copies.history import History
 from reprise.drafters.ngram_mod import drafter as ngram_mod
 from reprise.drafters.repetition import repetition_score, score_in_slices
 from reprise.drafters.suffix import SuffixDrafter
@@ -183,6 +185,17 @@ def test_a_reset_also_stops_the_learning_of_texts_that_ended(name: str, num_slic
         finish(closing)
     status = drafter.status()
     assert status["occupied" if name == "ngram-mod" else "tokens"] == 0
+
+
+@pytest.mark.parametrize("num_slices", [0, 4, 9])
+def test_a_reset_also_stops_the_restoring_of_earlier_texts(num_slices: int) -> None:
+    history = History(4096)
+    slices = history.restore([("one", array("I", range(at, at + 100))) for at in range(0, 1000, 100)])
+    for _ in range(num_slices):
+        next(slices)
+    history.reset()
+    finish(slices)
+    assert (history.num_texts, history.num_tokens) == (0, 0)
 
 
 def test_a_text_whose_learning_was_dropped_does_not_run_into_the_next() -> None:
