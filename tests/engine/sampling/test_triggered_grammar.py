@@ -16,12 +16,14 @@ from reprise.engine.interface.request import (
 )
 from reprise.engine.sampling.grammar import Grammars
 from reprise.engine.sampling.matchers import make_matcher
-from reprise.engine.speculative.costs.cost_table import GREEDY, MASKED
+from reprise.engine.speculative.costs.cost_table import GREEDY, MASKED, UNSEEN_S, CostTable, grid_up_to
+from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.proposers import DraftSources
 from reprise.engine.text.tokenizer import Tokenizer
 from tests.combinations import spread
 from tests.drafters.fakes import scored
 from tests.engine.conftest import StartEngine
+from tests.engine.driven import Driven, loaded_once
 from tests.engine.speculative.test_drafting import Scripted, run, sources
 from tests.engine.support import make_tokenizer, prompt_of, request
 from tests.engine.text.test_tokenizer import make_thinker
@@ -162,6 +164,31 @@ SAMPLINGS = {
     "filtered": {"temperature": 0.9, "seed": 7, "top_p": 0.8, "top_k": 40, "logit_bias": ((3, 15.0),)},
     "penalised": {"temperature": 0.9, "seed": 9, "presence_penalty": 0.5, "logit_bias": ((3, 15.0),)},
 }
+
+
+def test_within_a_call_drafts_begin_though_no_step_ran_ahead_before() -> None:
+    tokenizer, loaded = make_tokenizer(), loaded_once("llama")
+    start, end = tokenizer.markers.call_start, tokenizer.markers.call_end
+    assert start
+    assert end
+    grammar = Grammar(
+        "lark", f"start: <[{start.tokens[0]}]> /[a-z ]+/ <[{end.tokens[0]}]>", trigger=Trigger(start.tokens)
+    )
+    # The prompt has begun the call, and what ends it is unlikely.
+    prompt, bias = [*prompt_of(20), start.tokens[0]], ((end.tokens[0], -100.0),)
+    one = dataclasses.replace(request(prompt, 200, logit_bias=bias), grammar=grammar)
+    plain = Driven(loaded, draft_type="none")
+    expected = plain.ask(one)
+    plain.finish()
+    tokens = list(expected.finished().tokens)
+    costs = StepCosts(CostTable({(1, 1): UNSEEN_S}, [1], grid_up_to((1, 2, 4, 8, 16), 16)))
+    drafts = sources(Scripted({one.prompt: tokens}, 1.0))
+    drafting = Driven(loaded, make_sources=drafts, draft_type="suffix", costs=costs)
+    answer = drafting.ask(one)
+    drafting.finish()
+    end_event = answer.finished()
+    assert list(end_event.tokens) == tokens
+    assert end_event.usage.drafting.num_accepted > 0
 
 
 def asked(number: int, how: str) -> GenerationRequest:
