@@ -330,7 +330,10 @@ def tiny_dflash(config: dict[str, Any]) -> Arrays:
 def draft_dflash(
     c: dict[str, Any], w: Arrays, ends: tuple[np.ndarray, np.ndarray], states: np.ndarray, last: int, num: int
 ) -> list[int]:
-    """Draft as published, without a cache: DFlash (arXiv:2602.06036). states: (positions, taps * hidden)."""
+    """Draft as published, without a cache: DFlash (arXiv:2602.06036). states: (positions, taps * hidden).
+
+    If nothing is said, sliding layers are causal, as SpecForge trains them.
+    """
     embedding, output = ends
     d, base, length = c["head_dim"], c["rope_theta"], len(states)
     context = rms(states @ w["fc.weight"].T, w["hidden_norm.weight"])
@@ -347,8 +350,13 @@ def draft_dflash(
         both = np.concatenate([context, n])
         k = rope(rms(heads_of(both @ a["k_proj"].T, d), a["k_norm"]), d, base)
         v = heads_of(both @ a["v_proj"].T, d)
-        first = max(0, length + 1 - c["sliding_window"]) if kind == "sliding_attention" else 0
-        x = x + attend(q, k[:, first:], v[:, first:], None) @ a["o_proj"].T
+        is_sliding = kind == "sliding_attention"
+        is_causal = c["dflash_config"].get("causal", is_sliding)
+        at, of = np.arange(len(x))[:, None], np.arange(-length, len(x))
+        mask = (of <= at) | (not is_causal)
+        if is_sliding:
+            mask = mask & ((of >= 0) | (of > at * is_causal - c["sliding_window"]))
+        x = x + attend(q, k, v, mask) @ a["o_proj"].T
         x = x + mlp(c, p, rms(x, p["post_attention_layernorm.weight"]))
     return [int(token) for token in np.argmax(rms(x[1:], w["norm.weight"]) @ output.T, -1)]
 

@@ -141,7 +141,15 @@ def dflash_config(**changes: Any) -> dict[str, Any]:
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
 
 
-@pytest.mark.parametrize("changes", [{}, SLIDING], ids=["full", "sliding"])
+def causal(is_causal: bool) -> dict[str, Any]:
+    return {"dflash_config": dflash_config()["dflash_config"] | {"causal": is_causal}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, SLIDING, SLIDING | causal(False), SLIDING | causal(True), SLIDING | {"is_causal": None}],
+    ids=["full", "sliding", "sliding, not causal", "causal", "null"],
+)
 @pytest.mark.parametrize("num", [1, 5])
 def test_dflash_drafts_what_the_paper_says(
     tinies: dict[str, Tiny], changes: dict[str, Any], num: int, tmp_path: Path
@@ -164,6 +172,12 @@ def test_dflash_drafts_what_the_paper_says(
         assert drafted.tolist() == [
             published.draft_dflash(config, arrays, ends, known, TEXT[newest + 1], num)
         ]
+
+
+def test_places_of_muse_glimmer_s_block_see_each_other_and_those_of_others_only_if_that_is_said() -> None:
+    assert read_config(CONFIGS["Muse Glimmer"]).is_causal is False
+    assert read_config(CONFIGS["Laguna"]).is_causal is True
+    assert read_config(CONFIGS["DSpark"]).is_causal is None
 
 
 def test_moved_keys_are_those_of_the_text_without_what_was_dropped(tinies: dict[str, Tiny]) -> None:
