@@ -5,7 +5,8 @@
                    the token before it chooses
     DSpark         a low-rank term of the token before it is added to each place's logits; the known token's
                    place may draft too, so that block_size counts drafted tokens only
-    Gemma 4 DSpark the same with Gemma 4's layers, and an embedding and an output head of its own
+    Gemma 4 DSpark the same with Gemma 4's layers, whose values are keys with a norm of their own, and an
+                   embedding and an output head of its own
     Laguna         a gate for each head of the attention, and a norm for each layer that is read
     Muse Glimmer   a window to both sides
 
@@ -15,8 +16,9 @@ norm or a cap of the target's, except for Gemma's scale. The configuration has w
 Sliding layers are causal unless a configuration says otherwise, as SpecForge trains them, and vLLM and SGLang
 run them.
 
-Source: the checkpoints' configurations; z-lab's code; SpecForge's dflash_family_model.py; vLLM's
-qwen3_dflash.py; mlx-vlm 0.7.10, with which the drafts are compared.
+Source: the checkpoints' configurations; z-lab's code; SpecForge's dflash_family_model.py; DeepSpec's
+dspark/gemma4/modeling.py; vLLM's qwen3_dflash.py and gemma4_dspark.py; mlx-vlm 0.7.10, with which the drafts
+are compared.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,6 +35,7 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.gemma4_text import MLP as GemmaMLP  # noqa: N811
+from mlx_lm.models.gemma4_text import RMSNormNoScale
 from mlx_lm.models.qwen3 import MLP
 from mlx_lm.models.rope_utils import initialize_rope
 
@@ -126,6 +129,8 @@ class Attention(Module):
             self.attention_sink_bias = mx.zeros(config.num_attention_heads)
         self.q_norm = RMSNorm(head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps)
+        if is_gemma:
+            self.v_norm = RMSNormNoScale(head_dim, config.rms_norm_eps)
         self.rope = initialize_rope(
             head_dim,
             base=config.rope_theta,
@@ -138,6 +143,8 @@ class Attention(Module):
         """Put the keys and values of x (rows, width, hidden) into a cache; return all that it holds."""
         keys = self._heads(self.k_proj(x))
         values = self._heads(self.v_proj(x)) if "v_proj" in self else keys
+        if "v_norm" in self:
+            values = self.v_norm(values)
         keys = self.rope(self.k_norm(keys), offset=cache.offset)
         held: tuple[mx.array, mx.array] = cache.update_and_fetch(keys, values)
         return held

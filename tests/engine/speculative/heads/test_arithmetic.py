@@ -174,6 +174,17 @@ def test_dflash_drafts_what_the_paper_says(
         ]
 
 
+def test_values_of_gemma_4_s_drafters_are_normed_keys_of_contexts_and_of_the_block(
+    tinies: dict[str, Tiny],
+) -> None:
+    head, states = make_head(tinies, "Gemma 4 DSpark")
+    attention, (cache, *_) = head.layers[0].self_attn, head.make_cache()
+    for x in (head.hidden_norm(head.fc(states)), states[..., :64]):
+        _, values = attention.keep(x, cache)
+        raw = np.array(attention.k_proj(x)).reshape(len(TEXT), -1, attention.head_dim).transpose(1, 0, 2)
+        np.testing.assert_allclose(values[0, :, -len(TEXT) :], published.rms(raw, 1.0, 1e-6), rtol=1e-4)
+
+
 def test_places_of_muse_glimmer_s_block_see_each_other_and_those_of_others_only_if_that_is_said() -> None:
     assert read_config(CONFIGS["Muse Glimmer"]).is_causal is False
     assert read_config(CONFIGS["Laguna"]).is_causal is True

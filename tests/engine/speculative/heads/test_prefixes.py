@@ -15,6 +15,7 @@ from reprise.engine.engine import Engine
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.model.loading import LoadedModel
+from reprise.engine.speculative.heads import head_drafter
 from reprise.engine.speculative.heads.head import Head
 from reprise.engine.speculative.heads.head_drafter import MAX_FILLED, HeadPrefill, HeadPrefixes, NamedHead
 from tests.engine.conftest import StartEngine
@@ -226,7 +227,7 @@ def saved(folder: Path) -> dict[str, Any]:
 
 
 def test_files_keep_it_over_restarts_with_and_without_the_head(
-    start_engine: StartEngine, tmp_path: Path
+    start_engine: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = request(prompt_of(400), 30, name="first")
     asked = [first, request([*first.prompt, *expected_tokens("llama", first), *prompt_of(9)], 30, name="2")]
@@ -248,11 +249,17 @@ def test_files_keep_it_over_restarts_with_and_without_the_head(
     assert head.num_zeros == 0
     engine.stop(0.0)
 
-    other = WholeHead({one.prompt: expected_tokens("llama", one) for one in asked})
-    other.parameters = lambda: {"weight": mx.ones(4)}  # type: ignore[method-assign]
-    engine = start(start_engine, "llama", finding(other), **saved(tmp_path))
-    assert list(ask(engine, first).finished().tokens) == expected_tokens("llama", first)
-    assert other.num_zeros == 1
+    for is_changed in (True, False):
+        other = WholeHead({one.prompt: expected_tokens("llama", one) for one in asked})
+        if is_changed:
+            other.parameters = lambda: {"weight": mx.ones(4)}  # type: ignore[method-assign]
+        else:
+            # The same weights, but what is kept was computed in another way.
+            monkeypatch.setattr(head_drafter, "KEPT_VERSION", head_drafter.KEPT_VERSION - 1)
+        engine = start(start_engine, "llama", finding(other), **saved(tmp_path))
+        assert list(ask(engine, first).finished().tokens) == expected_tokens("llama", first)
+        assert other.num_zeros == 1
+        engine.stop(0.0)
 
 
 def test_what_a_head_keeps_stays_within_its_share_of_the_prefix_cache(start_engine: StartEngine) -> None:
