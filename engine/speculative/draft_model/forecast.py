@@ -5,11 +5,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reprise.drafters.base import Draft
+from reprise.engine.interface.models import HeadKind
 from reprise.engine.speculative.acceptance import Acceptance
 from reprise.engine.speculative.costs.cost_table import USUAL, Conditions
 from reprise.engine.speculative.costs.step_costs import StepCosts
@@ -255,7 +257,7 @@ class _Fit:
 
 
 MODEL = "draft-model"
-MODELS = (MODEL, "mtp", "eagle3", "dflash")
+MODELS = (MODEL, *get_args(HeadKind))
 """The sources of drafts that a model makes: the draft model, or a head of the target. A server has one."""
 
 MODEL_PRIOR = 0.7

@@ -286,14 +286,18 @@ HEADS = {
 }
 
 
-def record_drafts(head: Head, made: list[dict[int, list[int]]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note in the last of made what the head drafts for a single row, by the positions in its caches."""
+Drafts = dict[tuple[int, int], list[int]]
+"""What a head drafted for a single row, by the positions in its caches and the number of tokens."""
+
+
+def record_drafts(head: Head, made: list[Drafts], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note in the last of made what the head drafts."""
     draft = type(head).draft
 
     def tapped(head: Head, states: mx.array, last: mx.array, caches: Caches, *rest: Any) -> mx.array:
         held = int(mx.array(caches[0].offset).item())
         ids = draft(head, states, last, caches, *rest)
-        made[-1][held] = ids[0].tolist()  # type: ignore[assignment]
+        made[-1][held, ids.shape[1]] = ids[0].tolist()  # type: ignore[assignment]
         return ids
 
     monkeypatch.setattr(type(head), "draft", tapped)
@@ -303,7 +307,7 @@ def record_drafts(head: Head, made: list[dict[int, list[int]]], monkeypatch: pyt
 def test_after_a_hit_a_head_drafts_what_it_drafts_without(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, find = HEADS[case]
     asked = request(prompt_of(150), 60)
-    made: list[dict[int, list[int]]] = []
+    made: list[Drafts] = []
 
     def find_recorded(loaded: LoadedModel) -> NamedHead:
         found = find(loaded)
