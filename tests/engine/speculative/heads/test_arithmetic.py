@@ -237,6 +237,8 @@ EAGLE = {
     "eagle3, all tokens": {"draft_vocab_size": 512, "rope_scaling": LLAMA3},
     "eagle3, the model's output head": {"draft_vocab_size": None, "attention_bias": True},
     "eagle3, deeper": {"num_hidden_layers": 3, "norm_before_fc": True, "norm_before_residual": True},
+    "eagle3, sliding": {"layer_types": ["sliding_attention"], "sliding_window": 4},
+    "eagle3, some sliding": {"num_hidden_layers": 2, **SLIDING},
     "eagle3.1": {"fc_norm": True, "norm_output": True, "model_type": "qwen3"},
     "eagle3, narrower": {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1,
                          "target_hidden_size": 64},

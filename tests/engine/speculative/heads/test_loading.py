@@ -203,7 +203,11 @@ EAGLE_MISFITS = [
         "use_aux_hidden_state false, as in heads before EAGLE-3",
     ),
     ({"hidden_act": "gelu"}, "hidden_act gelu, not silu"),
-    ({"layer_types": ["sliding_attention"]}, "layers that see a window"),
+    ({"layer_types": ["sliding_attention"]}, "layer_types .* of 1 layers, with a sliding_window of 0"),
+    (
+        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9},
+        "of 1 layers, with a sliding_window of 9",
+    ),
     ({"rms_norm_eps": None}, "TypeError.*float"),
     ({"hidden_size": "wide"}, "ValueError.*wide"),
     ({"draft_vocab_size": None}, r"lm_head.weight is \(96, 64\), where \(512, 64\) is due"),

@@ -281,6 +281,10 @@ HEADS = {
     "deepseek v3, MTP": ("deepseek_v3", random_mtp("deepseek_v3")),
     "deepseek v3.2, MTP": ("deepseek_v32", random_mtp("deepseek_v32")),
     "llama, EAGLE-3": ("llama", random_eagle()),
+    "llama, EAGLE-3 with a window": (
+        "llama",
+        random_eagle(layer_types=["sliding_attention"], sliding_window=12),
+    ),
     "llama, DSpark": ("llama", random_of_kind("DSpark")),
     "llama, Muse Glimmer": ("llama", random_of_kind("Muse Glimmer")),
 }
