@@ -50,6 +50,7 @@ from reprise.engine.speculative.heads.head import (
     Published,
     Target,
     TargetEnds,
+    check_rope,
     check_size,
     check_taps,
     check_vocabulary,
@@ -433,6 +434,8 @@ def read_config(config: Mapping[str, Any]) -> DFlashConfig:
     if model_type.startswith("gemma4"):
         own.setdefault("mask_token_id", GEMMA_MASK)
     said = [own.get(name) for name in ("causal", "dflash_query_causal", "is_causal")]
+    rope_scaling = own.get("rope_scaling") or rope or None
+    check_rope(rope_scaling or {})
     is_causal = next((bool(one) for one in said if one is not None), False if is_muse else None)
     counts_known = not is_dspark or bool(own.get("dspark_bonus_anchor"))
     return DFlashConfig(
@@ -443,7 +446,7 @@ def read_config(config: Mapping[str, Any]) -> DFlashConfig:
         head_dim=int(head_dim),
         rms_norm_eps=float(own["rms_norm_eps"]),
         rope_theta=float(rope.get("rope_theta") or own["rope_theta"]),
-        rope_scaling=own.get("rope_scaling") or rope or None,
+        rope_scaling=rope_scaling,
         max_position_embeddings=int(own["max_position_embeddings"]),
         attention_bias=bool(own.get("attention_bias", False)),
         num_drafted=int(own["block_size"]) - counts_known,

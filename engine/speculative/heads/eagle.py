@@ -43,6 +43,7 @@ from reprise.engine.speculative.heads.head import (
     Published,
     Target,
     TargetEnds,
+    check_rope,
     check_size,
     check_taps,
     check_vocabulary,
@@ -94,6 +95,7 @@ def read_config(config: Mapping[str, Any], num_layers: int) -> EagleConfig:
     if of_head.get("use_aux_hidden_state") is False:
         raise ValueError("use_aux_hidden_state false, as in heads before EAGLE-3")
     rope = of_layers.pop("rope_parameters", None) or of_layers.get("rope_scaling") or {}
+    check_rope(rope)
     of_layers["rope_theta"] = of_layers.get("rope_theta") or rope.get("rope_theta") or 10_000.0
     # Positions of images have three parts. Those of text are alike.
     of_layers["rope_scaling"] = None if "mrope_section" in rope else rope or None

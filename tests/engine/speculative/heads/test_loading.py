@@ -187,6 +187,17 @@ def test_published_configurations_of_eagle_heads_are_read(name: str) -> None:
         assert not eagle.PUBLISHED.describes(config)
 
 
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+
+
+@pytest.mark.parametrize("said", ["rope_scaling", "rope_parameters"])
+def test_a_drafter_whose_rows_cannot_be_rotated_together_is_refused(tmp_path: Path, said: str) -> None:
+    found = identify(write_dflash(tmp_path, **{said: DYNAMIC}))
+    assert found is not None
+    with pytest.raises(ModelError, match=f"{tmp_path}.*rope_type dynamic, with which rows of different"):
+        make_head(found, target(config_of("llama")), 3)
+
+
 EAGLE_MISFITS = [
     ({"hidden_size": 128}, "does not fit the model: its target_hidden_size is 128, that of the model 64"),
     (
@@ -203,6 +214,8 @@ EAGLE_MISFITS = [
         "use_aux_hidden_state false, as in heads before EAGLE-3",
     ),
     ({"hidden_act": "gelu"}, "hidden_act gelu, not silu"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type dynamic, with which rows"),
+    ({"rope_parameters": DYNAMIC}, "rope_type dynamic, with which rows"),
     ({"layer_types": ["sliding_attention"]}, "layer_types .* of 1 layers, with a sliding_window of 0"),
     (
         {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9},
