@@ -304,7 +304,6 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path, held: int) -> None:
     [
         {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "kimi_k2"},
         {"architectures": ["Gemma4Eagle3Model"], "model_type": "gemma4_text"},
-        {"architectures": ["PEagleDraftModel"], "speculators_model_type": "peagle"},
         {"architectures": [], "model_type": "medusa"},
         *(
             {"architectures": [], "model_type": f"{family}_mtp"}
@@ -318,6 +317,20 @@ def test_other_drafters_of_hidden_states_are_refused_by_name(tmp_path: Path, cha
         str(name) for value in changes.values() for name in ([value] if isinstance(value, str) else value)
     )
     with pytest.raises(ModelError, match=f"is a {named}, a drafter of hidden states that is not supported"):
+        identify(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [("dflash", "DFlashDraftModel"), ("dspark", "DSparkDraftModel"), ("peagle", "PEagleDraftModel")],
+)
+def test_drafters_in_speculators_own_format_are_refused_with_what_to_use(
+    tmp_path: Path, kind: str, architecture: str
+) -> None:
+    write_dflash(tmp_path, architectures=[architecture], speculators_model_type=kind)
+    with pytest.raises(
+        ModelError, match=rf"in the format of speculators \({kind}\), .* only EAGLE-3.*z-lab's"
+    ):
         identify(tmp_path)
 
 
