@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from itertools import compress, count
 from math import inf
 from pathlib import Path
+from typing import get_args
 
 from reprise.config.atomic_files import read_object, write_in_folder
 from reprise.config.settings import Settings
 from reprise.drafters.base import Draft
+from reprise.engine.interface.models import HeadKind
 from reprise.engine.speculative.draft_length import DraftEstimate, steady, sum_up
 
 DECAY = 0.97
@@ -28,7 +30,9 @@ GLOBAL_PRIOR_TOKENS = 15.0
 LINE_END = "line end"
 """Source of the buckets for copied line ends, by how many lines the answer has: 0, 1, 2, or 3 and more."""
 
-FRESH_SOURCES = frozenset({"draft-model", "grammar", "prediction", "wedlm", "wedlm place"})
+FRESH_SOURCES = frozenset(
+    {"draft-model", *get_args(HeadKind), "grammar", "prediction", "wedlm", "wedlm place"}
+)
 """Sources of drafts that copy no earlier text, so that their line ends are like any other token."""
 
 LINE_END_PRIORS = (0.6, 0.85, 0.93, 0.98)
@@ -247,7 +251,7 @@ def count_accepted(draft: Sequence[int], sampled: Sequence[int]) -> int:
 
 log = logging.getLogger("reprise.engine")
 
-_BUCKETS_VERSION = 2  # changes with what a drafter's bucket stands for; older files are not read
+_BUCKETS_VERSION = 3  # changes with what a drafter's bucket stands for; older files are not read
 KEPT_TOKENS = 30.0
 """Observed tokens of earlier runs count as at most this many, so that new ones soon outweigh them."""
 

@@ -5,11 +5,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reprise.drafters.base import Draft
+from reprise.engine.interface.models import HeadKind
 from reprise.engine.speculative.acceptance import Acceptance
 from reprise.engine.speculative.costs.cost_table import USUAL, Conditions
 from reprise.engine.speculative.costs.step_costs import StepCosts
@@ -54,17 +56,20 @@ SIMILAR_CLASSES = 2
 class DraftWork:
     """The draft model's work for one verification step, counted in its own tokens unless stated otherwise.
 
-    num_fed: tokens fed before the first drafted one, the maximum over the rows.
+    num_fed: tokens fed before the first drafted one, the maximum over the rows in each forward pass.
     num_drafted: tokens drafted for every row, one forward each; 0 if no row was ready.
     num_lacking: (rows,) committed tokens that each row still lacks.
     translated: (rows,) for ready rows that wanted a draft: the number of tokens drafted, and of the target
         tokens that they became, before any surplus is cut off. None for other rows.
+    fed: (rows,) tokens fed to each row until it was ready, whatever others lacked; empty for heads, to which
+        no text is fed again.
     """
 
     num_fed: int
     num_drafted: int
     num_lacking: Sequence[int]
     translated: Sequence[tuple[int, int] | None]
+    fed: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +260,7 @@ class _Fit:
 
 
 MODEL = "draft-model"
-MODELS = (MODEL, "mtp", "eagle3", "dflash")
+MODELS = (MODEL, *get_args(HeadKind))
 """The sources of drafts that a model makes: the draft model, or a head of the target. A server has one."""
 
 MODEL_PRIOR = 0.7
@@ -400,7 +405,7 @@ class DraftForecast:
         translated = work.translated[row]
         if translated is not None:
             # If text is encoded again, more tokens are fed than were added.
-            surplus = max(0.0, work.num_fed - self.num_lacking)
+            surplus = max(0.0, work.fed[row] - self.num_lacking) if work.fed else 0.0
             self._extra_fed += EXTRA_FED_RATE * (surplus - self._extra_fed)
             self.token_yield.add(*translated)
         self.num_lacking, self._has_drafted = float(work.num_lacking[row]), translated is not None

@@ -225,6 +225,12 @@ class CatchUpInput:
     is_ready: bool = False
 
 
+def _count_fed(passes: Sequence[CatchUpInput]) -> int:
+    """Count the ids fed to a row until it was ready: in each later pass it is fed some of them again."""
+    ready = next((at for at, one in enumerate(passes) if one.is_ready), len(passes))
+    return sum(len(one.ids) for one in passes[: ready + 1])
+
+
 class DraftModel:
     """The draft model and its rows, which the worker keeps in the order of the target's rows.
 
@@ -313,16 +319,17 @@ class DraftModel:
         num_to_draft = max(row_input.num_to_draft for row_input in inputs)
         if not num_to_draft:
             return None
-        num_fed, positions = 0, [len(tokens) for tokens in committed]
+        positions = [len(tokens) for tokens in committed]
         catch_ups = self._prepare_rows(inputs, committed, num_to_draft)
+        passes = [catch_ups]
         for _ in range(MAX_FEEDS - 1):
             wanting = [one for one, of in zip(catch_ups, inputs, strict=True) if of.num_wanted]
             if not any(one.ids and not one.is_ready for one in wanting):
                 break
             self._draft(catch_ups, positions, 0, sampler)
-            num_fed += max(len(one.ids) for one in catch_ups)
             catch_ups = self._prepare_rows(inputs, committed, num_to_draft)
-        num_fed += max(len(one.ids) for one in catch_ups)
+            passes.append(catch_ups)
+        num_fed = sum(max(len(one.ids) for one in of_rows) for of_rows in passes)
         # Tokens drafted for a row that still lacks text are useless.
         num_to_draft = num_to_draft if any(catch_up.is_ready for catch_up in catch_ups) else 0
         num_to_draft = min(
@@ -335,7 +342,9 @@ class DraftModel:
                 found = self._translate_draft(row, drafted)
                 draft, translated[row] = found[: row_input.num_wanted], (len(drafted), len(found))
                 inputs[row] = replace(row_input, draft=draft, source=replace(row_input.source, tokens=draft))
-        return DraftWork(num_fed, num_to_draft, [one.num_lacking for one in catch_ups], translated)
+        lacking = [one.num_lacking for one in catch_ups]
+        fed = [_count_fed(of_row) for of_row in zip(*passes, strict=True)]
+        return DraftWork(num_fed, num_to_draft, lacking, translated, fed)
 
     def _prepare_rows(
         self, inputs: Sequence[RowInput], committed: Sequence[Sequence[int]], num_ahead: int

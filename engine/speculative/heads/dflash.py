@@ -5,14 +5,20 @@
                    the token before it chooses
     DSpark         a low-rank term of the token before it is added to each place's logits; the known token's
                    place may draft too, so that block_size counts drafted tokens only
-    Gemma 4 DSpark the same with Gemma 4's layers, and an embedding and an output head of its own
+    Gemma 4 DSpark the same with Gemma 4's layers, whose values are keys with a norm of their own, and an
+                   embedding and an output head of its own
     Laguna         a gate for each head of the attention, and a norm for each layer that is read
     Muse Glimmer   a window to both sides
 
 All read the target's embedding, and where a term is added to its logits its output head, without a scale, a
 norm or a cap of the target's, except for Gemma's scale. The configuration has what takes their place.
 
-Source: the checkpoints' configurations; z-lab's code; mlx-vlm 0.7.10, with which the drafts are compared.
+Sliding layers are causal unless a configuration says otherwise, as SpecForge trains them, and vLLM and SGLang
+run them.
+
+Source: the checkpoints' configurations; z-lab's code; SpecForge's dflash_family_model.py; DeepSpec's
+dspark/gemma4/modeling.py; vLLM's qwen3_dflash.py and gemma4_dspark.py; mlx-vlm 0.7.10, with which the drafts
+are compared.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,6 +35,7 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.gemma4_text import MLP as GemmaMLP  # noqa: N811
+from mlx_lm.models.gemma4_text import RMSNormNoScale
 from mlx_lm.models.qwen3 import MLP
 from mlx_lm.models.rope_utils import initialize_rope
 
@@ -43,6 +50,7 @@ from reprise.engine.speculative.heads.head import (
     Published,
     Target,
     TargetEnds,
+    check_rope,
     check_size,
     check_taps,
     check_vocabulary,
@@ -58,8 +66,8 @@ class DFlashConfig:
     num_drafted: maximum tokens of a draft. mask_token_id: the token that stands for an unknown one.
     windows: (layers,) how many tokens a sliding layer sees, with the one that sees; None for all.
     drafts_at_known: whether the known token's place drafts the first token; otherwise the first mask's does.
-    is_causal: whether a place of the block sees only the places before it.
-    slides: whether a place of the block sees as many contexts less as it is places behind the first.
+    is_causal: whether a place of the block sees only the places before it; None: in sliding layers alone.
+    slides: whether a place of a sliding layer sees as many contexts less as it is places behind the first.
     conv_width: tokens that a convolution covers; 0 for none. conv_group: dimensions that share its weights.
     candidates, rank: tokens of a place from which a term of this rank chooses; candidates is 0 for all.
     kind: "qwen3", "laguna" or "gemma4", by its layers.
@@ -82,8 +90,8 @@ class DFlashConfig:
     taps: tuple[int, ...]
     windows: tuple[int | None, ...]
     drafts_at_known: bool = False
-    is_causal: bool = False
-    slides: bool = False
+    is_causal: bool | None = None
+    slides: bool = True
     has_sinks: bool = False
     conv_width: int = 0
     conv_group: int = 0
@@ -104,7 +112,9 @@ class Attention(Module):
         super().__init__()
         hidden, head_dim, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.head_dim = head_dim
-        self.is_causal, self.slides = config.is_causal, config.slides and window is not None
+        is_sliding = window is not None
+        self.is_causal = is_sliding if config.is_causal is None else config.is_causal
+        self.slides = config.slides and is_sliding
         # The block's first token takes one place of the window.
         self.context_window = window and window - 1
         is_gemma = config.kind == "gemma4"
@@ -120,6 +130,8 @@ class Attention(Module):
             self.attention_sink_bias = mx.zeros(config.num_attention_heads)
         self.q_norm = RMSNorm(head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps)
+        if is_gemma:
+            self.v_norm = RMSNormNoScale(head_dim, config.rms_norm_eps)
         self.rope = initialize_rope(
             head_dim,
             base=config.rope_theta,
@@ -132,6 +144,8 @@ class Attention(Module):
         """Put the keys and values of x (rows, width, hidden) into a cache; return all that it holds."""
         keys = self._heads(self.k_proj(x))
         values = self._heads(self.v_proj(x)) if "v_proj" in self else keys
+        if "v_norm" in self:
+            values = self.v_norm(values)
         keys = self.rope(self.k_norm(keys), offset=cache.offset)
         held: tuple[mx.array, mx.array] = cache.update_and_fetch(keys, values)
         return held
@@ -419,7 +433,10 @@ def read_config(config: Mapping[str, Any]) -> DFlashConfig:
         num_kv_heads = own.get("num_global_key_value_heads") or num_kv_heads
     if model_type.startswith("gemma4"):
         own.setdefault("mask_token_id", GEMMA_MASK)
-    is_causal = own.get("causal", own.get("dflash_query_causal", own.get("is_causal", False)))
+    said = [own.get(name) for name in ("causal", "dflash_query_causal", "is_causal")]
+    rope_scaling = own.get("rope_scaling") or rope or None
+    check_rope(rope_scaling or {})
+    is_causal = next((bool(one) for one in said if one is not None), False if is_muse else None)
     counts_known = not is_dspark or bool(own.get("dspark_bonus_anchor"))
     return DFlashConfig(
         hidden_size=int(own["hidden_size"]),
@@ -429,7 +446,7 @@ def read_config(config: Mapping[str, Any]) -> DFlashConfig:
         head_dim=int(head_dim),
         rms_norm_eps=float(own["rms_norm_eps"]),
         rope_theta=float(rope.get("rope_theta") or own["rope_theta"]),
-        rope_scaling=own.get("rope_scaling") or rope or None,
+        rope_scaling=rope_scaling,
         max_position_embeddings=int(own["max_position_embeddings"]),
         attention_bias=bool(own.get("attention_bias", False)),
         num_drafted=int(own["block_size"]) - counts_known,
@@ -437,8 +454,8 @@ def read_config(config: Mapping[str, Any]) -> DFlashConfig:
         taps=tuple(map(int, taps)),
         windows=tuple(window if one == "sliding_attention" else None for one in layer_types),
         drafts_at_known=is_dspark and bool(own.get("sample_from_anchor", True)),
-        is_causal=bool(is_causal),
-        slides=is_muse or (bool(is_causal) and kind != "laguna"),
+        is_causal=is_causal,
+        slides=is_muse or (is_causal is not False and kind != "laguna"),
         has_sinks=bool(own.get("attention_sink_bias", False)),
         conv_width=int(own.get("conv_kernel_size", 0)),
         conv_group=int(own.get("conv_group_size", 0)),

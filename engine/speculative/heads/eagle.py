@@ -12,10 +12,14 @@ An output head chooses among frequent tokens; to every other token of the target
 
 By default these are the inputs of layers 2, n // 2 and n - 3 of the target's n.
 
+A token of a sliding layer sees sliding_window tokens with itself. Those drafted see what the newest position
+sees, and each other: so speculators trains them.
+
 Source: vLLM's llama_eagle3.py and speculators/algos.py; SGLang's llama_eagle3.py, and qwen2.py for which
 layers (set_eagle3_layers_to_capture adds 1 to what eagle_config says); SpecForge's llama3_eagle.py;
-ModelOpt's hf_eagle.py; DeepSpec's eagle3/qwen3/modeling.py; speculators' eagle3/config.py and core.py, and
-utils.py for the default. In mlx-vlm 0.7.10 its n is that of the head, which none of these agrees with.
+ModelOpt's hf_eagle.py; DeepSpec's eagle3/qwen3/modeling.py; speculators' eagle3/config.py, core.py and
+attention.py, and utils.py for the default. In mlx-vlm 0.7.10 its n is that of the head, which none of these
+agrees with.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,6 +34,7 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
+from reprise.engine.kv_cache.sliding_window import WindowKVCache
 from reprise.engine.speculative.heads.head import (
     Choose,
     DraftCache,
@@ -38,6 +43,7 @@ from reprise.engine.speculative.heads.head import (
     Published,
     Target,
     TargetEnds,
+    check_rope,
     check_size,
     check_taps,
     check_vocabulary,
@@ -54,6 +60,7 @@ class EagleConfig:
 
     module: mlx-lm's module with the layers: llama or qwen3. args: their arguments.
     taps: the target's layers whose outputs the head reads, counted from 0. tap_size: the size of an output.
+    windows: (layers,) how many tokens a sliding layer sees, with the one that sees; None for all.
     vocab_size: tokens of the target. num_drafted: tokens that can be drafted.
     has_embedding: whether its own embedding is used; else it is a copy of the target's, of up to 1 GB.
     norms_all: whether what is read is normed as a whole. norms_each: whether each layer's output is normed.
@@ -65,6 +72,7 @@ class EagleConfig:
     args: Any
     taps: tuple[int, ...]
     tap_size: int
+    windows: tuple[int | None, ...]
     vocab_size: int
     num_drafted: int
     has_embedding: bool = False
@@ -84,11 +92,10 @@ def read_config(config: Mapping[str, Any], num_layers: int) -> EagleConfig:
     module = "qwen3" if of_layers.get("model_type") == "qwen3" else "llama"
     if of_layers.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {of_layers['hidden_act']}, not silu")
-    if "sliding_attention" in (of_layers.get("layer_types") or ()):
-        raise ValueError("layers that see a window")
     if of_head.get("use_aux_hidden_state") is False:
         raise ValueError("use_aux_hidden_state false, as in heads before EAGLE-3")
     rope = of_layers.pop("rope_parameters", None) or of_layers.get("rope_scaling") or {}
+    check_rope(rope)
     of_layers["rope_theta"] = of_layers.get("rope_theta") or rope.get("rope_theta") or 10_000.0
     # Positions of images have three parts. Those of text are alike.
     of_layers["rope_scaling"] = None if "mrope_section" in rope else rope or None
@@ -99,6 +106,7 @@ def read_config(config: Mapping[str, Any], num_layers: int) -> EagleConfig:
         args=args,
         taps=_read_taps(config, num_layers),
         tap_size=tap_size,
+        windows=_read_windows(of_layers, args.num_hidden_layers),
         vocab_size=int(args.vocab_size),
         num_drafted=int(config.get("draft_vocab_size") or args.vocab_size),
         has_embedding=tap_size != args.hidden_size or bool(config.get("embed_requires_grad")),
@@ -107,6 +115,15 @@ def read_config(config: Mapping[str, Any], num_layers: int) -> EagleConfig:
         norms_residual=bool(of_head.get("norm_before_residual")),
         recurses_normed=bool(of_head.get("norm_output")),
     )
+
+
+def _read_windows(of_layers: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    types, window = of_layers.get("layer_types") or (), int(of_layers.get("sliding_window") or 0)
+    if "sliding_attention" not in types:
+        return (None,) * num_layers
+    if len(types) != num_layers or not 0 < window < 2**31:
+        raise ValueError(f"layer_types {types} of {num_layers} layers, with a sliding_window of {window}")
+    return tuple(window if one == "sliding_attention" else None for one in types)
 
 
 def _read_taps(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
@@ -153,8 +170,8 @@ class EagleHead(HeadModule):
         self._config = config
 
     def make_cache(self) -> list[Any]:
-        """Make empty caches for one row, one for each layer."""
-        return [KVCache() for _ in self.layers]
+        """Make empty caches for one row, one for each layer; those of sliding layers keep a window."""
+        return [KVCache() if window is None else WindowKVCache(window) for window in self._config.windows]
 
     def feed(self, states: mx.array, following: mx.array, caches: Sequence[Any]) -> None:
         """Feed committed positions; see Head. Of the last layer, MLX computes only keys and values."""

@@ -152,7 +152,7 @@ def identify(folder: Path) -> FoundHead | None:
     published = next((kind for kind in KINDS if kind.describes(config)), None)
     if not is_mtp and published is None:
         architectures = map(str, config.get("architectures") or ())
-        _refuse_others(folder, [*architectures, model_type, str(config.get("speculators_model_type", ""))])
+        _refuse_others(folder, [*architectures, model_type], str(config.get("speculators_model_type") or ""))
         return None
     files = [read_header(path) for path in sorted(folder.glob("*.safetensors"))]
     if not files:
@@ -175,7 +175,13 @@ def identify(folder: Path) -> FoundHead | None:
     return FoundHead("mtp", MTP, str(folder), None, family, layers, names, adds_one, num_bytes)
 
 
-def _refuse_others(folder: Path, names: list[str]) -> None:
+def _refuse_others(folder: Path, names: list[str], speculator: str) -> None:
+    if speculator:
+        raise ModelError(
+            f"{folder} is a drafter in the format of speculators ({speculator}), of which only EAGLE-3 heads "
+            "are supported. Use one in another format, such as z-lab's or deepseek-ai's for DFlash and "
+            "DSpark, an ordinary model, or no --draft-model"
+        )
     for name in names:
         if any(part in name.lower() for part in OTHER_DRAFTERS):
             others = ", ".join(f"{kind.name}s" for kind in KINDS)

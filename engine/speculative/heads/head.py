@@ -190,6 +190,12 @@ class Published:
     )
 
 
+def check_rope(rope: Mapping[str, Any]) -> None:
+    """Raise ValueError if mlx-lm cannot rotate rows of different lengths together in this way."""
+    if (rope.get("type") or rope.get("rope_type")) == "dynamic":
+        raise ValueError("rope_type dynamic, with which rows of different lengths cannot draft together")
+
+
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the text model's part of a configuration; all of it if it has no such part."""
     return dict(config.get("text_config") or config)

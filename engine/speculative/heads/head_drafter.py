@@ -458,6 +458,9 @@ MIN_LOADED_IDS = 128
 MAX_WAIT_S = 2.0
 """Seconds that the engine's thread waits for the files of a head, which are small."""
 
+KEPT_VERSION = 2
+"""Changes with what a head keeps by the same weights; files of other versions are not read."""
+
 MayCopy = Callable[[int], bool]
 """Returns whether memory allows copies of the head's caches for this many tokens."""
 
@@ -484,7 +487,7 @@ class HeadPrefixes(DraftPrefixes):
         self._may_copy = may_copy
         self._store: PrefixStore | None = None
         if store is not None and self.cache is not None:
-            part = f"{drafter.source} {drafter.head.taps} {weights_fingerprint(drafter.head)}"
+            part = f"{KEPT_VERSION} {drafter.source} {drafter.head.taps} {weights_fingerprint(drafter.head)}"
             self._store = store.sibling(part, self.needs_state)
 
     def look_up(self, prefill: TextPrefill, tokens: Sequence[int], max_tokens: int) -> int:  # noqa: ARG002

@@ -14,6 +14,7 @@ from reprise.engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, Acce
 from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import DraftEstimate, choose_width, expected_tokens, steady
+from reprise.engine.speculative.draft_model.forecast import MODELS
 
 STAIRCASE = {1: 1.0, 2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 10: 4.5, 16: 4.5, 24: 4.5, 32: 4.5}
 DRAFT = Draft((1, 2, 3), "suffix", 2, 0.7)
@@ -123,9 +124,12 @@ def test_whether_copies_end_with_the_first_line_is_learned_from_all_requests() -
     assert second - first > 0.7
 
 
-def test_a_line_s_end_is_nothing_special_in_what_is_no_copy() -> None:
-    acceptance = Acceptance(AcceptanceCounts(GLOBAL_DECAY), line_ends={END})
-    draft = Draft(LINES.tokens, "prediction", 0, 0.95)
+@pytest.mark.parametrize("source", ["prediction", *MODELS])
+def test_a_line_s_end_is_nothing_special_in_what_is_no_copy(source: str) -> None:
+    acceptance = Acceptance(AcceptanceCounts(GLOBAL_DECAY), doubt=2.0, line_ends={END})
+    draft = Draft(LINES.tokens, source, 0, 0.95)
+    # Nor does it matter how much the prompt repeats itself.
+    assert acceptance.rate(draft) == pytest.approx(0.95)
     assert acceptance.estimate(draft, 0.95).expected == pytest.approx(steady(0.95, 6))
     acceptance.learn(draft, 6, 2)
     assert acceptance.estimate(LINES, 0.95).stops == (2, 4)

@@ -22,12 +22,14 @@ from reprise.engine.kv_cache import sliding_window
 from reprise.engine.speculative.acceptance import Acceptance
 from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
-from reprise.engine.speculative.draft_model.forecast import DraftForecast
-from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
+from reprise.engine.speculative.draft_model.forecast import DraftForecast, DraftWork
+from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, DraftModel
 from reprise.engine.speculative.proposers import DraftSources
+from reprise.engine.speculative.verify import RowInput
 from tests.combinations import spread
 from tests.drafters.fakes import Oracle, scored
 from tests.engine.conftest import StartEngine
+from tests.engine.driven import Driven, expected_tokens, loaded_once
 from tests.engine.support import CONFIGS, Answer, ask, make_loaded, oracle, prompt_of, request
 
 TEMPERATURES = [0.0, 0.8]
@@ -277,6 +279,37 @@ class Faulty:
         if self.raises:
             raise RuntimeError("a fault in the draft model")
         return -logits
+
+
+def test_what_one_row_lacks_after_a_copy_is_not_counted_as_fed_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    works, fill_in = list[DraftWork](), DraftModel.fill_in
+
+    def noted(self: DraftModel, inputs: list[RowInput], *given: Any) -> DraftWork | None:
+        if (work := fill_in(self, inputs, *given)) and all(one.num_wanted for one in inputs):
+            works.append(work)
+        return work
+
+    monkeypatch.setattr(DraftModel, "fill_in", noted)
+    num_copied = 8 * MAX_BACKLOG_TOKENS
+    asked = [request(prompt_of(20, at), num_copied + 40 + 40 * at, name=str(at)) for at in range(2)]
+    asked[1] = dataclasses.replace(asked[1], draft=DraftChoice("draft-model"))
+    copied = {asked[0].prompt: expected_tokens("llama", asked[0])}
+    driven = Driven(
+        loaded_once("llama"),
+        lambda _: DraftSources({"suffix": Oracle(copied, "suffix", num_copied)}, scored(1.0)),
+        loaded_once("llama"),
+        draft_model="any",
+        num_draft_tokens=4,
+        gate="off",
+    )
+    for one in asked:
+        driven.ask(one)
+    driven.finish()
+    long = [work for work in works if work.num_fed > MAX_BACKLOG_TOKENS]
+    assert [work.fed[1] for work in long] == [2] * len(long) != []
+    assert all(work.fed[0] > MAX_BACKLOG_TOKENS for work in long)
 
 
 def test_a_recurrent_draft_model_continues_after_rejected_drafts(start_engine: StartEngine) -> None:

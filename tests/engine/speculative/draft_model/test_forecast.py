@@ -141,7 +141,7 @@ class World:
         translated = [self.translate(num_drafted) if ready else None for ready in is_ready]
         taken_s = self.draft_s(len(rows), num_fed, num_drafted)
         left = self.lacking = [max(0, a - b) for a, b in zip(self.lacking, fed, strict=True)]
-        work = DraftWork(num_fed, num_drafted, left, translated)
+        work = DraftWork(num_fed, num_drafted, left, translated, fed)
         self.costs.observe(len(rows), num_fed, num_drafted, taken_s, self.planner.conditions(rows))
         self.lengths.append(max(row_input.num_wanted for row_input in inputs))
         self.num_drafted.append(num_drafted)
@@ -362,6 +362,22 @@ def test_a_step_is_charged_its_share_of_catching_up() -> None:
     forecast.observe(400, 0, 0)
     assert forecast.num_fed == 401
     assert forecast.catch_up_share(4.01) == pytest.approx(0.01)
+
+
+def test_a_row_is_not_taken_for_one_whose_text_is_fed_again_because_another_catches_up() -> None:
+    late, own, other = (DraftForecast(Acceptance(AcceptanceCounts(GLOBAL_DECAY))) for _ in range(3))
+    late.observe(400, 0, 0)
+    forecasts = [late, own, other]
+    for fed in ([401, 1, 3], [1, 1, 3]):
+        for at, forecast in enumerate(forecasts):
+            forecast.note_work(DraftWork(max(fed), 4, [0] * 3, [(4, 4)] * 3, fed), at)
+            forecast.observe(1, 4, 0)
+    # Only of the last one's text, two tokens are fed again and again.
+    assert [forecast.num_fed for forecast in forecasts] == [1, 1, 2]
+    of_head = DraftForecast(Acceptance(AcceptanceCounts(GLOBAL_DECAY)), source="mtp")
+    of_head.note_work(DraftWork(401, 4, [0], [(4, 4)]), 0)
+    of_head.observe(1, 4, 0)
+    assert of_head.num_fed == 1
 
 
 def test_what_pays_at_once_may_not_pay_after_catching_up() -> None:

@@ -21,7 +21,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "DFlash": _SIZES | {"architectures": ["DFlashDraftModel"], "dflash_config": _DRAFTING},
     "DFlash, sliding": _SIZES
     | _SLIDING
-    | {"architectures": ["DFlashDraftModel"], "dflash_config": _DRAFTING | {"attention_sink_bias": True}},
+    | {
+        "architectures": ["DFlashDraftModel"],
+        # mlx-vlm's sliding layers are not causal if nothing is said, those that are trained are.
+        "dflash_config": _DRAFTING | {"attention_sink_bias": True, "causal": False},
+    },
     "DFlash 2": _SIZES
     | {
         "architectures": ["DFlash2DraftModel"],

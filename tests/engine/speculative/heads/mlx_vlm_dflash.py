@@ -10,6 +10,7 @@ model.safetensors, what it drafts as drafts.safetensors.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn import Embedding
@@ -32,6 +33,15 @@ if getattr(model, "embed_tokens", None) is None:
     embedding = Embedding(*given["embedding"].shape)
     embedding.weight = given["embedding"]
     model.embed_tokens, model.lm_head = embedding, lambda states: states @ given["output"].T
+if hasattr(attention := type(model.layers[0].self_attn), "_project_kv") and config.get("attention_k_eq_v"):
+
+    def project(self: Any, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Return keys and values, with the norm of the values that DeepSpec trains and mlx-vlm leaves out."""
+        keys = self.k_proj(x)
+        heads = keys.reshape(*x.shape[:2], -1, self.head_dim)
+        return keys, mx.fast.rms_norm(heads, None, self.k_norm.eps).reshape(keys.shape)
+
+    attention._project_kv = project
 # A shortcut that fails where keys are values, too, as in Gemma 4.
 type(model)._project_context_kv = lambda *_: None
 cache, drafts, position = model.make_cache(), [], 0

@@ -204,18 +204,25 @@ def heads_of(x: np.ndarray, dim: int) -> np.ndarray:
     return x.reshape(x.shape[0], -1, dim).transpose(1, 0, 2)
 
 
-def decoder_layer(family: str, c: dict[str, Any], w: Arrays, x: np.ndarray, one: float) -> np.ndarray:
-    """Apply a decoder layer to x (places, hidden). one: what norms lack."""
+def decoder_layer(
+    family: str, c: dict[str, Any], w: Arrays, x: np.ndarray, one: float, mask: np.ndarray | None = None
+) -> np.ndarray:
+    """Apply a decoder layer to x (places, hidden). one: what norms lack. mask: see attention()."""
     if family == "nemotron_h":
         return nemotron_layers(c, w, x)
-    x = x + attention(family, c, w, rms(x, w["input_layernorm.weight"] + one), one)
+    x = x + attention(family, c, w, rms(x, w["input_layernorm.weight"] + one), one, mask)
     return x + mlp(c, w, rms(x, w["post_attention_layernorm.weight"] + one))
 
 
-def attention(family: str, c: dict[str, Any], w: Arrays, n: np.ndarray, one: float) -> np.ndarray:
-    """Attend from n (places, any), which is normed. one: what norms lack."""
+def attention(
+    family: str, c: dict[str, Any], w: Arrays, n: np.ndarray, one: float, mask: np.ndarray | None = None
+) -> np.ndarray:
+    """Attend from n (places, any), which is normed.
+
+    one: what norms lack. mask: (places, places) what each place sees; None for all before it.
+    """
     a = {name: w.get(f"self_attn.{name}.weight") for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
-    causal, d, base = np.tri(len(n), dtype=bool), c["head_dim"], c["rope_theta"]
+    causal, d, base = np.tri(len(n), dtype=bool) if mask is None else mask, c["head_dim"], c["rope_theta"]
     if family in LATENT:
         seen = latent_attention(family, c, w, n, causal)
     else:
@@ -330,7 +337,10 @@ def tiny_dflash(config: dict[str, Any]) -> Arrays:
 def draft_dflash(
     c: dict[str, Any], w: Arrays, ends: tuple[np.ndarray, np.ndarray], states: np.ndarray, last: int, num: int
 ) -> list[int]:
-    """Draft as published, without a cache: DFlash (arXiv:2602.06036). states: (positions, taps * hidden)."""
+    """Draft as published, without a cache: DFlash (arXiv:2602.06036). states: (positions, taps * hidden).
+
+    If nothing is said, sliding layers are causal, as SpecForge trains them.
+    """
     embedding, output = ends
     d, base, length = c["head_dim"], c["rope_theta"], len(states)
     context = rms(states @ w["fc.weight"].T, w["hidden_norm.weight"])
@@ -347,8 +357,13 @@ def draft_dflash(
         both = np.concatenate([context, n])
         k = rope(rms(heads_of(both @ a["k_proj"].T, d), a["k_norm"]), d, base)
         v = heads_of(both @ a["v_proj"].T, d)
-        first = max(0, length + 1 - c["sliding_window"]) if kind == "sliding_attention" else 0
-        x = x + attend(q, k[:, first:], v[:, first:], None) @ a["o_proj"].T
+        is_sliding = kind == "sliding_attention"
+        is_causal = c["dflash_config"].get("causal", is_sliding)
+        at, of = np.arange(len(x))[:, None], np.arange(-length, len(x))
+        mask = (of <= at) | (not is_causal)
+        if is_sliding:
+            mask = mask & ((of >= 0) | (of > at * is_causal - c["sliding_window"]))
+        x = x + attend(q, k, v, mask) @ a["o_proj"].T
         x = x + mlp(c, p, rms(x, p["post_attention_layernorm.weight"]))
     return [int(token) for token in np.argmax(rms(x[1:], w["norm.weight"]) @ output.T, -1)]
 
@@ -471,7 +486,10 @@ def draft_eagle(
     c: dict[str, Any], w: Arrays, ends: tuple[np.ndarray, np.ndarray],
     states: np.ndarray, following: list[int], num: int,
 ) -> list[int]:  # fmt: skip
-    """Draft as published, without a cache: EAGLE-3 (arXiv:2503.01840). states: (positions, taps * size)."""
+    """Draft as published, without a cache: EAGLE-3 (arXiv:2503.01840). states: (positions, taps * size).
+
+    In sliding layers drafted tokens see what the newest position sees, and each other, as in speculators.
+    """
     embedding, output = w.get("embed_tokens.weight", ends[0]), w.get("lm_head.weight", ends[1])
     layers = [
         {name.removeprefix(f"layers.{at}."): one for name, one in w.items() if f"layers.{at}." in name}
@@ -487,10 +505,16 @@ def draft_eagle(
         normed = rms(h, layers[0]["hidden_norm.weight"])
         both = np.concatenate([rms(embedding[tokens], layers[0]["input_layernorm.weight"]), normed], axis=1)
         x = normed if c.get("norm_before_residual") else h
-        x = x + attention("llama", c, layers[0], both, 0.0)
+        causal = np.tri(len(h), dtype=bool)
+        known, of = np.minimum(np.arange(len(h)), len(states) - 1)[:, None], np.arange(len(h))
+        sliding = causal & (of > known - (c.get("sliding_window") or len(h)))
+        masks = [
+            sliding if "sliding" in one else causal for one in c.get("layer_types") or [""] * len(layers)
+        ]
+        x = x + attention("llama", c, layers[0], both, 0.0, masks[0])
         x = x + mlp(c, layers[0], rms(x, layers[0]["post_attention_layernorm.weight"]))
-        for layer in layers[1:]:
-            x = decoder_layer("llama", c, layer, x, 0.0)
+        for layer, mask in zip(layers[1:], masks[1:], strict=True):
+            x = decoder_layer("llama", c, layer, x, 0.0, mask)
         last = rms(x[-1], w["norm.weight"])
         best = int(np.argmax(output @ last))
         drafted.append(best + int(w["d2t"][best]) if "d2t" in w else best)

@@ -141,7 +141,15 @@ def dflash_config(**changes: Any) -> dict[str, Any]:
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
 
 
-@pytest.mark.parametrize("changes", [{}, SLIDING], ids=["full", "sliding"])
+def causal(is_causal: bool) -> dict[str, Any]:
+    return {"dflash_config": dflash_config()["dflash_config"] | {"causal": is_causal}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, SLIDING, SLIDING | causal(False), SLIDING | causal(True), SLIDING | {"is_causal": None}],
+    ids=["full", "sliding", "sliding, not causal", "causal", "null"],
+)
 @pytest.mark.parametrize("num", [1, 5])
 def test_dflash_drafts_what_the_paper_says(
     tinies: dict[str, Tiny], changes: dict[str, Any], num: int, tmp_path: Path
@@ -164,6 +172,23 @@ def test_dflash_drafts_what_the_paper_says(
         assert drafted.tolist() == [
             published.draft_dflash(config, arrays, ends, known, TEXT[newest + 1], num)
         ]
+
+
+def test_values_of_gemma_4_s_drafters_are_normed_keys_of_contexts_and_of_the_block(
+    tinies: dict[str, Tiny],
+) -> None:
+    head, states = make_head(tinies, "Gemma 4 DSpark")
+    attention, (cache, *_) = head.layers[0].self_attn, head.make_cache()
+    for x in (head.hidden_norm(head.fc(states)), states[..., :64]):
+        _, values = attention.keep(x, cache)
+        raw = np.array(attention.k_proj(x)).reshape(len(TEXT), -1, attention.head_dim).transpose(1, 0, 2)
+        np.testing.assert_allclose(values[0, :, -len(TEXT) :], published.rms(raw, 1.0, 1e-6), rtol=1e-4)
+
+
+def test_places_of_muse_glimmer_s_block_see_each_other_and_those_of_others_only_if_that_is_said() -> None:
+    assert read_config(CONFIGS["Muse Glimmer"]).is_causal is False
+    assert read_config(CONFIGS["Laguna"]).is_causal is True
+    assert read_config(CONFIGS["DSpark"]).is_causal is None
 
 
 def test_moved_keys_are_those_of_the_text_without_what_was_dropped(tinies: dict[str, Tiny]) -> None:
@@ -212,6 +237,8 @@ EAGLE = {
     "eagle3, all tokens": {"draft_vocab_size": 512, "rope_scaling": LLAMA3},
     "eagle3, the model's output head": {"draft_vocab_size": None, "attention_bias": True},
     "eagle3, deeper": {"num_hidden_layers": 3, "norm_before_fc": True, "norm_before_residual": True},
+    "eagle3, sliding": {"layer_types": ["sliding_attention"], "sliding_window": 4},
+    "eagle3, some sliding": {"num_hidden_layers": 2, **SLIDING},
     "eagle3.1": {"fc_norm": True, "norm_output": True, "model_type": "qwen3"},
     "eagle3, narrower": {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1,
                          "target_hidden_size": 64},

@@ -159,9 +159,15 @@ def random_of_kind(kind: str) -> Callable[[LoadedModel], NamedHead]:
     return find
 
 
+WINDOWED = ["sliding_attention", "full_attention"]
+
 HEADS = {
     "llama, MTP": ("llama", random_mtp("llama")),
     "llama, EAGLE-3": ("llama", random_eagle()),
+    "gemma 3, EAGLE-3 with windows": (
+        "gemma3_text",
+        random_eagle(num_hidden_layers=2, layer_types=WINDOWED, sliding_window=12),
+    ),
     "qwen 3 next, EAGLE-3.1": (
         "qwen3_next",
         random_eagle(

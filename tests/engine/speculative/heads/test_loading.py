@@ -187,6 +187,17 @@ def test_published_configurations_of_eagle_heads_are_read(name: str) -> None:
         assert not eagle.PUBLISHED.describes(config)
 
 
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+
+
+@pytest.mark.parametrize("said", ["rope_scaling", "rope_parameters"])
+def test_a_drafter_whose_rows_cannot_be_rotated_together_is_refused(tmp_path: Path, said: str) -> None:
+    found = identify(write_dflash(tmp_path, **{said: DYNAMIC}))
+    assert found is not None
+    with pytest.raises(ModelError, match=f"{tmp_path}.*rope_type dynamic, with which rows of different"):
+        make_head(found, target(config_of("llama")), 3)
+
+
 EAGLE_MISFITS = [
     ({"hidden_size": 128}, "does not fit the model: its target_hidden_size is 128, that of the model 64"),
     (
@@ -203,7 +214,13 @@ EAGLE_MISFITS = [
         "use_aux_hidden_state false, as in heads before EAGLE-3",
     ),
     ({"hidden_act": "gelu"}, "hidden_act gelu, not silu"),
-    ({"layer_types": ["sliding_attention"]}, "layers that see a window"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type dynamic, with which rows"),
+    ({"rope_parameters": DYNAMIC}, "rope_type dynamic, with which rows"),
+    ({"layer_types": ["sliding_attention"]}, "layer_types .* of 1 layers, with a sliding_window of 0"),
+    (
+        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9},
+        "of 1 layers, with a sliding_window of 9",
+    ),
     ({"rms_norm_eps": None}, "TypeError.*float"),
     ({"hidden_size": "wide"}, "ValueError.*wide"),
     ({"draft_vocab_size": None}, r"lm_head.weight is \(96, 64\), where \(512, 64\) is due"),
@@ -287,7 +304,6 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path, held: int) -> None:
     [
         {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "kimi_k2"},
         {"architectures": ["Gemma4Eagle3Model"], "model_type": "gemma4_text"},
-        {"architectures": ["PEagleDraftModel"], "speculators_model_type": "peagle"},
         {"architectures": [], "model_type": "medusa"},
         *(
             {"architectures": [], "model_type": f"{family}_mtp"}
@@ -301,6 +317,20 @@ def test_other_drafters_of_hidden_states_are_refused_by_name(tmp_path: Path, cha
         str(name) for value in changes.values() for name in ([value] if isinstance(value, str) else value)
     )
     with pytest.raises(ModelError, match=f"is a {named}, a drafter of hidden states that is not supported"):
+        identify(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [("dflash", "DFlashDraftModel"), ("dspark", "DSparkDraftModel"), ("peagle", "PEagleDraftModel")],
+)
+def test_drafters_in_speculators_own_format_are_refused_with_what_to_use(
+    tmp_path: Path, kind: str, architecture: str
+) -> None:
+    write_dflash(tmp_path, architectures=[architecture], speculators_model_type=kind)
+    with pytest.raises(
+        ModelError, match=rf"in the format of speculators \({kind}\), .* only EAGLE-3.*z-lab's"
+    ):
         identify(tmp_path)
 
 

@@ -15,6 +15,7 @@ from reprise.engine.engine import Engine
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.kv_cache.per_row import Caches
 from reprise.engine.model.loading import LoadedModel
+from reprise.engine.speculative.heads import head_drafter
 from reprise.engine.speculative.heads.head import Head
 from reprise.engine.speculative.heads.head_drafter import MAX_FILLED, HeadPrefill, HeadPrefixes, NamedHead
 from tests.engine.conftest import StartEngine
@@ -226,7 +227,7 @@ def saved(folder: Path) -> dict[str, Any]:
 
 
 def test_files_keep_it_over_restarts_with_and_without_the_head(
-    start_engine: StartEngine, tmp_path: Path
+    start_engine: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = request(prompt_of(400), 30, name="first")
     asked = [first, request([*first.prompt, *expected_tokens("llama", first), *prompt_of(9)], 30, name="2")]
@@ -248,11 +249,17 @@ def test_files_keep_it_over_restarts_with_and_without_the_head(
     assert head.num_zeros == 0
     engine.stop(0.0)
 
-    other = WholeHead({one.prompt: expected_tokens("llama", one) for one in asked})
-    other.parameters = lambda: {"weight": mx.ones(4)}  # type: ignore[method-assign]
-    engine = start(start_engine, "llama", finding(other), **saved(tmp_path))
-    assert list(ask(engine, first).finished().tokens) == expected_tokens("llama", first)
-    assert other.num_zeros == 1
+    for is_changed in (True, False):
+        other = WholeHead({one.prompt: expected_tokens("llama", one) for one in asked})
+        if is_changed:
+            other.parameters = lambda: {"weight": mx.ones(4)}  # type: ignore[method-assign]
+        else:
+            # The same weights, but what is kept was computed in another way.
+            monkeypatch.setattr(head_drafter, "KEPT_VERSION", head_drafter.KEPT_VERSION - 1)
+        engine = start(start_engine, "llama", finding(other), **saved(tmp_path))
+        assert list(ask(engine, first).finished().tokens) == expected_tokens("llama", first)
+        assert other.num_zeros == 1
+        engine.stop(0.0)
 
 
 def test_what_a_head_keeps_stays_within_its_share_of_the_prefix_cache(start_engine: StartEngine) -> None:
@@ -274,19 +281,27 @@ HEADS = {
     "deepseek v3, MTP": ("deepseek_v3", random_mtp("deepseek_v3")),
     "deepseek v3.2, MTP": ("deepseek_v32", random_mtp("deepseek_v32")),
     "llama, EAGLE-3": ("llama", random_eagle()),
+    "llama, EAGLE-3 with a window": (
+        "llama",
+        random_eagle(layer_types=["sliding_attention"], sliding_window=12),
+    ),
     "llama, DSpark": ("llama", random_of_kind("DSpark")),
     "llama, Muse Glimmer": ("llama", random_of_kind("Muse Glimmer")),
 }
 
 
-def record_drafts(head: Head, made: list[dict[int, list[int]]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Note in the last of made what the head drafts for a single row, by the positions in its caches."""
+Drafts = dict[tuple[int, int], list[int]]
+"""What a head drafted for a single row, by the positions in its caches and the number of tokens."""
+
+
+def record_drafts(head: Head, made: list[Drafts], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Note in the last of made what the head drafts."""
     draft = type(head).draft
 
     def tapped(head: Head, states: mx.array, last: mx.array, caches: Caches, *rest: Any) -> mx.array:
         held = int(mx.array(caches[0].offset).item())
         ids = draft(head, states, last, caches, *rest)
-        made[-1][held] = ids[0].tolist()  # type: ignore[assignment]
+        made[-1][held, ids.shape[1]] = ids[0].tolist()  # type: ignore[assignment]
         return ids
 
     monkeypatch.setattr(type(head), "draft", tapped)
@@ -296,7 +311,7 @@ def record_drafts(head: Head, made: list[dict[int, list[int]]], monkeypatch: pyt
 def test_after_a_hit_a_head_drafts_what_it_drafts_without(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, find = HEADS[case]
     asked = request(prompt_of(150), 60)
-    made: list[dict[int, list[int]]] = []
+    made: list[Drafts] = []
 
     def find_recorded(loaded: LoadedModel) -> NamedHead:
         found = find(loaded)
