@@ -118,6 +118,7 @@ class PrefixSearch:
     num_shared: (compared sequence, its number of tokens then) -> leading tokens that it shares.
     num_held: leading tokens that the prefix cache held at the last lookup, and the cache's evictions by then.
     loading: the prefix files being read. is_disk_searched: whether files were looked for.
+    awaits_disk: whether they are worth reading once others' have been read.
     unsaved: lengths at which state was kept in memory only, to be saved when its answer has ended.
     """
 
@@ -129,6 +130,7 @@ class PrefixSearch:
     num_held: tuple[int, int] = (0, 0)
     loading: Loading | None = None
     is_disk_searched: bool = False
+    awaits_disk: bool = False
     unsaved: list[int] = field(default_factory=list)
 
 
@@ -275,6 +277,8 @@ class Sequence:
         self.prefill.caches, self.prefill.num_computed = caches, num_computed
         self.prefix.awaited, self.prefix.compared = None, ()
         self.prefix.num_shared = {}
+        # If it restarts, it goes on at once: others may wait for it.
+        self.prefix.is_disk_searched = True
         if not self.timing.admitted_at:
             self.timing.admitted_at = time.perf_counter()
             self.prefix.num_cached = num_computed

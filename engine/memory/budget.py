@@ -152,8 +152,9 @@ class MemoryBudget:
         self.lacks_memory = self.is_tight = False
         # The last estimate, if only rows ran: its room, and the row lengths up to which it holds.
         self._steady: tuple[int, list[tuple[Sequence, int]]] = 0, []
-        # The shortest length that may_begin() refused, and the sequences that decoded and prefilled then.
-        self._refused_tokens = 0
+        # The shortest length that may_begin() refused, the bytes left then, and the sequences that decoded
+        # and prefilled.
+        self._refused_tokens = self._refused_bytes = 0
         self._refused_beside: tuple[list[ref[Sequence]], list[ref[Sequence]]] = ([], [])
 
     @property
@@ -196,13 +197,18 @@ class MemoryBudget:
         length = _length_to_admit(sequence)
         # The same sequences only grow, so what did not fit beside them does not fit now.
         running = [ref(s) for s in members], [ref(s) for s in prefilling]
-        if running == self._refused_beside and length >= self._refused_tokens:
+        left_bytes = self.left_bytes
+        if (
+            running == self._refused_beside
+            and length >= self._refused_tokens
+            and left_bytes <= self._refused_bytes
+        ):
             return False
         rows = [self._demand(s, _length_to_admit(s)) for s in members]
         prompts = [self._demand(s, _length_to_admit(s)) for s in (*prefilling, sequence)]
-        if self._estimator.step(rows, prompts).total <= self.left_bytes:
+        if self._estimator.step(rows, prompts).total <= left_bytes:
             return True
-        self._refused_beside, self._refused_tokens = running, length
+        self._refused_beside, self._refused_tokens, self._refused_bytes = running, length, left_bytes
         return False
 
     def make_room(

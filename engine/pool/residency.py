@@ -328,6 +328,8 @@ class Residency:
 
     def _make_room_for(self, model: ServedModel) -> bool:
         """Free memory for a model to be loaded; return whether there is enough. Raises ModelLoadError."""
+        if (fault := model.found.folder.fault) and model is not self._known.first:
+            raise ModelLoadError("not_loadable", f"model {model.name!r} cannot be loaded: {fault}")
         needed = model.found.folder.weight_bytes
         if draft_model := self._known.settings_of(model.name).draft_model:
             needed += self._known.catalogue.weight_bytes(draft_model)
@@ -364,9 +366,6 @@ class Residency:
 
     def _load(self, model: ServedModel) -> None:
         """Load a model, with other models' steps in between. Raises ModelLoadError."""
-        fault = model.found.folder.fault
-        if fault and model is not self._known.first:
-            raise ModelLoadError("not_loadable", f"model {model.name!r} cannot be loaded: {fault}")
         log.log(self._log_level, "loading %s", model.name)
         engine = model.engine
         with self._known.lock:

@@ -13,6 +13,7 @@ from typing import Any
 from reprise.config.per_model import Section, settings_of
 from reprise.config.settings import Settings
 from reprise.engine.interface.errors import ModelLoadError
+from reprise.engine.interface.events import Failed
 from reprise.engine.interface.models import ModelEntry, ModelInfo, ModelUse
 from reprise.engine.interface.status import EngineCounts, sum_counts
 from reprise.engine.memory.budget import Holder
@@ -233,8 +234,11 @@ class KnownModels:
     def retire(self, model: ServedModel) -> None:
         """Forget a model's engine, and add its counts to `retired`."""
         with self.lock:
-            if model.engine:
-                self.retired = sum_counts([self.retired, model.engine.counts()])
+            if engine := model.engine:
+                self.retired = sum_counts([self.retired, engine.counts()])
+                # Nobody reads a call that another thread makes now.
+                engine.lifecycle.begin_draining(0.0)
+                engine.inbox.refuse_all(Failed("engine", f"{model.name} was unloaded"))
             model.engine = None
 
     def _end_use(self, model: ServedModel, use: ModelUse) -> None:

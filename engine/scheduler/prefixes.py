@@ -59,6 +59,9 @@ MIN_LOADED_TOKENS = 128
 """Prefixes that save fewer tokens are not read from files: computing them is as fast."""
 
 
+MAX_LOADS = 2
+"""Prompts for which files are read, or have been read while no row is free: their bytes count nowhere yet."""
+
 WAIT_S = 0.05
 """Seconds that the engine's thread waits for files at a time, while it has nothing else to do."""
 
@@ -311,14 +314,16 @@ class Prefixes:
         if self.late is not None and not self.late.wait():
             sequence.prefix.loading = None
             return False
+        if sequence.prefix.awaits_disk and self._must_wait(sequence):
+            return True
         if not sequence.prefix.is_disk_searched:
             start = perf_counter()
             key = _whole(sequence, store.match)
             length = store.match(key)
             is_worth_it = length >= cache.match_usable(key) + MIN_LOADED_TOKENS
-            awaits = is_worth_it and self._is_read_for_another(sequence)
+            sequence.prefix.awaits_disk = is_worth_it and self._must_wait(sequence)
             self.searched_s += perf_counter() - start
-            if awaits:
+            if sequence.prefix.awaits_disk:
                 return True
             sequence.prefix.is_disk_searched = True
             if is_worth_it and self.memory_budget.may_copy(length, num_copies=2):
@@ -342,10 +347,20 @@ class Prefixes:
             cache.put(sequence.text_key(loading.ends[-1]), *taken)
         return False
 
-    def _is_read_for_another(self, sequence: Sequence) -> bool:
-        """Whether a part of a sequence's prompt is being read from files for another sequence."""
-        self.loaders = [one for one in self.loaders if one.prefix.loading and not one.ended]
-        return any(num_shared(sequence, one) >= MIN_LOADED_TOKENS for one in self.loaders)
+    def drop_loads(self) -> None:
+        """Forget what was read for sequences that have ended, and who reads no more."""
+        for one in self.loaders:
+            if one.ended:
+                one.prefix.loading = None
+        self.loaders = [one for one in self.loaders if one.prefix.loading]
+
+    def _must_wait(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits to read files: earlier ones read a part of its prompt, or many read."""
+        self.drop_loads()
+        earlier = [one for one in self.loaders if one.timing.submitted_at < sequence.timing.submitted_at]
+        return len(earlier) >= MAX_LOADS or any(
+            num_shared(sequence, one) >= MIN_LOADED_TOKENS for one in earlier
+        )
 
     def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
         """Whether a waiting sequence should wait until another has prefilled their shared prefix."""

@@ -257,6 +257,7 @@ class RequestQueue:
 
     def drop_ended(self) -> None:
         """Forget sequences that ended while they waited or prefilled."""
+        self.prefixes.drop_loads()
         self.prefiller.prefilling = [s for s in self.prefiller.prefilling if not s.ended]
         if any(s.ended for s in self.waiting):
             self.waiting = deque(s for s in self.waiting if not s.ended)
@@ -274,7 +275,8 @@ class RequestQueue:
         """
         too_large: list[Sequence] = []
         self.prefixes.searched_s = 0.0
-        may_be_long, may_wait = self._may_begin_long(), True
+        # Other models have work of their own.
+        may_be_long, may_wait = self._may_begin_long(), self.memory_budget.shared is None
         for sequence in list(self.waiting):
             prefilling = self.prefiller.prefilling
             num_running = len(members) + len(prefilling)
@@ -283,7 +285,7 @@ class RequestQueue:
             if self.only is not None and sequence not in self.only:
                 continue
             is_loading = self.prefixes.is_loading(sequence, may_wait and not num_running)
-            # One wait is enough: others may be cancelled meanwhile.
+            # One wait is enough: meanwhile nobody is heard.
             may_wait = may_wait and not is_loading
             must_wait = (
                 is_loading

@@ -23,7 +23,7 @@ from reprise.drafters.assembly import make_drafters
 from reprise.drafters.repetition import score_in_slices
 from reprise.engine.engine import Engine
 from reprise.engine.generating.generating_engine import GeneratingEngine
-from reprise.engine.interface.errors import EngineError, ModelError, ModelLoadError
+from reprise.engine.interface.errors import EngineError, ModelError, ModelLoadError, SharedTableError
 from reprise.engine.interface.events import Failed, Finished
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.model.hub import HubCache
@@ -466,6 +466,44 @@ def test_what_drafters_learned_and_kept_prefixes_are_used_after_a_reload(
     assert again.usage.drafting.num_accepted > 0
     # Of another model with the same vocabulary too, and it changes none of its answers.
     assert list(ask(pool, "three", asked).finished().tokens) == answer_of(models / "three", asked)
+
+
+def test_a_model_that_is_known_to_be_broken_takes_no_memory_from_others(
+    start_pool: StartPool, models: Path
+) -> None:
+    pool = start_pool(memory_bytes=FOR_ONE)
+    asked = request(prompt_of(20), max_tokens=10)
+    assert ask(pool, "one", asked).finished()
+    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+        pool.acquire("broken").result(60)
+    assert pool._loop._residency._memory.loading_bytes == 0
+    assert states(pool)["one"] == "loaded"
+    assert list(ask(pool, "one", asked).finished().tokens) == answer_of(models / "one", asked)
+
+
+def test_a_call_to_a_model_that_is_unloaded_meanwhile_ends(start_pool: StartPool) -> None:
+    pool = start_pool()
+    use = pool.acquire("one").result(60)
+    engine, made = use.engine, list[Any]()
+    use.end()
+    assert isinstance(engine, GeneratingEngine)
+    unload = engine.unload
+
+    def call_late() -> None:
+        unload()
+        made.append(threading.Thread(target=lambda: made.append(call(engine))))
+        made[0].start()
+        wait_until(lambda: not engine.inbox.is_empty)
+
+    def call(engine: GeneratingEngine) -> str:
+        with pytest.raises(SharedTableError) as raised:
+            engine.between_steps(lambda: "done")
+        return str(raised.value)
+
+    engine.unload = call_late  # type: ignore[method-assign]
+    pool.unload("one").result(60)
+    made[0].join(10)
+    assert made[1:] == ["one was unloaded"]
 
 
 def test_counts_do_not_fall_when_a_model_in_use_is_unloaded_for_another_and_loaded_again(

@@ -133,6 +133,23 @@ def test_a_step_that_has_searched_files_for_long_leaves_the_rest_to_the_next(
     driven.finish()
 
 
+def test_what_did_not_fit_begins_when_another_model_gives_memory_back() -> None:
+    driven = Driven(loaded_once("llama"), prefix_cache_bytes=0)
+    budget = driven.worker.queue.memory_budget
+    driven.ask(request(prompt_of(40), 400, name="runs"))
+    driven.worker.step()
+    room_bytes = budget.room_bytes
+    budget.room_bytes = budget.used_bytes + budget.bytes_alone(450) // 20
+    driven.ask(request(prompt_of(400, 2), 40, name="waits"))
+    for _ in range(4):
+        driven.worker.step()
+    assert [one.request.id for one in driven.worker.queue.waiting] == ["waits"]
+    budget.room_bytes = room_bytes
+    driven.worker.step()
+    assert not driven.worker.queue.waiting
+    driven.finish()
+
+
 def test_memory_is_estimated_once_for_all_prompts_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     driven = drive(prefix_cache_bytes=0)
     estimates: list[Estimate] = []

@@ -21,6 +21,7 @@ from reprise.engine.kv_cache.buffers import KVSlice, State
 from reprise.engine.kv_cache.prefix_cache import disk
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, weights_fingerprint
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
+from reprise.engine.scheduler.prefixes import MAX_LOADS
 from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.counted_calls import count_calls
 from tests.engine.conftest import StartEngine
@@ -774,6 +775,38 @@ def test_what_several_prompts_share_is_read_once_and_one_step_waits_once(
     loaded, ends = make_loaded("llama"), [one.finished() for one in answers]
     assert [list(one.tokens) for one in ends] == [oracle(loaded, one) for one in asked]
     assert all(one.usage.num_cached_tokens >= 299 for one in ends)
+
+
+def test_few_read_at_a_time_and_what_was_read_for_a_cancelled_request_is_dropped(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    prompts = [prompt_of(300, at) for at in range(1, 7)]
+    first = start_engine("llama", prefix_cache_dir=str(tmp_path))
+    for at, prompt in enumerate(prompts):
+        ask(first, request(prompt, 2, name=f"{at}")).finished()
+    first.stop(drain_s=0)
+    engine, loaded = (
+        Driven(make_loaded("llama"), prefix_cache_dir=str(tmp_path), max_rows=1),
+        make_loaded("llama"),
+    )
+    prefixes = engine.worker.queue.prefixes
+    asked = [request([*prompt, 7], 30, name=f"{at}") for at, prompt in enumerate(prompts)]
+    answers = [engine.ask(one) for one in asked]
+    while len(engine.worker.running) < 1:
+        engine.worker.step()
+    assert 0 < len(prefixes.loaders) <= MAX_LOADS
+    for one in asked[1:3]:
+        engine.worker.cancel(one.id)
+    engine.worker.step()
+    assert all(not one.ended for one in prefixes.loaders)
+    engine.finish()
+    assert not prefixes.loaders
+    for at in (0, 3, 4, 5):
+        end = answers[at].finished()
+        assert list(end.tokens) == oracle(loaded, asked[at])
+        assert end.usage.num_cached_tokens >= 299
+    # Whoever was admitted once waits for no files again.
+    assert all(one.prefix.is_disk_searched for one in engine.worker.live)
 
 
 @pytest.mark.parametrize("part", ["advance_load", "finish_load"])
