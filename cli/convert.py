@@ -70,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         sizes = convert(source, folder, options, report)
     if note := inspect_checkpoint(str(folder)).weights_note:
         print(f"reprise: {note}", file=sys.stderr)
+    if sizes.was_seeing:
+        print("reprise: the new model reads text only: what sees images was left out", file=sys.stderr)
     print(folder)
     told = f"{format_bytes(sizes.before)} of weights became {format_bytes(sizes.after)}"
     print(f"reprise: {told}", file=sys.stderr)

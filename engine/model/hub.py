@@ -162,7 +162,7 @@ class HubCache:
         try:
             snapshot_download(
                 name, revision=commit, cache_dir=self.folder, local_files_only=True,
-                allow_patterns=list(NEEDED_FILES),
+                allow_patterns=list(PULLED_FILES),
             )  # fmt: skip
         except LocalEntryNotFoundError:
             return False

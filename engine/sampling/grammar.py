@@ -406,7 +406,7 @@ class Matcher:
     def allows_only_end(self, mask: "Mask | None") -> bool:
         """Return whether a mask allows nothing but tokens that end the answer."""
         return mask is not None and np.count_nonzero(mask) == sum(
-            bool(mask[token]) for token in self._eos_ids
+            bool(mask[token]) for token in self._eos_ids if token < len(mask)
         )
 
     def masks(self, drafted: Sequence[int] = ()) -> list[Mask | None]:

@@ -265,5 +265,6 @@ def _dense_bias(sampling: Sampling, vocab_size: int, forbidden: Collection[int])
     bias[pairs[:, 0].astype(np.int64)] = pairs[:, 1]
     is_forbidden = np.full(vocab_size, bool(sampling.allowed))
     is_forbidden[list(sampling.allowed)] = False
-    is_forbidden[list(forbidden)] = True
+    # A tokenizer may name an end token that the model does not have.
+    is_forbidden[[token for token in forbidden if token < vocab_size]] = True
     return mx.array(np.where(is_forbidden, np.float32(_FORBIDDEN), bias))

@@ -142,22 +142,37 @@ def _contents(given: Iterable[Any]) -> Iterator[Any]:
 
 
 def settle(messages: Iterable[Message], notes: Notes) -> tuple[Message, ...]:
-    """Fill in missing ids of calls and results. A result without a call becomes a user message."""
+    """Give each call an id of its own, and its result the same; some clients number those of each turn anew.
+
+    A result without a call becomes a user message.
+    """
     made: list[Message] = []
+    # The id that a call was sent with -> those that its latest calls have now, without the answered ones.
+    latest: dict[str, list[str]] = {}
     known: set[str] = set()
     unanswered: dict[str, None] = {}
     numbers = count(1)
     for given in messages:
         message = given
         if message.calls:
-            calls = tuple(c if c.id else replace(c, id=f"call_{next(numbers)}") for c in message.calls)
-            message = replace(message, calls=calls)
-            known.update(call.id for call in calls)
+            calls, named = list[Call](), dict[str, list[str]]()
+            for call in message.calls:
+                own = call.id
+                while not own or own in known:
+                    own = f"call_{next(numbers)}"
+                known.add(own)
+                if call.id:
+                    named.setdefault(call.id, []).append(own)
+                calls.append(replace(call, id=own))
+            message = replace(message, calls=tuple(calls))
+            latest |= named
             unanswered.update((call.id, None) for call in calls)
         elif message.role == "tool":
             if not message.call_id and unanswered:
                 notes.understood(message.at, "names no call")
                 message = replace(message, call_id=next(iter(unanswered)))
+            elif owns := latest.get(message.call_id):
+                message = replace(message, call_id=owns.pop(0) if len(owns) > 1 else owns[0])
             if message.call_id not in known:
                 notes.understood(message.at, "answers no call of an earlier message")
                 message = _as_users(message)

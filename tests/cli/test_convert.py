@@ -30,6 +30,7 @@ from reprise.engine.model.convert.sources import PACKAGED, ConvertError, Options
 from reprise.engine.model.files.model_folder import read_sampling_defaults
 from reprise.engine.model.hub import RESERVED_BYTES
 from reprise.engine.model.loading import load_model
+from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.model.convert.gguf_files import write_gguf
 from tests.engine.model.fake_hub import MODEL, serve, use
 from tests.engine.model_folders import write_adapter, write_model
@@ -172,6 +173,21 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: Refuse
     source = write_gguf(tmp_path / "model.gguf")
     said = refusal(capsys, str(source), str(source / "made"))
     assert said == f"cannot write {source}/made: File exists; name a folder that can be written"
+
+
+def test_a_model_that_embeds_is_refused_as_it_would_lose_its_pooling(
+    folder: Path, tmp_path: Path, capsys: Refused
+) -> None:
+    (folder / "modules.json").write_text("[]")
+    said = refusal(capsys, str(folder), str(tmp_path / "made"))
+    assert said == f"{folder} embeds or ranks texts; such a model is served as it is, not converted"
+    assert not (tmp_path / "made").exists()
+
+
+def test_that_a_model_will_see_no_more_is_said(tmp_path: Path, capsys: Refused) -> None:
+    source = write_seeing(tmp_path / "seeing", "qwen2_5_vl")
+    assert main(["convert", str(source), str(tmp_path / "made")]) == 0
+    assert "the new model reads text only" in capsys.readouterr().err
 
 
 def test_what_mlx_lm_says_is_one_line(folder: Path, tmp_path: Path, capsys: Refused) -> None:

@@ -144,7 +144,8 @@ def convert(source: str, folder: Path, options: Options, report: Report) -> Size
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as place:
             made = Path(place, "model")
             before = _write(path, made, options, report)
-            sizes = Sizes(before, _weight_bytes(made))
+            was_seeing = path.is_dir() and describe_folder(path).vision is not None
+            sizes = Sizes(before, _weight_bytes(made), was_seeing)
             made.rename(folder)
             return sizes
     # MLX reads and writes files itself, and raises RuntimeError.
@@ -209,6 +210,8 @@ def _check_configured(folder: Path) -> None:
         raise ConvertError(
             f"{folder} has no config.json; give the folder of a model that has one, or {found}"
         )
+    if describe_folder(folder).purpose != "generate":
+        raise ConvertError(f"{folder} embeds or ranks texts; such a model is served as it is, not converted")
 
 
 def _check_loads(gguf: GgufFile, folder: Path) -> None:

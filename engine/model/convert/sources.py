@@ -19,10 +19,11 @@ class ConvertError(RepriseError):
 
 
 class Sizes(NamedTuple):
-    """Bytes of a model's weights, before and after it was converted."""
+    """Bytes of a model's weights, before and after it was converted, and whether it saw images before."""
 
     before: int
     after: int
+    was_seeing: bool
 
 
 @dataclass(frozen=True)

@@ -319,8 +319,9 @@ def find_purpose(folder: Path, config: dict[str, Any]) -> Purpose:
         return "rerank" if str(architecture).endswith("ForSequenceClassification") else "embed"
     modules = folder / MODULES
     if not modules.is_file():
-        # A model that attends to later tokens cannot generate.
-        sees_later = config.get("use_bidirectional_attention") or config.get("is_causal") is False
+        # A model that attends to later tokens cannot generate. Gemma 4 says "vision" of those within images.
+        is_bidirectional = config.get("use_bidirectional_attention") in (True, "all")
+        sees_later = is_bidirectional or config.get("is_causal") is False
         return "embed" if sees_later else "generate"
     return "rerank" if LOGIT_SCORE.encode() in read_bytes(modules) else "embed"
 
@@ -335,9 +336,12 @@ CONTEXT_KEYS = (
 )
 """Configuration keys of the longest sequence that a model was made for."""
 
+UNSAID_CONTEXTS = {"gemma3": 131_072, "lfm2_vl": 128_000, "lfm2-vl": 128_000}
+"""The same of model types whose configurations leave it to the defaults of transformers."""
+
 
 def find_context_tokens(config: dict[str, Any]) -> int | None:
-    """Return the longest sequence the model was made for; None if no usual configuration key names it.
+    """Return the longest sequence the model was made for; None if nothing says it.
 
     It is at most 2**31 - 1. Raises ValueError for a value that is no number.
     """
@@ -345,7 +349,7 @@ def find_context_tokens(config: dict[str, Any]) -> int | None:
         for key in CONTEXT_KEYS:
             if part.get(key):
                 return min(int(part[key]), 2**31 - 1)
-    return None
+    return UNSAID_CONTEXTS.get(str(config.get("model_type")))
 
 
 _OLD_POOLINGS: dict[str, Pooling] = {

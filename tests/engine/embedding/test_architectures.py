@@ -177,6 +177,12 @@ def test_prompts_that_a_folder_does_not_name_are_those_of_its_architecture(tmp_p
     assert (dict(recipe.prompts), recipe.prompts_are_guessed) == (told["prompts"], False)
 
 
+def test_a_model_whose_images_alone_see_later_tokens_generates(tmp_path):
+    config = {"model_type": "gemma4_text", "use_bidirectional_attention": "vision"}
+    assert find_purpose(tmp_path, config) == "generate"
+    assert find_purpose(tmp_path, config | {"use_bidirectional_attention": "all"}) == "embed"
+
+
 def test_a_qwen3_reranker_without_a_name_is_known_by_what_scores_its_logits(tmp_path):
     folder = write_published(tmp_path / "tiny", "qwen3", ranks=True)
     config = json.loads((folder / "config.json").read_text())

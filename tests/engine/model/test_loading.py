@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten, tree_map
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import SETTINGS, Settings
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.model.files.model_folder import find_context_tokens
 from reprise.engine.model.loading import (
     LoadOptions,
     describe,
@@ -71,6 +72,11 @@ def test_without_the_flag_only_a_model_that_keeps_no_tokens_has_a_long_context(n
     assert f"{context_tokens} tokens" in line
     assert "--max-context-tokens" in line
     assert f"{context_tokens} (" in SETTINGS["max_context_tokens"].help
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("gemma3", 131_072), ("lfm2_vl", 128_000), ("llama", None)])
+def test_some_published_configurations_leave_their_context_to_transformers_defaults(kind, expected):
+    assert find_context_tokens({"model_type": kind, "text_config": {"hidden_size": 8}}) == expected
 
 
 CODE = """

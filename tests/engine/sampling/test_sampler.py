@@ -13,6 +13,7 @@ from reprise.engine.sampling.logits import Likelihood, Penalties, measure
 from reprise.engine.sampling.sampler import Draw, RowSampling, Sampler, noise_key
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of, request
+from tests.engine.support import prompt_of, request
 
 
 @pytest.mark.parametrize("drafted", [[], [3, 3, 19]])
@@ -197,3 +198,15 @@ def test_a_top_k_beyond_the_vocabulary_is_no_limit(top_k: int) -> None:
     plain = Sampler([RowSampling(Sampling(seed=5), 3)], 3)
     for position in range(50):
         assert limited.sample(logits, [position]).item() == plain.sample(logits, [position]).item()
+
+
+def test_an_end_token_that_the_model_lacks_need_not_be_forbidden() -> None:
+    asked = dataclasses.replace(request(prompt_of(9), 12), stop_tokens=(99_999,))
+    least = dataclasses.replace(asked, sampling=dataclasses.replace(asked.sampling, min_tokens=5))
+    driven = Driven(loaded_once("llama"))
+    ends = []
+    for number, one in enumerate((asked, least)):
+        answer = driven.ask(dataclasses.replace(one, id=str(number)))
+        driven.finish()
+        ends.append(answer.finished().tokens)
+    assert ends[0] == ends[1]

@@ -72,6 +72,30 @@ def test_a_result_without_a_call_is_the_users():
     assert list(notes.paths) == ["messages[0]"]
 
 
+def test_calls_that_are_numbered_anew_in_each_turn_keep_their_own_results():
+    def called(*ids):
+        calls = [{"id": one, "type": "function", "function": {"name": "f", "arguments": "{}"}} for one in ids]
+        return {"role": "assistant", "content": None, "tool_calls": calls}
+
+    def answered(one, text):
+        return {"role": "tool", "tool_call_id": one, "content": text}
+
+    said = [
+        *(called("call_0", "call_1"), answered("call_0", "a"), answered("call_1", "b")),
+        *(called("call_0"), answered("call_0", "c")),
+        *(called("x", "x"), answered("x", "d"), answered("x", "e")),
+        *(called("call_0"), called("call_0"), answered("call_0", "f")),
+    ]
+    settled = settle(from_chats(said, "messages", Notes()), Notes())
+    ids = [call.id for one in settled for call in one.calls]
+    assert len(set(ids)) == len(ids) == 7
+    assert ids[:2] == ["call_0", "call_1"]
+    results = {one.call_id: one.text for one in settled if one.role == "tool"}
+    assert [results.get(one) for one in ids] == ["a", "b", "c", "d", "e", None, "f"]
+    # Later turns do not change what was shown of earlier ones.
+    assert settle(from_chats(said[:6], "messages", Notes()), Notes()) == settled[:6]
+
+
 def test_notes_are_bounded():
     notes = Notes()
     for index in range(5000):
