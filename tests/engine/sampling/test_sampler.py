@@ -13,7 +13,6 @@ from reprise.engine.sampling.logits import Likelihood, Penalties, measure
 from reprise.engine.sampling.sampler import Draw, RowSampling, Sampler, noise_key
 from tests.engine.driven import Driven, loaded_once
 from tests.engine.support import prompt_of, request
-from tests.engine.support import prompt_of, request
 
 
 @pytest.mark.parametrize("drafted", [[], [3, 3, 19]])
