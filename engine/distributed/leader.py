@@ -15,6 +15,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from reprise.engine.distributed.model_parts import Agreement, Shard, share_tokens
+from reprise.engine.distributed.model_parts import Agreement, Reading, Shard, share_tokens
 from reprise.engine.distributed.ranks import Peers, RanksLostError
 from reprise.engine.kv_cache.batched_rows import BatchedRows
 from reprise.engine.kv_cache.buffers import (
@@ -40,6 +41,7 @@ from reprise.engine.kv_cache.prefix_cache.disk import (
     Contents,
     Loading,
     PrefixFile,
+    PrefixFileError,
     PrefixStore,
     join_contents,
     make_store,
@@ -67,6 +69,17 @@ def _files(name: str) -> Callable[..., Any]:
     return call
 
 
+MAX_BEHIND_S = 5.0
+"""A rank whose files take this much longer to read than those of rank 0 counts as one that cannot read them:
+meanwhile all ranks wait."""
+
+
+def _join_parts(reading: Reading, starts: Sequence[int], ends: Sequence[int]) -> tuple[CutSlice, State]:
+    if not wait([reading], MAX_BEHIND_S).done:
+        raise PrefixFileError(f"files of its part are not read after {MAX_BEHIND_S:.0f} s more")
+    return join_contents(reading.result(), starts, ends)
+
+
 ON_ROWS = ("add", "fill", "remove", "roll_back", "forward_ragged", "limit_growth", "start_copies")
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
@@ -86,7 +99,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "drop_part": _files("drop"),
     "begin_parts": _files("begin_read"),
     # Its results, a cutting function and a state, are parts for the next two.
-    "join_parts": lambda reading, starts, ends: join_contents(reading.result(), starts, ends),
+    "join_parts": _join_parts,
     "cut_parts": lambda parts, start, end: parts[0](start, end),
     "state_of_parts": lambda parts: parts[1],
 }

@@ -1,10 +1,12 @@
 """The prefix files of a rank that is not rank 0."""
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
+from reprise.engine.distributed import leader
 from reprise.engine.distributed.model_parts import PartFiles
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixFileError, join_contents
 
@@ -31,6 +33,14 @@ def test_what_is_saved_is_read_after_a_restart(tmp_path: Path) -> None:
     assert keys_of_both.flatten().tolist() == [1, 2, 3, 4, 5, 6]
     kept, empty = state
     assert (kept is not None and kept.tolist(), empty) == ([7.0], None)
+
+
+def test_files_that_take_far_longer_than_those_of_rank_0_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leader, "MAX_BEHIND_S", 0.01)
+    with pytest.raises(PrefixFileError, match="are not read"):
+        leader.OPERATIONS["join_parts"](Future(), [0], [5])
 
 
 def test_files_of_other_weights_are_not_read(tmp_path: Path) -> None:
