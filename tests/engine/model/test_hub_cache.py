@@ -66,6 +66,18 @@ def test_a_downloaded_model_is_found_by_its_name(cache: HubCache, monkeypatch: p
         find_downloaded(MODEL)
 
 
+def test_a_snapshot_that_another_program_made_without_dense_layers_is_not_whole(
+    hub: FakeHub, cache: HubCache
+) -> None:
+    hub.files["2_Dense/model.safetensors"] = b"dense"
+    dense = pull(MODEL, cache=cache).path / "2_Dense" / "model.safetensors"
+    assert dense.read_bytes() == b"dense"
+    dense.unlink()
+    assert cache.list_models()[0].fault is not None
+    assert pull(MODEL, cache=cache).fault is None
+    assert dense.is_file()
+
+
 def test_what_is_there_is_not_downloaded_again(hub: FakeHub, cache: HubCache) -> None:
     first = pull(MODEL, cache=cache)
     hub.ranges.clear()
