@@ -30,7 +30,7 @@ MAX_HEADER_CHARACTERS = 256
 
 _BODY = "<|message|>"
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w-]+)")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.:/-]+)")
 _FUNCTION = "to=functions."
 
 Kind = Literal["header", "reasoning", "content", "call", "done"]
