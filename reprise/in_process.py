@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI
@@ -144,7 +145,8 @@ class Call:
 
     def cancel(self) -> None:
         """Cancel like a client that hangs up: nothing more is computed. Thread-safe."""
-        if not self._loop.is_closed():
+        # Of no effect once the loop has closed, which another thread may do at any time.
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.has_left.set)
 
     def receiver(self, content: bytes) -> Callable[[], Any]:

@@ -222,11 +222,15 @@ class _Reader:
 class Stream:
     """An answer under way. Iterate over it, with `for` or `async for`, or await it for the whole Completion.
 
-    Leaving a `with` or `async with` block, and close(), cancel what was not computed yet.
+    Leaving a `with` or `async with` block, close(), and dropping it cancel what was not computed yet.
+
+    llm: stays open until its answer ends.
     """
 
-    def __init__(self, call: "Call", *, is_chat: bool) -> None:
+    def __init__(self, call: "Call", llm: "LLM", *, is_chat: bool) -> None:
         self._call = call
+        self._llm = llm
+        weakref.finalize(self, call.cancel)
         self._reader = _Reader(is_chat=is_chat)
         self._unread = b""
         self._has_ended = False
@@ -423,7 +427,7 @@ class LLM:
         Its exceptions are raised by the iteration.
         """
         fields = {**fields, "stream": True, "stream_options": {"include_usage": True}}
-        return Stream(self._post(prompt, params, fields), is_chat=_is_chat(prompt))
+        return Stream(self._post(prompt, params, fields), self, is_chat=_is_chat(prompt))
 
     @overload
     def embed(self, texts: str, **fields: Any) -> list[float]: ...

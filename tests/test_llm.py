@@ -179,6 +179,15 @@ def test_an_interrupt_cancels_what_is_under_way(llm: LLM) -> None:
         signal.signal(signal.SIGINT, handler)
 
 
+def test_a_stream_that_is_dropped_is_cancelled(llm: LLM) -> None:
+    for _ in range(4):
+        for delta in llm.stream(CHAT, ENDLESS):
+            assert delta
+            break
+    # All four rows are free again.
+    assert len(llm.generate(["a"] * 4, GREEDY)) == 4
+
+
 def _interrupt_and_wait(stream) -> None:
     threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
     stream.read()
