@@ -384,7 +384,8 @@ class LLM:
         params: for all prompts, or one for each. fields: further fields of /v1/completions in docs/api.md.
         Raises ApiError; what else was under way for this call is cancelled.
         """
-        is_one = isinstance(prompts, str) or all(isinstance(token, int) for token in prompts)
+        is_text = isinstance(prompts, str)
+        is_one = is_text or (len(prompts) > 0 and all(isinstance(token, int) for token in prompts))
         answers = self._answer([prompts] if is_one else prompts, params, fields)
         return answers[0] if is_one else answers
 
@@ -415,7 +416,7 @@ class LLM:
         fields: further fields of /v1/chat/completions in docs/api.md, such as tools and tool_choice.
         Raises ApiError; what else was under way for this call is cancelled.
         """
-        is_one = all(isinstance(message, Mapping) for message in messages)
+        is_one = len(messages) > 0 and all(isinstance(message, Mapping) for message in messages)
         answers = self._answer([messages] if is_one else messages, params, fields)
         return answers[0] if is_one else answers
 
