@@ -462,7 +462,8 @@ def in_its_lines(frame: bytes) -> bytes:
 
 def known_stream(frames: bytes) -> Response:
     """Return a stream of existing events. frames: the events."""
-    return Response(frames, headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
+    headers = {"Cache-Control": "no-cache"}
+    return Response(in_its_lines(frames), headers=headers, media_type="text/event-stream")
 
 
 async def write_frames(
