@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,6 +14,7 @@ from fastapi import FastAPI
 from reprise.server.errors import CLIENT_CLOSED_REQUEST, ApiError, UnavailableError
 
 LEFT = "The request was cancelled before its answer was complete."
+CLOSED = "The LLM is closed."
 _HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
 
 
@@ -63,6 +65,9 @@ class InProcess:
         self._app = app
         self._turns = asyncio.Semaphore(max_requests)
         self._stopping = asyncio.Event()
+        self._is_closed = False
+        # Reentrant: a signal's handler may close while its thread posts.
+        self._lock = threading.RLock()
         self._requests: set[asyncio.Task[None]] = set()
         loop: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=self._run, args=(loop,), name="reprise-llm", daemon=True)
@@ -70,19 +75,23 @@ class InProcess:
         self._loop = loop.result()
 
     def post(self, path: str, body: Mapping[str, Any]) -> "Call":
-        """Begin a request. Raises UnavailableError after close()."""
-        if not self._thread.is_alive():
-            raise UnavailableError("The LLM is closed.", code="closed")
+        """Begin a request. Raises UnavailableError once close() has been called."""
         call = Call(self._loop)
         content = json.dumps(body).encode()
-        self._loop.call_soon_threadsafe(self._begin, path, content, call)
+        with self._lock:
+            if self._is_closed:
+                raise UnavailableError(CLOSED, code="closed")
+            self._loop.call_soon_threadsafe(self._begin, path, content, call)
         return call
 
     def close(self) -> None:
         """Stop the loop, once its requests have ended. The engine must have been stopped before."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join()
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                # In order: what was posted before has begun by then, and is waited for.
+                self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
 
     def _run(self, loop: "Future[asyncio.AbstractEventLoop]") -> None:
         try:
@@ -113,6 +122,9 @@ class InProcess:
         # A bug in the server, after the response has begun: for the caller, who is in this process.
         except Exception as fault:  # noqa: BLE001
             call.end(fault)
+        except asyncio.CancelledError:
+            call.end(UnavailableError(CLOSED, code="closed"))
+            raise
 
 
 class Call:
@@ -133,7 +145,8 @@ class Call:
 
     def cancel(self) -> None:
         """Cancel like a client that hangs up: nothing more is computed. Thread-safe."""
-        if not self._loop.is_closed():
+        # Of no effect once the loop has closed, which another thread may do at any time.
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.has_left.set)
 
     def receiver(self, content: bytes) -> Callable[[], Any]:

@@ -222,11 +222,15 @@ class _Reader:
 class Stream:
     """An answer under way. Iterate over it, with `for` or `async for`, or await it for the whole Completion.
 
-    Leaving a `with` or `async with` block, and close(), cancel what was not computed yet.
+    Leaving a `with` or `async with` block, close(), and dropping it cancel what was not computed yet.
+
+    llm: stays open until its answer ends.
     """
 
-    def __init__(self, call: "Call", *, is_chat: bool) -> None:
+    def __init__(self, call: "Call", llm: "LLM", *, is_chat: bool) -> None:
         self._call = call
+        self._llm = llm
+        weakref.finalize(self, call.cancel)
         self._reader = _Reader(is_chat=is_chat)
         self._unread = b""
         self._has_ended = False
@@ -380,7 +384,8 @@ class LLM:
         params: for all prompts, or one for each. fields: further fields of /v1/completions in docs/api.md.
         Raises ApiError; what else was under way for this call is cancelled.
         """
-        is_one = isinstance(prompts, str) or all(isinstance(token, int) for token in prompts)
+        is_text = isinstance(prompts, str)
+        is_one = is_text or (len(prompts) > 0 and all(isinstance(token, int) for token in prompts))
         answers = self._answer([prompts] if is_one else prompts, params, fields)
         return answers[0] if is_one else answers
 
@@ -411,7 +416,7 @@ class LLM:
         fields: further fields of /v1/chat/completions in docs/api.md, such as tools and tool_choice.
         Raises ApiError; what else was under way for this call is cancelled.
         """
-        is_one = all(isinstance(message, Mapping) for message in messages)
+        is_one = len(messages) > 0 and all(isinstance(message, Mapping) for message in messages)
         answers = self._answer([messages] if is_one else messages, params, fields)
         return answers[0] if is_one else answers
 
@@ -423,7 +428,7 @@ class LLM:
         Its exceptions are raised by the iteration.
         """
         fields = {**fields, "stream": True, "stream_options": {"include_usage": True}}
-        return Stream(self._post(prompt, params, fields), is_chat=_is_chat(prompt))
+        return Stream(self._post(prompt, params, fields), self, is_chat=_is_chat(prompt))
 
     @overload
     def embed(self, texts: str, **fields: Any) -> list[float]: ...

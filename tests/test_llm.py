@@ -41,6 +41,12 @@ def test_a_batch_has_the_answers_that_its_prompts_get_alone(llm: LLM) -> None:
     assert [one.usage["completion_tokens"] for one in together] == [len(one.token_ids) for one in alone]
 
 
+def test_no_prompts_have_no_answers(llm: LLM) -> None:
+    assert llm.generate([]) == []
+    assert llm.generate([], []) == []
+    assert llm.chat([]) == []
+
+
 def test_a_seed_gives_its_answer_again_and_drafts_change_no_token(llm: LLM) -> None:
     sampled = [
         llm.chat(RECORD, SamplingParams(seed=seed, max_tokens=24, draft=draft))
@@ -144,7 +150,7 @@ def test_a_call_that_the_limit_cuts_has_its_arguments_as_text(llm: LLM) -> None:
     ("ask", "message", "param"),
     [
         (lambda llm: llm.chat(CHAT, SamplingParams(temperature=9)), "at most 2, not 9", "temperature"),
-        (lambda llm: llm.generate([]), "'prompt' is empty", "prompt"),
+        (lambda llm: llm.generate([[]]), "'prompt' is empty", "prompt"),
         (lambda llm: llm.generate([[5], [10**6]], GREEDY), "1000000", "prompt[0]"),
         (lambda llm: list(llm.stream([5] * 70_000)), "maximum context length is 65536", "prompt"),
         (lambda llm: llm.embed("x"), "this endpoint is for a model that makes embeddings", "model"),
@@ -177,6 +183,15 @@ def test_an_interrupt_cancels_what_is_under_way(llm: LLM) -> None:
         assert len(llm.generate(["a"] * 4, GREEDY)) == 4
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def test_a_stream_that_is_dropped_is_cancelled(llm: LLM) -> None:
+    for _ in range(4):
+        for delta in llm.stream(CHAT, ENDLESS):
+            assert delta
+            break
+    # All four rows are free again.
+    assert len(llm.generate(["a"] * 4, GREEDY)) == 4
 
 
 def _interrupt_and_wait(stream) -> None:

@@ -37,6 +37,14 @@ def test_a_model_that_sees_is_shown_images_in_three_ways(tmp_path: Path) -> None
         assert other.prompt_token_ids == answers[0].prompt_token_ids
 
 
+def test_a_stream_keeps_its_model_open() -> None:
+    params = SamplingParams(temperature=0, max_tokens=24)
+    said = "".join(delta.text for delta in LLM(progress=False).stream("Once", params))
+    # Closed with the stream, so another can be opened.
+    with LLM(progress=False) as other:
+        assert other.generate("Once", params).text == said
+
+
 def test_a_model_that_embeds() -> None:
     with LLM(minilm(), progress=False) as embedding:
         one, two = embedding.embed(["The cat sits.", "Rates rose."])

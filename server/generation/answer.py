@@ -5,6 +5,7 @@ If the client leaves first, the requests are cancelled.
 
 import asyncio
 import contextlib
+import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -448,9 +449,21 @@ class TokenStream(EventSourceResponse):
             await self._at_end()
 
 
+_LINE_ENDS = {end.encode(): json.dumps(end)[1:-1].encode() for end in "\x85\u2028\u2029"}
+"""Where some clients end a line besides a line break: httpx's iter_lines, so Ollama's package for Python."""
+
+
+def in_its_lines(frame: bytes) -> bytes:
+    """Escape what some clients would take for the end of a line. frame: of JSON, so it stands in strings."""
+    for end, escape in _LINE_ENDS.items():
+        frame = frame.replace(end, escape)
+    return frame
+
+
 def known_stream(frames: bytes) -> Response:
     """Return a stream of existing events. frames: the events."""
-    return Response(frames, headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
+    headers = {"Cache-Control": "no-cache"}
+    return Response(in_its_lines(frames), headers=headers, media_type="text/event-stream")
 
 
 async def write_frames(
@@ -466,7 +479,7 @@ async def write_frames(
         frame = presenter.format_opening(output.usage())
         while not output.is_complete:
             written = await _format_parts(output, presenter, events) if events else presenter.format_silence()
-            yield frame + written
+            yield in_its_lines(frame + written)
             frame = b""
             events = await output.receive()
         frame += await output.format(partial(presenter.format_end, events, output.usage(), output.timings()))
@@ -474,7 +487,7 @@ async def write_frames(
         # The status has been sent already, so the error, or that of a bug in the server, is the last event.
         told = note_error(fault, scope) if isinstance(fault, ApiError) else internal_error(scope)
         frame = presenter.format_error(told) or error_frame(told, scope)
-    yield frame
+    yield in_its_lines(frame)
 
 
 async def _format_parts(output: RequestOutput, presenter: Presenter, events: Events) -> bytes:

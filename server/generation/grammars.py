@@ -135,7 +135,7 @@ def _optional_harmony_calls(markers: Markers, schemas: Sequence[tuple[str, dict[
         f"body: ({marker_tokens(found['<|constrain|>'])} PLAIN)? {marker_tokens(found['<|message|>'])}",
         "TO_FUNCTION: /[^=]*to=functions\\./",
         f'PLAIN: TEXT & ~({_ANY} "to=functions." {_ANY})',
-        r"AFTER_NAME: /[^\w=-][^=]*/",
+        r"AFTER_NAME: /[\s<][^=]*/",
         _TEXT,
     ]
     for index, (name, schema) in enumerate(schemas):

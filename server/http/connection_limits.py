@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import resource
 import time
 from collections import OrderedDict, deque
@@ -11,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import uvicorn
+from httptools import HttpParserUpgrade, HttpRequestParser
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -37,8 +37,7 @@ MAX_PIPELINED = 16
 MAX_UNREAD_BYTES = 64 * 2**20
 """Maximum bytes of answers that one address leaves unread. Beyond, the connection with the most is closed."""
 _INVALID = f"Send plain HTTP/1.1, not HTTPS, with at most {MAX_HEAD_BYTES} bytes of headers."
-_HOST = b"host"
-_UPGRADE, _OF_SAME_LENGTH = re.compile(rb"(?<=\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE), b"ignored"
+_HOST, _UPGRADE = b"host", b"upgrade"
 ROUND_S = 0.005
 REQUEST_S = 0.001
 """How long a round of the event loop parses and starts requests, and what a starting request counts in it."""
@@ -111,6 +110,33 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     await JSONResponse(fault.body(), fault.status, fault.headers)(scope, receive, send)
 
 
+class _Parser(HttpRequestParser):
+    """Parser that goes on in HTTP/1.1 after a request for another protocol, such as Java's for HTTP/2.
+
+    HttpRequestParser takes what follows such a head for that protocol. So the head is read again without it.
+    """
+
+    def __init__(self, connection: "Connection") -> None:
+        super().__init__(connection)
+        # As uvicorn has it: a request is answered, whatever follows the last one.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._connection = connection
+
+    def feed_data(self, data: Any) -> None:
+        """See HttpRequestParser."""
+        while True:
+            try:
+                super().feed_data(data)
+                return
+            except HttpParserUpgrade as wish:
+                head = self._connection.take_plain_head()
+                if not head:
+                    raise
+                # From the start: the parser may have taken the head for the last one.
+                self.__init__(self._connection)  # type: ignore[misc]
+                data = head + bytes(data[wish.args[0] :])
+
+
 class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     """uvicorn's HTTP/1.1 protocol, with limits on times, on counts, and on output that clients leave unread.
 
@@ -127,6 +153,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def __init__(self, *, timeout_s: float, buffer: bytearray, rounds: Rounds, **options: Any) -> None:
         super().__init__(**options)
+        self.parser = _Parser(self)
+        self._plain_head = b""
         self._timeout_s = timeout_s
         self._rounds = rounds
         self._buffer = memoryview(buffer)
@@ -197,7 +225,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse input; stop the timeout after the headers, and start it at a later request's first byte."""
         self._head_bytes += len(data)
-        super().data_received(data if self._has_head else _without_upgrade(bytes(data)))
+        super().data_received(data)
         if self.transport.is_closing() or self._is_answering:
             self._stop_head_timer()
         elif self._head_bytes > MAX_HEAD_BYTES and not self._has_head:
@@ -219,6 +247,11 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_headers_complete(self) -> None:
         """Serve the request. Raises ValueError if the request is invalid; uvicorn then sends a 400."""
+        if self.parser.should_upgrade() and any(name == _UPGRADE for name, _ in self.headers):
+            first = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+            kept = [b"%b: %b\r\n" % header for header in self.headers if header[0] != _UPGRADE]
+            self._plain_head = b"%b %b HTTP/%b\r\n%b\r\n" % (*first, b"".join(kept))
+            return
         self._has_head = True
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         num_hosts = sum(name == _HOST for name, _ in self.headers)
@@ -230,6 +263,11 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._fault = f"{most}. Read the answers first."
             raise ValueError
         super().on_headers_complete()
+
+    def take_plain_head(self) -> bytes:
+        """Return the last head without its wish for another protocol, once; else b""."""
+        head, self._plain_head = self._plain_head, b""
+        return head
 
     def on_body(self, body: bytes) -> None:
         """Add a chunk to the body. Raises ValueError if there are too many small chunks."""
@@ -243,6 +281,9 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_message_complete(self) -> None:
         """End a request."""
+        if self._plain_head:
+            # It is read again, with its body.
+            return
         self._has_head = False
         self._head_bytes = 0
         super().on_message_complete()
@@ -343,15 +384,6 @@ async def _without_chunks(
         await send(message)
 
     await app(scope, receive, send_plainly)
-
-
-def _without_upgrade(data: bytes) -> bytes:
-    """Remove the upgrade header from a request's beginning, such as Java's for HTTP/2.
-
-    Otherwise the parser would treat the body as that protocol.
-    """
-    head, end, body = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(_OF_SAME_LENGTH, head) + end + body
 
 
 def uvicorn_config(app: ASGIApp, timeout_s: float, **options: Any) -> uvicorn.Config:

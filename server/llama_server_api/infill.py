@@ -63,6 +63,7 @@ class InfillPresenter(OneChoicePresenter):
     def __init__(self, model: str, is_silent: bool = False) -> None:
         self._model = model
         self._is_silent = is_silent
+        self._first_end = EndPart("stop")
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
         """See Presenter."""
@@ -72,12 +73,15 @@ class InfillPresenter(OneChoicePresenter):
         return super()._frames([event for event in events if event[0] == 0])
 
     def _part(self, part: Part) -> bytes:
+        if isinstance(part, EndPart):
+            self._first_end = part
         if not isinstance(part, TextPart) or not part.text or self._is_silent:
             return b""
         return server_sent_event(to_json({"index": 0, "content": part.text, "stop": False}))
 
-    def _ending(self, end: EndPart, usage: Json, timings: Json) -> bytes:
-        return server_sent_event(to_json(self._end("", end, usage, timings)))
+    def _ending(self, _end: EndPart, usage: Json, timings: Json) -> bytes:
+        # The last to end may be another choice.
+        return server_sent_event(to_json(self._end("", self._first_end, usage, timings)))
 
     def _end(self, text: str, end: EndPart, usage: Json, timings: Json) -> Json:
         is_cut = end.finish_reason == "length"

@@ -21,7 +21,7 @@ from reprise.server.errors import (
     ClientGoneError,
     ModelNotFoundError,
 )
-from reprise.server.generation.answer import TokenStream, answer
+from reprise.server.generation.answer import TokenStream, answer, in_its_lines
 from reprise.server.generation.embeddings import answer_embeddings, encode_inputs, write_numbers
 from reprise.server.generation.list_and_pull import Pull, known_sampling, named_entries, unload
 from reprise.server.generation.prepare import Prepared, prepare_chat, prepare_completion
@@ -369,7 +369,7 @@ async def pull(request: Request) -> Response:
     async def lines() -> AsyncIterator[bytes]:
         async for state in download.states(request):
             told = ollama_error(state) if isinstance(state, ApiError) else asdict(state)
-            yield to_json(told) + b"\n"
+            yield in_its_lines(to_json(told) + b"\n")
 
     if body.stream:
         return TokenStream(lines(), LINES, at_end=download.stop)

@@ -30,7 +30,7 @@ MAX_HEADER_CHARACTERS = 256
 
 _BODY = "<|message|>"
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w-]+)")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.:/-]+)")
 _FUNCTION = "to=functions."
 
 Kind = Literal["header", "reasoning", "content", "call", "done"]
@@ -366,13 +366,15 @@ class MarkerParser(MarkedText):
         elif end and text == end.text:
             self._read(text)
             self._end_call(text)
-        elif start and text == start.text:
-            # The earlier start marker was only mentioned in the text.
-            self._cut_call()
-            self._start_call(text)
         else:
             self._cut_call()
-            self._handle_marker(text)
+            if self._state == "done":
+                return
+            if start and text == start.text:
+                # The earlier start marker was only mentioned in the text.
+                self._start_call(text)
+            else:
+                self._handle_marker(text)
 
     def _read(self, text: str) -> None:
         if self._reader is not None and not self._reader.is_broken:

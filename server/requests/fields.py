@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from inspect import getsource
 from itertools import pairwise
+from math import isinf
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import (
@@ -203,9 +204,31 @@ def _meant(error: ErrorDetails) -> Any:
         return [given]
     if kind in ("dict_type", "model_type") and isinstance(given, str) and len(given) <= MAX_PARSED:
         with suppress(ValueError):
-            parsed = from_json(given, allow_inf_nan=False)
+            parsed = parse_finite(given)
             return parsed if isinstance(parsed, dict) else MISSING
     return MISSING
+
+
+_MAYBE_INFINITE = re.compile(r"[eE]\+?\d{3}|\d{200}")
+
+
+def parse_finite(text: str, **options: Any) -> Any:
+    """Parse JSON. Raises ValueError, also for a number beyond a float's range: JSON has no infinity.
+
+    options: see from_json().
+    """
+    value = from_json(text, allow_inf_nan=False, **options)
+    # Most texts have nothing that could be one, and some have a million tokens.
+    waiting = [value] if _MAYBE_INFINITE.search(text) else []
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, float) and isinf(one):
+            raise ValueError("a number is too large")
+    return value
 
 
 def _holder(given: Any, location: Sequence[int | str]) -> Any:

@@ -4,7 +4,7 @@ import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from reprise.engine.interface.request import DraftType, Grammar
 from reprise.server.errors import bad_field, shortened
@@ -26,6 +26,7 @@ from reprise.server.requests.fields import (
     field_error,
     no_effect,
     notes_in,
+    parse_finite,
     read_by,
     single,
     tagged_union,
@@ -64,7 +65,7 @@ def _guided_json(given: object) -> dict[str, Any]:
             phrase = f"has {len(given)} characters; a schema may have at most {MAX_SCHEMA_BYTES} bytes"
             raise field_error("schema_too_large", phrase)
         try:
-            given = from_json(given, allow_inf_nan=False)
+            given = parse_finite(given)
         except ValueError as fault:
             raise field_error("invalid_json", f"is not valid JSON: {fault}") from None
     schema = _schema(given)

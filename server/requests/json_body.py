@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
-from pydantic_core import from_json
 
 from reprise.engine.interface.spans import span
 from reprise.server.errors import BadRequestError
-from reprise.server.requests.fields import MAX_FIELDS, AcceptsPeerFields, Notes, validate
+from reprise.server.requests.fields import MAX_FIELDS, AcceptsPeerFields, Notes, parse_finite, validate
 from reprise.server.requests.peer_fields import translate_fields
 
 FRAGMENT_BYTES = 2**18
@@ -250,13 +249,13 @@ def _parse(body: bytes, notes: Notes) -> dict[str, Any]:
 
 def _from_json(notes: Notes, text: str) -> Any:
     try:
-        return from_json(text, allow_inf_nan=False)
+        return parse_finite(text)
     except ValueError as fault:
         mended = _LONE.sub(r"\1\\ufffd", text) if "hex escape" in str(fault) else text
         if notes.refuses or mended == text:
             raise
         notes.understood("lone surrogates")
-        return from_json(mended, allow_inf_nan=False)
+        return parse_finite(mended)
 
 
 def check_values(text: bytes) -> None:

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal
 
-from pydantic_core import from_json
-
 from reprise.server.errors import BadRequestError, bad_field
-from reprise.server.requests.fields import INSIDE, JSON_TYPES, MAX_NOTES, Notes
+from reprise.server.requests.fields import INSIDE, JSON_TYPES, MAX_NOTES, Notes, parse_finite
 from reprise.server.requests.json_body import check_values
 from reprise.server.requests.media import Media, document_of, image_of
 
@@ -369,7 +367,7 @@ def _parsed(text: str, **options: Any) -> Any:
     """Parse JSON within a string, which the body's check did not see; None if invalid or too large."""
     try:
         check_values(text.encode())
-        return from_json(text, allow_inf_nan=False, **options)
+        return parse_finite(text, **options)
     except (ValueError, BadRequestError):
         return None
 

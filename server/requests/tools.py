@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pydantic_core import PydanticCustomError, from_json, to_json
+from pydantic_core import PydanticCustomError, to_json
 
 from reprise.server.errors import bad_field, shortened
-from reprise.server.requests.fields import MAX_PARSED, Notes, field_error
+from reprise.server.requests.fields import MAX_PARSED, Notes, field_error, parse_finite
 from reprise.server.requests.json_schema import (
     MAX_SCHEMA_BYTES,
     check_regex,
@@ -229,7 +229,7 @@ def _schema(given: Any, at: str, notes: Notes) -> Json:
             phrase = f"has {len(given)} characters of JSON; at most {MAX_PARSED} are allowed"
             raise bad_field(at, phrase, "invalid_value")
         try:
-            given = from_json(given, allow_inf_nan=False)
+            given = parse_finite(given)
         except ValueError:
             given = {}
     if given is None:

@@ -15,7 +15,7 @@ from reprise.engine.text.markers import Markers
 
 BREAK, DIGITS, IS_TEXT = "\N{SYMBOL FOR NEWLINE}", "\N{NUMERO SIGN}", "\N{DOUBLE QUESTION MARK}"
 TYPE = "\N{DOUBLE EXCLAMATION MARK}"
-_NAME = r"(?P<name>[\w.-]++)"
+_NAME = r"(?P<name>[\w.:/-]++)"
 OtherForm = Literal["object", "list", "plain"]
 """How models write a section's calls besides their format: one JSON object, a JSON list of them, or plain.
 
@@ -158,7 +158,7 @@ def _gemma(quote: str) -> ListedFormat:
 
 
 PYTHONIC = ListedFormat(
-    head=re.compile(r"\s*+[\[,]\s*+(?P<name>[\w.-]++)\s*+\("),
+    head=re.compile(r"\s*+[\[,]\s*+(?P<name>[\w.:/-]++)\s*+\("),
     key=re.compile(r"\s*+,?\s*+(?P<key>\w+)\s*+=\s*+"),
     tail=re.compile(r"\s*+\)"),
     quotes=('"', "'"),
@@ -226,7 +226,8 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "kimi_k2": JsonFormat(
         head=re.compile(
-            rf"\s*+(?:<\|tool_call_begin\|>\s*+)?(?P<id>(?:functions\.)?{_NAME}:\d+)\s*+"
+            # The name may have colons, too.
+            r"\s*+(?:<\|tool_call_begin\|>\s*+)?(?P<id>(?:functions\.)?(?P<name>[\w.:/-]+):\d++)\s*+"
             r"<\|tool_call_argument_begin\|>\s*+(?=\{)"
         ),
         # A call alone may lack its own tags.

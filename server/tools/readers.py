@@ -256,7 +256,7 @@ def _unwrapped(call: Any) -> Any:
     return inner if isinstance(inner, dict) else call | {"name": inner}
 
 
-_NAMED = re.compile(r"\s*(?P<name>[\w.-]+)\s+(?P<arguments>\S.*)", re.DOTALL)
+_NAMED = re.compile(r"\s*(?P<name>[\w.:/-]+)\s+(?P<arguments>\S.*)", re.DOTALL)
 _PAIR = re.compile(
     r"\s*(?P<key>[^\s=\"']+)=(?:\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)'|(?P<bare>[^\s\"']*))(?!\S)"
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from reprise.server.requests.fields import parse_finite
 from reprise.server.requests.json_schema import list_of, target_of
 from reprise.server.tools.formats import PYTHONIC, ListedFormat
 
@@ -92,9 +93,9 @@ def check_signs(text: str) -> None:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON. Raises ValueError if it is none, or has more than MAX_SIGNS."""
+    """Parse JSON. Raises ValueError if it is none, has more than MAX_SIGNS, or a number that is too large."""
     check_signs(text)
-    return from_json(text, allow_inf_nan=False)
+    return parse_finite(text)
 
 
 def is_json(text: str) -> bool:

@@ -44,6 +44,14 @@ def test_a_chat_stream_is_role_then_text_then_reason_then_done(url):
     assert len({(chunk.id, chunk.created, chunk.model, chunk.system_fingerprint) for chunk in texts}) == 1
 
 
+def test_no_line_has_what_some_clients_take_for_its_end(engine, url):
+    text = "one\u2028two\u2029three\x85four"
+    engine.script = fake_engine.says(text)
+    response = _stream(url)
+    assert len(response.text.splitlines()) == response.text.count("\n")
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in valid_chat_chunks(response.text)) == text
+
+
 def test_a_completion_stream_has_no_role(url):
     *texts, last = valid_completion_chunks(_stream(url, COMPLETIONS).text)
     assert "".join(chunk.choices[0].text for chunk in texts) == "héllo ✓"

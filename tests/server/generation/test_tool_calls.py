@@ -45,3 +45,15 @@ async def test_each_section_counts_by_its_outcome(client, engine):
     assert [call.function.name for call in message.tool_calls] == ["weather", "other"]
     assert [json.loads(call.function.arguments) for call in message.tool_calls] == [{"city": "Rome"}] * 2
     assert await parses(client) == {"parsed": 2, "malformed": 1}
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/messages", "/api/chat"])
+async def test_a_number_that_json_cannot_write_again_makes_a_call_text(client, engine, path):
+    written = '<tool_call>{"name": "weather", "arguments": {"city": 1e999}}</tool_call>'
+    engine.script = says(written)
+    tools = [{"name": "weather", "input_schema": {"type": "object"}}] if "messages" in path else BODY["tools"]
+    body = BODY | {"tools": tools, "max_tokens": 99, "stream": False}
+    response = await client.post(path, json=body)
+    assert response.status_code == 200
+    assert "Infinity" not in response.text
+    assert json.dumps(written) in response.text

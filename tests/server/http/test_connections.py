@@ -19,6 +19,8 @@ from tests.server.served import served
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LENGTH = b"Content-Length: 15\r\n\r\n"
 BODY = b'{"prompt": "a"}'
+WISH = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+"""As Java's client sends it."""
 _VARYING = re.compile(
     rb'"(?:id|created|created_at|[a-z_]+_(?:ms|duration|per_second))":\s*(?:"[^"]*"|[0-9.e-]+)'
 )
@@ -138,17 +140,29 @@ def test_invalid_http_is_a_400(url, connect, sent):
 
 
 def test_a_wish_for_another_protocol_is_denied_and_the_request_answered(url, connect):
-    """As Java's client sends it."""
-    wish = (
-        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
-    )
     connection = connect(url)
     for _ in range(2):
-        connection.sendall(HEAD + wish + LENGTH + BODY)
+        connection.sendall(HEAD + WISH + LENGTH + BODY)
         answer = b""
         while not answer.endswith(b"}"):
             answer += connection.recv(65536)
         assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n5\r\n" + BODY[:5] + b"\r\na\r\n" + BODY[5:] + b"\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("rest", [LENGTH + BODY, CHUNKED], ids=["length", "chunks"])
+def test_a_wish_for_another_protocol_is_denied_however_it_is_sent(url, connect, rest):
+    request = HEAD + WISH + rest
+    ends = [request.index(b"Upgrade: "), request.index(b"grade: "), request.index(rest), len(request) - 9]
+    for end in ends:
+        connection = connect(url)
+        connection.sendall(request[:end])
+        # The server has read that by the time that it answers this.
+        assert httpx.get(url + "/health").status_code == 200
+        connection.sendall(request[end:] + request + b"GET /health HTTP/1.0\r\n" + WISH + b"\r\n")
+        assert re.findall(rb"HTTP/1\.1 (\d+)", _read(connection)) == [b"200"] * 3
 
 
 def test_headers_after_a_body_are_no_headers_of_the_request(url, connect):

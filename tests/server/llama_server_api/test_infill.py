@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from reprise.engine.text.markers import FimTokens
+from reprise.server.llama_server_api.infill import InfillPresenter
+from reprise.server.output.parts import EndPart, TextPart
 from reprise.server.prompt.encoder import Hole, encode_hole
 from tests.engine.text.test_call_formats import make
 from tests.engine.text.test_fim import QWEN
@@ -135,6 +137,17 @@ async def test_infill_streams(client):
     assert "".join(event["content"] for event in events) == "bc"
     assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
     assert events[-1]["tokens_predicted"] == 2
+
+
+@pytest.mark.parametrize("is_together", [False, True])
+def test_a_stream_ends_as_the_first_of_several_choices_does(is_together):
+    own, other = [(0, TextPart("a")), (0, EndPart("stop", "x"))], [(1, EndPart("length"))]
+    presenter = InfillPresenter("coder")
+    usage = {"completion_tokens": 2, "prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
+    frames = b"" if is_together else presenter.format_parts(own)
+    frames += presenter.format_end([*other, *own] if is_together else other, usage, {})
+    said, end = (json.loads(line[6:]) for line in frames.splitlines() if line)
+    assert (said["content"], end["stop_type"], end["stopping_word"]) == ("a", "word", "x")
 
 
 async def test_an_editor_can_have_a_prompt_cached(client, coder):

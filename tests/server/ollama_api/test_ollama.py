@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import httpx
+import ollama
 import pytest
 from ollama import ChatResponse, GenerateResponse, ListResponse, ProcessResponse, ShowResponse
 
@@ -53,6 +54,14 @@ async def test_an_answer_is_what_the_package_expects(client):
 async def test_a_prompt_is_answered_as_what_a_user_says(client):
     answer = valid_answer((await generate(client, system="Be brief.")).json(), GenerateResponse)
     assert answer.response == "system: Be brief.\nuser: hello\n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_package_reads_what_httpx_takes_for_the_end_of_a_line(engine, url, stream):
+    text = "one\u2028two\u2029three\x85four\x0bfive\x1dsix"
+    engine.script = says(text)
+    found = ollama.Client(url).chat("alias", HELLO, stream=stream)
+    assert "".join(part.message.content for part in (found if stream else [found])) == text
 
 
 @pytest.mark.parametrize("ask", [chat, generate])

@@ -311,6 +311,15 @@ def test_of_several_calls_only_the_first_counts_if_one_is_allowed(is_streamed):
     assert parsed(read(list(CALL + "\nmore " + OTHER), rules=rules)) == ("", "", [F], "tool_calls")
 
 
+def test_a_streamed_call_that_is_cut_short_is_the_only_one_too_if_one_is_allowed():
+    rules = known("json_tools", is_streamed=True, is_parallel=False)
+    begun = '<tool_call>\n{"name": "f", "arguments": {"a": 1'
+    cut = ("f", '{"a": 1')
+    assert parsed(read(list(begun + CALL + OTHER), rules=rules)) == ("", "", [cut], "tool_calls")
+    thought = f"<think>hm{begun}</think>so{CALL}"
+    assert parsed(read(list(thought), rules=rules)) == ("hm", "", [cut], "tool_calls")
+
+
 def test_a_streamed_call_that_is_cut_short_has_the_arguments_so_far():
     text = '<tool_call>\n{"name": "f", "arguments": {"a": "x'
     output = read(list(text), rules=known("json_tools", is_streamed=True), reason="length")

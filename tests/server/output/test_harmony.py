@@ -36,6 +36,8 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     (ANALYSIS + NEXT + CALL + "<|call|>", "User greets. Reply.", "", WEATHER),
     (LATER, "", "", WEATHER),
     (ANALYSIS + NEXT + PREAMBLE + NEXT + CALL, "User greets. Reply.", "**Plan**", WEATHER),
+    (CALL.replace("get_weather", "mcp.search"), "", "", [("mcp.search", CITY)]),
+    (LATER.replace("get_weather", "a:b/c-d"), "", "", [("a:b/c-d", CITY)]),
     (PREAMBLE + NEXT + FINAL, "", "**Plan**\n\nHello!", []),
     (CALL + "<|call|>" + NEXT + LATER, "", "", WEATHER * 2),
     ("<|channel|>analysis<|message|>hm", "hm", "", []),

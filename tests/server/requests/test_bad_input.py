@@ -344,6 +344,8 @@ async def test_a_wrong_field_is_a_400_that_names_it(client, engine, path, body, 
         (b'{"temperature": NaN}', "invalid_json"),
         (b'{"temperature": -Infinity}', "invalid_json"),
         (b'{"temperature": 0x10}', "invalid_json"),
+        (b'{"temperature": 1e999}', "invalid_json"),
+        (b'{"metadata": {"a": [{"b": -1e400}]}}', "invalid_json"),
         (b'{"user": "\\ud800"}', "invalid_json"),
         (b'{"seed": ' + b"1" * 5000 + b"}", "invalid_json"),
         (b'{"a": ' + b"[" * 50_000 + b"]" * 49_000 + b"}", "json_too_deep"),
@@ -363,12 +365,6 @@ async def test_a_body_that_is_not_a_json_object_is_a_400(client, engine, path, r
     assert response.status_code == 400, response.text
     assert_error(response.json(), None, code)
     assert engine.requests == []
-
-
-async def test_a_number_too_large_for_a_float_is_refused(client):
-    raw = b'{"prompt": "a", "temperature": 1e999}'
-    response = await client.post(COMPLETIONS, content=raw, headers={"Content-Type": "application/json"})
-    assert "must be a finite number" in assert_error(response.json(), "temperature", "invalid_value")
 
 
 async def test_a_very_long_unknown_name_is_shortened_in_the_error(client):

@@ -256,6 +256,7 @@ def test_two_calls_are_two(name):
 
 MALFORMED = ["{", '{"name": ', '{"name": "multiply", "arguments": [1]}', "[" * 5000, "two words", "a, b",
     '{"name": "", "arguments": {}}', '{"name": "nan", "arguments": {"a": NaN}}', "\0",
+    '{"name": "huge", "arguments": {"a": [1e999]}}',
     '{"name": 5, "arguments": {}}',
     '{"arguments": {}}', '{"name": "\\ud800", "arguments": {}}', "[]", "[5]", "a=1", "a b=1 c"]  # fmt: skip
 

@@ -127,6 +127,17 @@ def test_a_call_is_read_however_the_text_is_split(name):
         assert json.loads(arguments(parts)) == VALUES
 
 
+@pytest.mark.parametrize("tool", ["mcp.search", "fs/read-2", "a:1", "a.b:c/d"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_tool_s_name_may_have_dots_colons_and_slashes(name, tool):
+    text = WRITTEN[name].replace("get_weather", tool)
+    for schemas in ({tool: SCHEMA}, {}):
+        reader = make_reader(format_of(name), schemas)
+        opened = next((part for character in text for part in reader.feed(character)), None)
+        needs_known_name = name in {"llama3", "deepseek_v3", "deepseek_v31", "deepseek_v32"}
+        assert (opened and opened.name) == (None if needs_known_name and not schemas else tool)
+
+
 @pytest.mark.parametrize("name", sorted(WRITTEN.keys() - OWN))
 def test_mlx_lm_reads_the_same(name):
     text = WRITTEN[name].removesuffix("</tool_call>").removesuffix("</longcat_tool_call>")

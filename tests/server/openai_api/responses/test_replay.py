@@ -23,6 +23,7 @@ CASES = {
     "nothing": (says(""), {}),
     "cut off": (says("Hi", reason="length"), {}),
     "cut off in a thought": (says("<think>hm", reason="length"), {}),
+    "ends of lines": (says("one\u2028two"), {}),
     "calls": (says(*("<think>so</think>Let me see." + CALLS)), {"tools": TOOLS}),
     "encrypted": (says("<think>so</think>Hi"), {"include": ["reasoning.encrypted_content"]}),
     "log probabilities": (one_token, {"top_logprobs": 2}),
@@ -58,6 +59,7 @@ async def test_a_replay_has_the_events_of_the_first_stream(client, engine, scrip
     made = raw_events(first.text)
     again = await events_of(client, made[-1]["response"]["id"])
     valid_events(again)
+    assert len(again.splitlines()) == again.count("\n")
     assert merged(raw_events(again)) == merged(made)
 
 
