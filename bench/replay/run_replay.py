@@ -50,7 +50,7 @@ NOTE = """\
 TPF: tokens per forward pass. speed: speedup over plain decoding; low, high: its 90 % interval, if chats
 are drawn anew. least: the lowest speedup of a pair.
 accepted: share of drafted tokens. copied: share of the answer that came from drafts.
-Costs of drafts that are longer than a curve are a guess."""
+Costs of drafts that are longer than a curve are a guess, and grammars are left out."""
 READING = [
     Column("workload", "workload"), Column("chats", "chats", "0"), Column("turns", "turns", "0"),
     Column("first", "first\nprompt", "0"), Column("lost", "thoughts\nlost", "0"),
