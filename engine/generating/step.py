@@ -23,6 +23,7 @@ from reprise.engine.sampling.logits import Likelihood, measure
 from reprise.engine.sampling.matchers import triggered_matcher
 from reprise.engine.sampling.sampler import Draw
 from reprise.engine.speculative import verify
+from reprise.engine.speculative.costs.cost_table import MASKED
 from reprise.engine.speculative.draft_model.forecast import DraftWork
 from reprise.engine.speculative.planner import Planner, window_input, without_drafts
 from reprise.engine.speculative.verify import Outcome, RowInput
@@ -67,7 +68,7 @@ class Decoder:
         self._planning_s += time.perf_counter() - start
         has_windows = len(drafting) < len(members)
         if not inputs:
-            if not has_windows and not [s for s in drafting if s.matcher and not s.matcher.may_run_ahead]:
+            if not has_windows and all(s.sampling != MASKED for s in drafting):
                 return ()
             inputs = without_drafts(drafting)
         if has_windows:

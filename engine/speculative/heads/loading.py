@@ -179,7 +179,7 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
                 f"--draft-type {settings.draft_type}: {settings.draft_model} is {given.described}; "
                 f"use --draft-type {given.draft_type}, or leave --draft-model out"
             )
-        return _load(settings, given, loaded)
+        return _load(settings, given, loaded, read_config(find_downloaded(settings.model_source)))
     if settings.dflash_window:
         raise ModelError("--dflash-window is for DFlash drafters; name the folder of one with --draft-model")
     if asked and settings.draft_model:
@@ -191,9 +191,10 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
         return None
     try:
         folder = find_downloaded(settings.model_source)
-        found = choose(find_own_heads(folder, read_config(folder)))
+        config = read_config(folder)
+        found = choose(find_own_heads(folder, config))
         if found is not None and asked in (None, found.draft_type):
-            return _load(settings, found, loaded)
+            return _load(settings, found, loaded, config)
     except ModelError as fault:
         if asked:
             raise
@@ -208,8 +209,8 @@ def find_head(settings: Settings, given: FoundHead | None, loaded: LoadedModel) 
     return None
 
 
-def _load(settings: Settings, found: FoundHead, loaded: LoadedModel) -> NamedHead:
-    info, config = loaded.info, read_config(find_downloaded(settings.model_source))
+def _load(settings: Settings, found: FoundHead, loaded: LoadedModel, config: dict[str, Any]) -> NamedHead:
+    info = loaded.info
     if info.mask_token_id is not None:
         raise ModelError(f"{info.name} drafts for itself; start without --draft-model {found.source}")
     try:

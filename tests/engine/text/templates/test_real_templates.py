@@ -4,8 +4,6 @@ They are those that llama.cpp tests its own programs with, in the source package
 text is the models' makers'; none of it is kept here.
 """
 
-import subprocess
-import sys
 import tarfile
 from contextlib import suppress
 from functools import cache
@@ -20,35 +18,28 @@ from reprise.engine.sandbox.child_process import PROCESS
 from reprise.engine.text.templates.chat_template import ChatTemplate
 from reprise.server.prompt.encoder import to_harmony_messages, to_harmony_tools
 from tests.engine.text.templates.shapes import SHAPES, lost
+from tests.real_weights.packages import CACHE, download
 
 PACKAGE = "llama-cpp-python==0.3.36"
-FETCHED_WITHIN_S = 400
-CACHE = Path.home() / ".cache/reprise-tests/templates"
+TEMPLATES = CACHE / "templates"
 NUM_TEMPLATES = 70
 
 
 def find_templates() -> Path:
     """Return the folder of the templates; skips the test if the package cannot be had."""
-    if not CACHE.exists():
-        CACHE.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=CACHE.parent) as name:
+    if not TEMPLATES.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=CACHE) as name:
             folder = Path(name)
             fetch_templates(folder)
             # Another process may have been faster; none ever sees half of them.
             with suppress(OSError):
-                folder.joinpath("templates").rename(CACHE)
-    return CACHE
+                folder.joinpath("templates").rename(TEMPLATES)
+    return TEMPLATES
 
 
 def fetch_templates(folder: Path) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--retries=1", "--no-deps"]
-    command += ["--no-binary=:all:", "--dest", str(folder), PACKAGE]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCHED_WITHIN_S, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"it took longer than {FETCHED_WITHIN_S} s to download {PACKAGE}")
-    if done.returncode:
-        pytest.skip(f"cannot download {PACKAGE}: {done.stderr.strip()[-200:]}")
+    download(folder, "--no-binary=:all:", PACKAGE)
     (archive,) = folder.glob("*.tar.gz")
     (folder / "templates").mkdir()
     with tarfile.open(archive) as packed:
