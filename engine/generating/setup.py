@@ -22,10 +22,11 @@ from reprise.engine.pool.residency import FindHead, Makers
 from reprise.engine.scheduler.draft_prefiller import DraftPrefiller
 from reprise.engine.scheduler.prefixes import Checkpoints, Prefixes
 from reprise.engine.scheduler.request_queue import Prefiller, RequestQueue
+from reprise.engine.speculative.acceptance import MODEL
 from reprise.engine.speculative.costs.kept_costs import make_costs
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_model.draft_prefill import DraftPrefixes
-from reprise.engine.speculative.draft_model.forecast import MODEL, DraftModelCosts, ShareOfTarget
+from reprise.engine.speculative.draft_model.forecast import DraftModelCosts, ShareOfTarget
 from reprise.engine.speculative.draft_model.model import DraftModel
 from reprise.engine.speculative.heads.head_drafter import HeadDrafter, HeadPrefixes, RowDrafter
 from reprise.engine.speculative.mask_drafts import MASKS

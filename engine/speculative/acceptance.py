@@ -30,9 +30,11 @@ GLOBAL_PRIOR_TOKENS = 15.0
 LINE_END = "line end"
 """Source of the buckets for copied line ends, by how many lines the answer has: 0, 1, 2, or 3 and more."""
 
-FRESH_SOURCES = frozenset(
-    {"draft-model", *get_args(HeadKind), "grammar", "prediction", "wedlm", "wedlm place"}
-)
+MODEL = "draft-model"
+MODELS = (MODEL, *get_args(HeadKind))
+"""The sources of drafts that a model makes: the draft model, or a head of the target. A server has one."""
+
+FRESH_SOURCES = frozenset({*MODELS, "grammar", "prediction", "wedlm", "wedlm place"})
 """Sources of drafts that copy no earlier text, so that their line ends are like any other token."""
 
 LINE_END_PRIORS = (0.6, 0.85, 0.93, 0.98)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.speculative.draft_model.forecast import MODELS
+from reprise.engine.speculative.acceptance import MODELS
 from reprise.engine.speculative.mask_drafts import MASKS
 
 LOOKUPS = {

@@ -10,6 +10,7 @@ from reprise.drafters.base import NO_DRAFT
 from reprise.engine.interface.request import GenerationRequest
 from reprise.engine.interface.spans import spend
 from reprise.engine.kv_cache.exact_widths import SHORT_TOKENS, Exactness
+from reprise.engine.speculative.acceptance import MODEL, MODELS
 from reprise.engine.speculative.costs.cost_table import MASKED, USUAL, Conditions, context_class
 from reprise.engine.speculative.costs.slowdown_budget import LOW_STEPS, SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
@@ -22,8 +23,6 @@ from reprise.engine.speculative.draft_length import (
     tokens_by_width,
 )
 from reprise.engine.speculative.draft_model.forecast import (
-    MODEL,
-    MODELS,
     PROBE_RATE,
     PROBE_SHARE,
     PROBE_TOKENS,

@@ -12,10 +12,10 @@ from reprise.config.settings import Settings
 from reprise.drafters.base import Drafter, KeptHistory, SharedTable, TableFileError
 from reprise.engine.interface.errors import ModelError, SharedTableError
 from reprise.engine.interface.request import GenerationRequest
-from reprise.engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
+from reprise.engine.speculative.acceptance import GLOBAL_DECAY, MODEL, Acceptance, AcceptanceCounts
 from reprise.engine.speculative.costs.slowdown_budget import SlowdownBudget
 from reprise.engine.speculative.draft_length import DrafterWork
-from reprise.engine.speculative.draft_model.forecast import MODEL, DraftForecast, PromptGate, TokenYield
+from reprise.engine.speculative.draft_model.forecast import DraftForecast, PromptGate, TokenYield
 from reprise.engine.speculative.gate import SWITCHED_OFF, decide
 from reprise.engine.speculative.mask_drafts import MASKS, MaskDrafts
 from reprise.engine.speculative.sequence_drafts import SequenceDrafts

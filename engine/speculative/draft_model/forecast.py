@@ -5,14 +5,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reprise.drafters.base import Draft
-from reprise.engine.interface.models import HeadKind
-from reprise.engine.speculative.acceptance import Acceptance
+from reprise.engine.speculative.acceptance import MODEL, Acceptance
 from reprise.engine.speculative.costs.cost_table import USUAL, Conditions
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import DraftEstimate, steady
@@ -258,10 +256,6 @@ class _Fit:
         found = np.linalg.solve(self._squares + np.diag(weight), self._products + weight * np.array(start))
         self.parts = tuple(max(MIN_SHARE, float(part)) for part in found)
 
-
-MODEL = "draft-model"
-MODELS = (MODEL, *get_args(HeadKind))
-"""The sources of drafts that a model makes: the draft model, or a head of the target. A server has one."""
 
 MODEL_PRIOR = 0.7
 

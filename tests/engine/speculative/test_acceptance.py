@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reprise.drafters.base import Draft
-from reprise.engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
+from reprise.engine.speculative.acceptance import GLOBAL_DECAY, MODELS, Acceptance, AcceptanceCounts
 from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS, SlowdownBudget
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import DraftEstimate, choose_width, expected_tokens, steady
-from reprise.engine.speculative.draft_model.forecast import MODELS
 
 STAIRCASE = {1: 1.0, 2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 10: 4.5, 16: 4.5, 24: 4.5, 32: 4.5}
 DRAFT = Draft((1, 2, 3), "suffix", 2, 0.7)

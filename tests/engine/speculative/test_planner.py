@@ -15,10 +15,11 @@ from reprise.drafters.base import NO_DRAFT, Draft, DraftQuery, SequenceStart
 from reprise.engine.interface.request import GenerationRequest, Sampling
 from reprise.engine.kv_cache.exact_widths import Exactness
 from reprise.engine.speculative import planner
+from reprise.engine.speculative.acceptance import MODEL
 from reprise.engine.speculative.costs.cost_table import USUAL, Conditions
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_length import MIN_GAIN, DraftEstimate
-from reprise.engine.speculative.draft_model.forecast import MODEL, DraftModelCosts, PlannedDraft
+from reprise.engine.speculative.draft_model.forecast import DraftModelCosts, PlannedDraft
 from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
 from reprise.engine.speculative.verify import Outcome, RowInput

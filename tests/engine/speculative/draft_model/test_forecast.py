@@ -12,11 +12,10 @@ from reprise.config.settings import Settings
 from reprise.drafters.base import Draft
 from reprise.engine.interface.request import DraftChoice, GenerationRequest, Sampling
 from reprise.engine.kv_cache.exact_widths import LONG, SHORT_TOKENS, Exactness
-from reprise.engine.speculative.acceptance import GLOBAL_DECAY, Acceptance, AcceptanceCounts
+from reprise.engine.speculative.acceptance import GLOBAL_DECAY, MODEL, Acceptance, AcceptanceCounts
 from reprise.engine.speculative.costs.slowdown_budget import ALLOWANCE_STEPS
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.speculative.draft_model.forecast import (
-    MODEL,
     PREFILL_ONE_PROMPT_IN,
     DraftForecast,
     DraftModelCosts,
