@@ -68,7 +68,7 @@ CALLS = {
     "build": "scripts/release 0.2.0 --repository https://github.com/Some-One/Reprise\n",
     "pypi": "",
     "image": """\
-docker login ghcr.io --username someone --password-stdin
+docker login ghcr.io --username someone --password-stdin < secret
 docker buildx build --push --platform linux/amd64,linux/arm64 --build-arg BACKEND=cuda \
 --label org.opencontainers.image.source=https://github.com/Some-One/Reprise \
 --tag ghcr.io/some-one/reprise:0.2.0-cuda --tag ghcr.io/some-one/reprise:latest-cuda .
@@ -79,7 +79,7 @@ gh release create v0.2.0 --repo Some-One/Reprise --verify-tag --title Reprise 0.
 release/reprise_mlx-0.2.0.tar.gz release/reprise-mlx.rb
 """,
 }
-"""What each job of a release calls, of the programs that publish."""
+"""What each job of a release calls, of the programs that publish; after ``<``, what they read."""
 
 
 @pytest.mark.parametrize("job", CALLS)
@@ -96,7 +96,9 @@ def test_a_release_runs_these_commands(tmp_path, job):
         (tmp_path / "release" / file).touch()
     noted = tmp_path / "calls"
     for program in ("docker", "gh", "scripts/release"):
-        (tmp_path / program).write_text(f'#!/bin/sh\necho "{program} $*" >>{noted}\n')
+        (tmp_path / program).write_text(
+            f"""#!/bin/sh\nread=$(cat)\necho "{program} $*${{read:+ < $read}}" >>{noted}\n"""
+        )
         (tmp_path / program).chmod(0o755)
     environment = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -113,7 +115,7 @@ def test_a_release_runs_these_commands(tmp_path, job):
     for step in yaml.safe_load(text)["jobs"][job]["steps"]:
         if "run" in step:
             command = ["bash", "-e", "-o", "pipefail", "-c", step["run"]]
-            subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+            subprocess.run(command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, check=True)
     assert (noted.read_text() if noted.exists() else "") == CALLS[job]
     if job == "pypi":
         packages = ["reprise_mlx-0.2.0-py3-none-any.whl", "reprise_mlx-0.2.0.tar.gz"]
