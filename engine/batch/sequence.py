@@ -117,8 +117,9 @@ class PrefixSearch:
     compared: the sequences that were prefilling at the last search for one to wait for.
     num_shared: (compared sequence, its number of tokens then) -> leading tokens that it shares.
     num_held: leading tokens that the prefix cache held at the last lookup, and the cache's evictions by then.
-    loading: the prefix files being read. is_disk_searched: whether files were looked for.
-    awaits_disk: whether they are worth reading once others' have been read.
+    loading: the prefix files being read. is_disk_searched: whether no more files are looked for.
+    awaits_disk: the sequence whose files are read first. num_on_disk: leading tokens in files that are worth
+        reading, for which memory had no room.
     unsaved: lengths at which state was kept in memory only, to be saved when its answer has ended.
     """
 
@@ -130,7 +131,8 @@ class PrefixSearch:
     num_held: tuple[int, int] = (0, 0)
     loading: Loading | None = None
     is_disk_searched: bool = False
-    awaits_disk: bool = False
+    awaits_disk: "Sequence | None" = None
+    num_on_disk: int = 0
     unsaved: list[int] = field(default_factory=list)
 
 

@@ -16,7 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ from reprise.engine.kv_cache.prefix_cache.disk import (
     Contents,
     Loading,
     PrefixFile,
-    PrefixFileError,
     PrefixStore,
     join_contents,
     make_store,
@@ -69,14 +68,12 @@ def _files(name: str) -> Callable[..., Any]:
     return call
 
 
-MAX_BEHIND_S = 5.0
-"""A rank whose files take this much longer to read than those of rank 0 counts as one that cannot read them:
-meanwhile all ranks wait."""
+def _wait_for_parts(reading: Reading, timeout_s: float) -> None:
+    if not wait([reading], timeout_s).done:
+        raise TimeoutError("files are still being read")
 
 
 def _join_parts(reading: Reading, starts: Sequence[int], ends: Sequence[int]) -> tuple[CutSlice, State]:
-    if not wait([reading], MAX_BEHIND_S).done:
-        raise PrefixFileError(f"files of its part are not read after {MAX_BEHIND_S:.0f} s more")
     return join_contents(reading.result(), starts, ends)
 
 
@@ -98,6 +95,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "save_part": _files("save"),
     "drop_part": _files("drop"),
     "begin_parts": _files("begin_read"),
+    "wait_for_parts": _wait_for_parts,
     # Its results, a cutting function and a state, are parts for the next two.
     "join_parts": _join_parts,
     "cut_parts": lambda parts, start, end: parts[0](start, end),
@@ -371,6 +369,24 @@ def _rebuild(empty: SharedList, kv_slices: Sequence[KVSlice], state: State, leng
 log = logging.getLogger("reprise.engine")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedLoading(Loading):
+    """A load in progress on all ranks. others: that of the other ranks."""
+
+    leader: Leader
+    others: Handle
+
+    def wait(self, timeout_s: float = 0.0) -> bool:
+        """Wait until every rank has read all of its files, at most for so long; return whether they have."""
+        if not super().wait(timeout_s):
+            return False
+        try:
+            self.leader.do("wait_for_parts", self.others, _nothing, timeout_s, asks=True)
+        except RuntimeError:
+            return False
+        return True
+
+
 class SharedPrefixStore(PrefixStore):
     """The prefix files of rank 0, which tells the other ranks what to do with theirs."""
 
@@ -401,11 +417,14 @@ class SharedPrefixStore(PrefixStore):
         if not self._is_shared:
             return loading
         self._tell("begin_parts", [file.path.name for file in loading.files], makes=True)
-        return replace(loading, others=self._model.leader.new_handle())
+        leader = self._model.leader
+        return SharedLoading(
+            loading.files, loading.ends, loading.reads, leader=leader, others=leader.new_handle()
+        )
 
     def finish_load(self, loading: Loading) -> tuple[CutSlice, State] | None:
         """Wait for a load on all ranks; see PrefixStore.finish_load()."""
-        if not self._is_shared:
+        if not isinstance(loading, SharedLoading):
             return super().finish_load(loading)
         contents = self._contents(loading)
         if contents is None:

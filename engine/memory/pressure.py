@@ -79,7 +79,7 @@ class MemoryPressure:
     def look(self) -> None:
         """Read the level, and wake the engine's thread if it has to respond. Any thread."""
         before, self.level = self.level, self.read()
-        if self.level != before or (self.level != "none" and self._num_left):
+        if self.level != before or self.level != "none":
             self._num_looks += 1
             self._wake()
 

@@ -51,7 +51,10 @@ log = logging.getLogger("reprise.engine")
 HubFault = Literal["name", "unknown", "gated", "offline", "space", "busy", "kind", "failed"]
 
 NEEDED_FILES = tuple(DEFAULT_ALLOW_PATTERNS)
-"""Patterns of the files that mlx-lm downloads, and of which a whole model consists."""
+"""Patterns of the files that mlx-lm downloads."""
+
+WHOLE_FILES = (*NEEDED_FILES, "*_Dense/model.safetensors")
+"""Patterns of the files of which a whole model consists; mlx-lm needs no dense layers after pooling."""
 
 _PREFIX = "models--"
 
@@ -162,7 +165,7 @@ class HubCache:
         try:
             snapshot_download(
                 name, revision=commit, cache_dir=self.folder, local_files_only=True,
-                allow_patterns=list(PULLED_FILES),
+                allow_patterns=list(WHOLE_FILES),
             )  # fmt: skip
         except LocalEntryNotFoundError:
             return False
@@ -181,9 +184,8 @@ ReportBytes = Callable[[int, int], None]
 An exception ends the download, which can be continued later.
 """
 
-PULLED_FILES = (*NEEDED_FILES, "mtp.safetensors", "mtp/weights.safetensors", "*_Dense/model.safetensors")
-"""Patterns of the files that are downloaded. mlx-lm needs neither a head that drafts nor dense layers after
-pooling; Reprise uses them."""
+PULLED_FILES = (*WHOLE_FILES, "mtp.safetensors", "mtp/weights.safetensors")
+"""Patterns of the files that are downloaded: a head that drafts, too."""
 
 NUM_STREAMS = 4
 """Files that are downloaded at a time."""

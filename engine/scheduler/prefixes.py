@@ -311,30 +311,24 @@ class Prefixes:
             return False
 
     def _is_loading(self, store: PrefixStore, cache: PrefixCache, sequence: Sequence, may_wait: bool) -> bool:
-        if self.late is not None and not self.late.wait():
-            sequence.prefix.loading = None
-            return False
-        if sequence.prefix.awaits_disk and self._must_wait(sequence):
-            return True
+        if self.late is not None:
+            if not self.late.wait():
+                sequence.prefix.loading = None
+                return False
+            self.late = None
         if not sequence.prefix.is_disk_searched:
             start = perf_counter()
-            key = _whole(sequence, store.match)
-            length = store.match(key)
-            is_worth_it = length >= cache.match_usable(key) + MIN_LOADED_TOKENS
-            sequence.prefix.awaits_disk = is_worth_it and self._must_wait(sequence)
+            self._search_files(store, cache, sequence)
             self.searched_s += perf_counter() - start
             if sequence.prefix.awaits_disk:
                 return True
-            sequence.prefix.is_disk_searched = True
-            if is_worth_it and self.memory_budget.may_copy(length, num_copies=2):
-                sequence.prefix.loading = store.start_load(key)
-                self.loaders.append(sequence)
         if (loading := sequence.prefix.loading) is None:
             return False
         if not loading.wait(WAIT_S if may_wait else 0.0):
             if not loading.is_late:
                 return True
             log.warning("cached prefixes are not read from files for now: it takes over %.0f s", MAX_LOAD_S)
+            loading.cancel()
             self.late, sequence.prefix.loading = loading, None
             return False
         if not may_wait and store.advance_load(loading):
@@ -347,20 +341,43 @@ class Prefixes:
             cache.put(sequence.text_key(loading.ends[-1]), *taken)
         return False
 
+    def _search_files(self, store: PrefixStore, cache: PrefixCache, sequence: Sequence) -> None:
+        """Start to read a prefix from files if that saves enough, or note what it waits for."""
+        search = sequence.prefix
+        self.drop_loads()
+        if search.awaits_disk in self.loaders:
+            return
+        search.awaits_disk = None
+        if search.num_on_disk and not self.memory_budget.may_copy(search.num_on_disk, num_copies=2):
+            return
+        key = _whole(sequence, store.match)
+        length = store.match(key)
+        if length < cache.match_usable(key) + MIN_LOADED_TOKENS:
+            search.is_disk_searched = True
+            return
+        search.awaits_disk = self._loader_before(sequence)
+        if search.awaits_disk:
+            return
+        search.num_on_disk = length
+        if self.memory_budget.may_copy(length, num_copies=2):
+            search.is_disk_searched = True
+            search.loading = store.start_load(key)
+            self.loaders.append(sequence)
+
     def drop_loads(self) -> None:
         """Forget what was read for sequences that have ended, and who reads no more."""
         for one in self.loaders:
-            if one.ended:
+            if one.ended and one.prefix.loading:
+                one.prefix.loading.cancel()
                 one.prefix.loading = None
         self.loaders = [one for one in self.loaders if one.prefix.loading]
 
-    def _must_wait(self, sequence: Sequence) -> bool:
-        """Whether a sequence waits to read files: earlier ones read a part of its prompt, or many read."""
-        self.drop_loads()
+    def _loader_before(self, sequence: Sequence) -> Sequence | None:
+        """Return an earlier sequence that reads a part of this one's prompt, or one of many that read."""
         earlier = [one for one in self.loaders if one.timing.submitted_at < sequence.timing.submitted_at]
-        return len(earlier) >= MAX_LOADS or any(
-            num_shared(sequence, one) >= MIN_LOADED_TOKENS for one in earlier
-        )
+        if len(earlier) >= MAX_LOADS:
+            return earlier[0]
+        return next((one for one in earlier if num_shared(sequence, one) >= MIN_LOADED_TOKENS), None)
 
     def awaits(self, sequence: Sequence, prefilling: SequenceOf[Sequence]) -> bool:
         """Whether a waiting sequence should wait until another has prefilled their shared prefix."""

@@ -22,6 +22,7 @@ from functools import singledispatch
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import mlx.core as mx
 import numpy as np
@@ -326,7 +327,8 @@ class Listing:
 class _Index:
     """The files of a folder. roots: those that continue none. files: all, by name.
 
-    writing: those that are not written yet. listing: a look at the folder that has begun.
+    writing: those that are not written yet. reads: what is read, or was and is in use. listing: a look at the
+        folder that has begun.
     unreadable: names of other files.
     num_bytes: of all files. budget_bytes: their maximum. is_failing: whether the last write failed.
     written_bytes: written so far. num_left_out: saves that the limit of an hour stopped.
@@ -335,6 +337,7 @@ class _Index:
     roots: list[PrefixFile] = field(default_factory=list)
     files: dict[str, PrefixFile] = field(default_factory=dict)
     writing: list[tuple[PrefixFile, Future[int]]] = field(default_factory=list)
+    reads: WeakSet[Future[Contents]] = field(default_factory=WeakSet)
     listing: Future[Listing] | None = None
     unreadable: set[str] = field(default_factory=set)
     num_bytes: int = 0
@@ -344,32 +347,35 @@ class _Index:
     num_left_out: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Loading:
     """A load in progress.
 
     files: the files being read, in the order of their tokens.
     ends: how far each file is used, as a number of tokens from the start of the prompt.
-    future: the contents of each file, or the exception that reading it raised.
-    others: the same load on the other ranks; None if the model is on one machine.
+    reads: the contents of each file.
     started_at: time.monotonic() when it was requested.
     """
 
     files: list[PrefixFile]
     ends: list[int]
-    future: Future[list[Contents | Exception]]
-    others: Any = None
+    reads: list[Future[Contents]]
     started_at: float = field(default_factory=time.monotonic)
 
     def wait(self, timeout_s: float = 0.0) -> bool:
         """Wait until all files are read, at most for so long; return whether they are."""
-        wait([self.future], timeout_s)
-        return self.future.done()
+        wait(self.reads, timeout_s)
+        return all(one.done() for one in self.reads)
+
+    def cancel(self) -> None:
+        """Read no more files."""
+        for one in self.reads:
+            one.cancel()
 
     @property
     def is_late(self) -> bool:
-        """Whether reading takes so long that the prompt is rather computed."""
-        return not self.future.done() and time.monotonic() - self.started_at > MAX_LOAD_S
+        """Whether it takes so long that the prompt is rather computed, unless all files are read by now."""
+        return time.monotonic() - self.started_at > MAX_LOAD_S
 
     @property
     def starts(self) -> list[int]:
@@ -446,8 +452,9 @@ class PrefixStore:
         files = list(_with_ancestors(file))[::-1]
         ends = [child.header.start for child in files[1:]] + [length]
         self._mark_used(file)
-        future = self._thread.submit(_read_all, [one.path for one in files])
-        return Loading(files, ends, future)
+        reads = [self._thread.submit(read, one.path) for one in files]
+        self._index.reads.update(reads)
+        return Loading(files, ends, reads)
 
     def advance_load(self, loading: Loading) -> bool:
         """Convert the next array that was read to MLX; return whether any is left.
@@ -455,10 +462,10 @@ class PrefixStore:
         It takes some hundredths of a second at most, while finish_load() takes tenths for a gigabyte.
         """
         num_left = MAX_TURNED_BYTES
-        for each in loading.future.result():
-            if isinstance(each, Exception):
+        for each in loading.reads:
+            if each.exception():
                 return False
-            for arrays in (each.kv_slice, each.state):
+            for arrays in (each.result().kv_slice, each.result().state):
                 for index, one in enumerate(arrays):
                     if isinstance(one, tuple):
                         if num_left <= 0:
@@ -477,12 +484,12 @@ class PrefixStore:
 
     def _contents(self, loading: Loading) -> list[Contents] | None:
         contents = []
-        for file, each in zip(loading.files, loading.future.result(), strict=True):
-            if isinstance(each, Exception):
-                log.warning("dropped a saved prefix that cannot be read: %s", each)
+        for file, each in zip(loading.files, loading.reads, strict=True):
+            if fault := each.exception():
+                log.warning("dropped a saved prefix that cannot be read: %s", fault)
                 self._forget(file)
                 return None
-            contents.append(each)
+            contents.append(each.result())
         return contents
 
     def save(
@@ -545,7 +552,10 @@ class PrefixStore:
 
     def close(self) -> None:
         """Wait until all files are written, but not for long: the thread writes what is left, and ends."""
-        if not wait([self._thread.submit(int)], MAX_CLOSE_S).done:
+        for one in self._index.reads:
+            one.cancel()
+        wait([self._thread.submit(int)], MAX_CLOSE_S)
+        if not all(one.done() for _, one in self._index.writing):
             log.warning("cached prefixes are still being written to %s: the disk is slow", self._folder)
         self._thread.shutdown(wait=False)
 
@@ -753,16 +763,6 @@ def _write(path: Path, header: Header, contents: Contents) -> int:
     # Somebody may have emptied the user's cache meanwhile.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return write(path, header, contents)
-
-
-def _read_all(paths: list[Path]) -> list[Contents | Exception]:
-    found: list[Contents | Exception] = []
-    for path in paths:
-        try:
-            found.append(read(path))
-        except Exception as fault:
-            found.append(fault)
-    return found
 
 
 def _with_ancestors(file: PrefixFile | None) -> Iterator[PrefixFile]:

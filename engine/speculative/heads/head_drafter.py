@@ -89,7 +89,7 @@ class HeadPrefill(TextPrefill):
     @property
     def is_waiting(self) -> bool:
         """Whether files with this sequence's keys and values are being read."""
-        return self.loading is not None and not self.loading.future.done()
+        return self.loading is not None and not self.loading.wait()
 
     def compute(self, model: object, tokens: Sequence[int], max_ids: int) -> int:  # noqa: ARG002
         """Feed the head the next positions of a text, and wait for it; return how many, at most max_ids."""

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from reprise.engine.distributed import leader
-from reprise.engine.distributed.model_parts import PartFiles
+from reprise.engine.distributed.model_parts import PartFiles, Reading
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixFileError, join_contents
 
 FIRST, SECOND = (f"{digit * 40}.prefix" for digit in "12")
@@ -35,12 +35,12 @@ def test_what_is_saved_is_read_after_a_restart(tmp_path: Path) -> None:
     assert (kept is not None and kept.tolist(), empty) == ([7.0], None)
 
 
-def test_files_that_take_far_longer_than_those_of_rank_0_are_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(leader, "MAX_BEHIND_S", 0.01)
-    with pytest.raises(PrefixFileError, match="are not read"):
-        leader.OPERATIONS["join_parts"](Future(), [0], [5])
+def test_a_rank_says_that_its_files_are_still_being_read() -> None:
+    reading: Reading = Future()
+    with pytest.raises(TimeoutError, match="still being read"):
+        leader.OPERATIONS["wait_for_parts"](reading, 0.01)
+    reading.set_result([])
+    leader.OPERATIONS["wait_for_parts"](reading, 0.01)
 
 
 def test_files_of_other_weights_are_not_read(tmp_path: Path) -> None:

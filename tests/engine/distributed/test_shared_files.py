@@ -61,6 +61,21 @@ def test_a_prefix_that_another_rank_cannot_read_is_dropped_by_all(tmp_path: Path
     store.close()
 
 
+def test_files_that_another_rank_reads_slowly_are_waited_for_and_kept(tmp_path: Path) -> None:
+    store, model, others = open_store(tmp_path)
+    save(store, model)
+    loading = store.start_load([*TOKENS, 1])
+    others.word = "files are still being read"
+    while not all(one.done() for one in loading.reads):
+        assert not loading.wait()
+    assert not loading.wait(0.01)
+    others.word = None
+    assert loading.wait()
+    assert store.finish_load(loading) is not None
+    assert "drop_part" not in names_sent(others)
+    store.close()
+
+
 def test_what_continues_a_dropped_prefix_is_dropped_by_all_too(tmp_path: Path) -> None:
     store, model, others = open_store(tmp_path)
     save(store, model)

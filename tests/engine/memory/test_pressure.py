@@ -143,8 +143,13 @@ def test_pressure_without_end_has_an_effect_for_a_while_and_each_is_logged_once_
         return budget.is_tight
 
     assert [look("warning") for _ in range(MAX_LOOKS + 5)] == [True] * (MAX_LOOKS - 1) + [False] * 6
-    # What is only read ahead still waits.
+    # What is only read ahead still waits, also of a model that was loaded meanwhile.
     assert budget.lacks_memory
+    loaded_late = Driven(make_loaded("llama")).worker.queue.memory_budget
+    one.set("warning")
+    assert one.pressure.is_pending
+    one.pressure.respond([budget, loaded_late])
+    assert (loaded_late.lacks_memory, loaded_late.is_tight) == (True, False)
     # It becomes worse: that has an effect of its own, but not each time that it does.
     assert [look(level) for level in ("critical", "warning")] == [True, True]
     tight = [look(level) for _ in range(MAX_LOOKS) for level in ("critical", "warning")]

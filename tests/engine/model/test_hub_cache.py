@@ -78,6 +78,15 @@ def test_a_snapshot_that_another_program_made_without_dense_layers_is_not_whole(
     assert dense.is_file()
 
 
+@pytest.mark.parametrize("head", ["mtp.safetensors", "mtp/weights.safetensors"])
+def test_a_snapshot_that_another_program_made_without_a_head_is_whole(
+    head: str, hub: FakeHub, cache: HubCache
+) -> None:
+    hub.files[head] = b"head"
+    (pull(MODEL, cache=cache).path / head).unlink()
+    assert cache.list_models()[0].fault is None
+
+
 def test_what_is_there_is_not_downloaded_again(hub: FakeHub, cache: HubCache) -> None:
     first = pull(MODEL, cache=cache)
     hub.ranges.clear()

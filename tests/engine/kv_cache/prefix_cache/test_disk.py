@@ -21,6 +21,7 @@ from reprise.engine.kv_cache.buffers import KVSlice, State
 from reprise.engine.kv_cache.prefix_cache import disk
 from reprise.engine.kv_cache.prefix_cache.disk import PrefixStore, weights_fingerprint
 from reprise.engine.kv_cache.prefix_cache.text_key import TextKey
+from reprise.engine.scheduler import prefixes
 from reprise.engine.scheduler.prefixes import MAX_LOADS
 from tests.combinations import FAMILIES, every_kind_of_cache
 from tests.counted_calls import count_calls
@@ -750,18 +751,18 @@ def test_what_several_prompts_share_is_read_once_and_one_step_waits_once(
     first.stop(drain_s=0)
     engine = Driven(make_loaded("llama"), prefix_cache_dir=str(tmp_path))
     reads, waits, waiting = Event(), list[float](), disk.Loading.wait
-    read_all, loads = disk._read_all, list[list[Path]]()
+    read_file, loads = disk.read, list[Path]()
 
-    def read(paths: list[Path]) -> Any:
+    def read(path: Path) -> Any:
         reads.wait()
-        loads.append(paths)
-        return read_all(paths)
+        loads.append(path)
+        return read_file(path)
 
     def wait(loading: disk.Loading, timeout_s: float = 0.0) -> bool:
         waits.append(timeout_s)
         return waiting(loading, timeout_s)
 
-    monkeypatch.setattr(disk, "_read_all", read)
+    monkeypatch.setattr(disk, "read", read)
     monkeypatch.setattr(disk.Loading, "wait", wait)
     asked = [
         request([*prompt, i], 4, name=f"{at} {i}") for i in range(3) for at, prompt in enumerate(prompts)
@@ -771,7 +772,7 @@ def test_what_several_prompts_share_is_read_once_and_one_step_waits_once(
     assert sum(one > 0 for one in waits) == 1
     reads.set()
     engine.finish()
-    assert len(loads) == 2
+    assert len(loads) == len(set(loads))
     loaded, ends = make_loaded("llama"), [one.finished() for one in answers]
     assert [list(one.tokens) for one in ends] == [oracle(loaded, one) for one in asked]
     assert all(one.usage.num_cached_tokens >= 299 for one in ends)
@@ -789,24 +790,138 @@ def test_few_read_at_a_time_and_what_was_read_for_a_cancelled_request_is_dropped
         Driven(make_loaded("llama"), prefix_cache_dir=str(tmp_path), max_rows=1),
         make_loaded("llama"),
     )
-    prefixes = engine.worker.queue.prefixes
+    kept_in = engine.worker.queue.prefixes
     asked = [request([*prompt, 7], 30, name=f"{at}") for at, prompt in enumerate(prompts)]
     answers = [engine.ask(one) for one in asked]
     while len(engine.worker.running) < 1:
         engine.worker.step()
-    assert 0 < len(prefixes.loaders) <= MAX_LOADS
+    assert 0 < len(kept_in.loaders) <= MAX_LOADS
     for one in asked[1:3]:
         engine.worker.cancel(one.id)
     engine.worker.step()
-    assert all(not one.ended for one in prefixes.loaders)
+    assert all(not one.ended for one in kept_in.loaders)
     engine.finish()
-    assert not prefixes.loaders
+    assert not kept_in.loaders
     for at in (0, 3, 4, 5):
         end = answers[at].finished()
         assert list(end.tokens) == oracle(loaded, asked[at])
         assert end.usage.num_cached_tokens >= 299
     # Whoever was admitted once waits for no files again.
     assert all(one.prefix.is_disk_searched for one in engine.worker.live)
+
+
+def kept(folder: Path, *prompts: list[int], **settings: Any) -> Driven:
+    """Return a worker that finds these prompts in files."""
+    first = Driven(make_loaded("llama"), prefix_cache_dir=str(folder))
+    for prompt in prompts:
+        first.ask(request(prompt, 2, name=str(len(first.answers))))
+    first.finish()
+    first.worker.queue.prefixes.close()
+    return Driven(make_loaded("llama"), prefix_cache_dir=str(folder), **settings)
+
+
+def hold_reads(monkeypatch: pytest.MonkeyPatch) -> tuple[Event, list[Path]]:
+    """Let files be read only once an event is set; return it and what is read."""
+    go, paths, read = Event(), list[Path](), disk.read
+
+    def wait_and_read(path: Path) -> disk.Contents:
+        paths.append(path)
+        go.wait()
+        return read(path)
+
+    monkeypatch.setattr(disk, "read", wait_and_read)
+    return go, paths
+
+
+def test_whoever_runs_awaits_no_files_when_it_restarts(
+    tmp_path: Path, long_prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = kept(tmp_path, long_prompt)
+    worker, queue = engine.worker, engine.worker.queue
+    may_begin, dispatch = queue.memory_budget.may_begin, worker._decoder._dispatch
+    # The second has no room while others run.
+    monkeypatch.setattr(
+        queue.memory_budget,
+        "may_begin",
+        lambda s, *running: may_begin(s, *running) and not (s.request.id == "2" and any(running)),
+    )
+    monkeypatch.setattr(disk, "MAX_LOAD_S", 0.1)
+    go, _ = hold_reads(monkeypatch)
+    asked = [request([*long_prompt, i], 60, name=f"{i}") for i in (1, 2, 3)]
+    answers = [engine.ask(one) for one in asked]
+    engine.step_until(lambda: len(worker.members) == 2)
+    late = queue.prefixes.late
+    assert late
+    go.set()
+    while not late.wait(0.1):
+        pass
+    failures = iter([RuntimeError("[metal] out of memory")])
+
+    def fail_once(previous: Any) -> None:
+        for failure in failures:
+            raise failure
+        dispatch(previous)
+
+    monkeypatch.setattr(worker._decoder, "_dispatch", fail_once)
+    engine.finish()
+    loaded = make_loaded("llama")
+    assert [list(one.finished().tokens) for one in answers] == [oracle(loaded, one) for one in asked]
+
+
+def test_a_prompt_that_waited_for_memory_is_read_from_files_once_there_is_room(
+    tmp_path: Path, long_prompt: list[int]
+) -> None:
+    engine = kept(tmp_path, long_prompt)
+    budget = engine.worker.queue.memory_budget
+    engine.ask(request(prompt_of(300, 9), 60, name="runs"))
+    engine.step_until(lambda: bool(engine.worker.members))
+    room, budget.room_bytes = budget.room_bytes, budget.used_bytes + 200_000
+    answer = engine.ask(request([*long_prompt, 7], 4, name="waits"))
+    for _ in range(20):
+        engine.worker.step()
+    assert engine.worker.queue.waiting
+    budget.room_bytes = room
+    engine.finish()
+    assert answer.finished().usage.num_cached_tokens >= 419
+
+
+def test_files_of_a_cancelled_request_or_an_unloaded_model_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = [prompt_of(300, at) for at in range(1, 4)]
+    engine = kept(tmp_path, *prompts)
+    go, paths = hold_reads(monkeypatch)
+    for at, prompt in enumerate(prompts):
+        engine.ask(request([*prompt, 7], 4, name=f"{at}"))
+        engine.worker.step()
+        if at < 2:
+            engine.worker.cancel(f"{at}")
+            engine.worker.step()
+    monkeypatch.setattr(disk, "MAX_CLOSE_S", 0.0)
+    engine.worker.queue.prefixes.close()
+    go.set()
+    engine.worker.queue.prefixes.store._thread.shutdown()  # type: ignore[union-attr]
+    # The one that was being read.
+    assert len(paths) == 1
+    assert "still being written" not in caplog.text
+
+
+def test_prompts_that_wait_for_the_same_files_are_compared_once(
+    tmp_path: Path, long_prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = kept(tmp_path, long_prompt)
+    go, _ = hold_reads(monkeypatch)
+    for i in range(4):
+        engine.ask(request([*long_prompt, i], 4, name=f"{i}"))
+    engine.ask(request(prompt_of(5), 100, name="runs"))
+    engine.step_until(lambda: bool(engine.worker.members))
+    with monkeypatch.context() as context:
+        context.setattr(prefixes, "num_shared", None)
+        for _ in range(20):
+            engine.worker.step()
+    assert len(engine.worker.queue.waiting) == 4
+    go.set()
+    engine.finish()
 
 
 @pytest.mark.parametrize("part", ["advance_load", "finish_load"])
@@ -838,14 +953,14 @@ def test_a_disk_that_hangs_holds_no_prompt_up(
     first = start_engine("llama", prefix_cache_dir=str(tmp_path))
     ask(first, request(long_prompt, 4)).finished()
     first.stop(drain_s=0)
-    hanging, read_all = Event(), disk._read_all
+    hanging, read = Event(), disk.read
 
-    def hang(paths: list[Path]) -> Any:
+    def hang(path: Path) -> Any:
         hanging.wait()
-        return read_all(paths)
+        return read(path)
 
     with monkeypatch.context() as disk_hangs:
-        disk_hangs.setattr(disk, "_read_all", hang)
+        disk_hangs.setattr(disk, "read", hang)
         disk_hangs.setattr(disk, "MAX_LOAD_S", 0.2)
         second, loaded = start_engine("llama", prefix_cache_dir=str(tmp_path)), make_loaded("llama")
         try:
