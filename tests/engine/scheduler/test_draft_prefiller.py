@@ -13,6 +13,7 @@ import pytest
 from reprise.engine.batch.batch import Device
 from reprise.engine.interface.events import Finished
 from reprise.engine.interface.request import DraftChoice, GenerationRequest
+from reprise.engine.memory import prefill_plan
 from reprise.engine.memory.budget import MemoryBudget
 from reprise.engine.model.loading import LoadedModel
 from reprise.engine.scheduler import draft_prefiller
@@ -127,7 +128,8 @@ def make_draft(name: str, is_foreign: bool) -> LoadedModel:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps take what the flat costs say, and drafts of a random model are tried again and again."""
+    """Steps take what the flat costs say, no chunk is cut, and a random model drafts again and again."""
+    monkeypatch.setattr(prefill_plan, "ALONE_S", 1000.0)
     monkeypatch.setattr(Device, "lap", lambda *_: None)
     monkeypatch.setattr(DraftForecast, "rate", 0.9)
 
