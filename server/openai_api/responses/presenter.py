@@ -303,9 +303,15 @@ class CompactionPresenter(ResponsePresenter):
         self._most = body.max_output_tokens or 0
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
-        """See Presenter. Raises ApiError if the summary is cut off: the client must keep its conversation."""
+        """See Presenter. Raises ApiError without a usable summary: the client must keep its conversation.
+
+        A summary that fills its share of the context is usable, even if it was going to be longer.
+        """
         (output,) = outputs
         summary, num_tokens = output.text.strip(), usage["completion_tokens"]
+        if timings.get("stopped") == "loop":
+            message = "The model only repeated itself. Go on with the conversation as it is."
+            raise RequestFailedError(message, code="no_summary")
         if output.end.finish_reason == "length" and num_tokens < self._most:
             way_out = f"It left only {num_tokens} tokens for a summary."
             raise ContextLengthError(usage["prompt_tokens"], self._context_tokens, "input", way_out)
