@@ -430,10 +430,11 @@ def make_engine_requests(
         raise bad_field("n", f"is {body.n}; at most {MAX_N} choices are allowed")
     num_sequences = len(prompts.token_ids) * body.n
     if num_sequences > settings.capacity:
+        is_of_n = len(prompts.token_ids) == 1 and body.n > 1
         raise BadRequestError(
             f"{len(prompts.token_ids)} prompts with {body.n} choices each are {num_sequences} sequences; "
             f"this server holds at most {settings.capacity} (--max-rows and --max-queue).",
-            param=body.prompt_field,
+            param="n" if is_of_n else body.prompt_field,
             code="invalid_value",
         )
     if prompts.images and body.truncate_prompt_tokens is not None:
