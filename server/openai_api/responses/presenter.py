@@ -17,12 +17,14 @@ from reprise.server.output.parts import (
     CallArgumentsPart,
     ChoiceOutput,
     EndPart,
+    Events,
     Part,
     ReasoningPart,
     TextPart,
     ToolCallPart,
 )
 from reprise.server.output.presenter import (
+    KEEP_ALIVE,
     InputDecoder,
     Json,
     OneChoicePresenter,
@@ -194,6 +196,10 @@ _REPEATED = """
 _MAY_BE_LONG = "instructions tools tool_choice metadata user safety_identifier prompt_cache_key"
 
 
+QUIET_S = 60.0
+"""Seconds without an event after which one is sent although the model writes: a call may show nothing yet."""
+
+
 class ResponsePresenter(OneChoicePresenter):
     """Presenter for /v1/responses.
 
@@ -219,6 +225,7 @@ class ResponsePresenter(OneChoicePresenter):
         self._echo = _echo(body)
         self._store_response = store_response
         self._numbers = count()
+        self._last_event_s = time.monotonic()
         self._output = OutputItems(head, num_input, INCLUDE_REASONING in body.include, tools)
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
@@ -235,6 +242,12 @@ class ResponsePresenter(OneChoicePresenter):
         """See Presenter."""
         created = {"type": "response.created", "response": self._response("in_progress", [])}
         return self._frame(created) + self.format_silence()
+
+    def format_parts(self, events: Events) -> bytes:
+        """See Presenter. If the parts show nothing, this is a comment: an event would repeat the request."""
+        frames = self._frames(events)
+        is_quiet = time.monotonic() > self._last_event_s + QUIET_S
+        return frames or (self.format_silence() if is_quiet else KEEP_ALIVE)
 
     def format_silence(self) -> bytes:
         """See Presenter. This sends an event, because Codex ends a stream after five minutes without one."""
@@ -286,6 +299,7 @@ class ResponsePresenter(OneChoicePresenter):
         }
 
     def _frame(self, event: Json) -> bytes:
+        self._last_event_s = time.monotonic()
         return _event_frame(event, next(self._numbers))
 
 
