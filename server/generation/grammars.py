@@ -443,6 +443,9 @@ class GrammarCompiler:
             for tool in body.enforced_tools:
                 if tool.strict:
                     self.compile(json_grammar(with_null_types(tool.parameters)), tool.at, of_tool(tool))
+            for tool in body.callable_tools:
+                if tool.lark is not None:
+                    self.compile(Grammar("lark", tool.lark), tool.at, of_tool(tool))
             flexible = [tool for tool in body.enforced_tools if not tool.strict]
             parameters: dict[str, dict[str, Any]] = {}
             if len(flexible) > MAX_RELAXED:

@@ -430,10 +430,11 @@ def make_engine_requests(
         raise bad_field("n", f"is {body.n}; at most {MAX_N} choices are allowed")
     num_sequences = len(prompts.token_ids) * body.n
     if num_sequences > settings.capacity:
+        is_of_n = len(prompts.token_ids) == 1 and body.n > 1
         raise BadRequestError(
             f"{len(prompts.token_ids)} prompts with {body.n} choices each are {num_sequences} sequences; "
             f"this server holds at most {settings.capacity} (--max-rows and --max-queue).",
-            param=body.prompt_field,
+            param="n" if is_of_n else body.prompt_field,
             code="invalid_value",
         )
     if prompts.images and body.truncate_prompt_tokens is not None:
@@ -443,8 +444,8 @@ def make_engine_requests(
     window_settings = choose_window(body, info, settings)
     seed = secrets.randbits(63) if body.seed is None else body.seed
     defaults = settings.sampling_defaults == "model"
-    limits = info.answer_limits if defaults else AnswerLimits()
-    guard = _loop_guard(body, limits)
+    guard = _loop_guard(body, info, settings)
+    limits = _answer_limits(info, settings)
     most = body.requested_max_tokens or settings.default_max_tokens or limits.max_tokens
     samplings = [_sampling(body, choice_seed(seed, choice), info, defaults) for choice in range(body.n)]
     requests: list[GenerationRequest] = []
@@ -486,14 +487,22 @@ LOOP_GUARD_TOKENS = 2048
 number: more than a text has that is meant to repeat itself."""
 
 
-def _loop_guard(body: GenerationFields, limits: AnswerLimits) -> int:
+def default_loop_guard(info: ModelInfo, settings: Settings) -> int:
+    """Return the loop guard of an answer whose request sets no limit of tokens; 0 for none."""
+    of_model = _answer_limits(info, settings).loop_guard_tokens
+    return LOOP_GUARD_TOKENS if of_model is None else of_model
+
+
+def _answer_limits(info: ModelInfo, settings: Settings) -> AnswerLimits:
+    return info.answer_limits if settings.sampling_defaults == "model" else AnswerLimits()
+
+
+def _loop_guard(body: GenerationFields, info: ModelInfo, settings: Settings) -> int:
     """Return after how many looping tokens to end an answer; 0 for never."""
     if body.loop_guard_tokens is not None:
         return body.loop_guard_tokens
     # A client that sets a limit is obeyed.
-    if body.requested_max_tokens is not None:
-        return 0
-    return LOOP_GUARD_TOKENS if limits.loop_guard_tokens is None else limits.loop_guard_tokens
+    return 0 if body.requested_max_tokens is not None else default_loop_guard(info, settings)
 
 
 def _sampling(body: GenerationFields, seed: int, info: ModelInfo, uses_defaults: bool) -> Sampling:

@@ -22,7 +22,8 @@ FRAGMENT_VALUES = 20_000
 MAX_DEPTH = 200
 _WHOLE_CHARACTERS = re.compile(
     rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
-    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u])))*+"
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}"
+    rb"(?:\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?=[^\\]|\\[^u]|\\u(?![dD][c-fC-F])[0-9a-fA-F]{2})))*+"
 )
 """As much of a text as does not end within an escape sequence, or between the halves of a character."""
 _LONGEST_ESCAPE = 12

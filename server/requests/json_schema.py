@@ -370,7 +370,8 @@ def _is_described(node: Node) -> bool:
     if not properties or not node.keys() <= _OF_CLOSED:
         return False
     has_enough = isinstance(least, int) and least <= len(properties)
-    return has_enough and all(name in properties for name in list_of(node.get("required")))
+    names = list_of(node.get("required"))
+    return has_enough and all(isinstance(name, str) and name in properties for name in names)
 
 
 def has_reference(part: Any) -> bool:

@@ -243,7 +243,7 @@ def _schema(given: Any, at: str, notes: Notes) -> Json:
 
 def _custom_tool(tool: Tool, given: Any, at: str) -> Tool:
     """Return the function that stands for a free-form tool in the prompt. given: its format."""
-    syntax, definition = _grammar(given, f"{at}.format")
+    syntax, definition, where = _grammar(given, f"{at}.format")
     told = f"The input follows this {syntax} grammar:\n{definition}" if syntax else ""
     pattern = f"^(?:{definition})$" if syntax == "regex" else None
     return replace(
@@ -252,15 +252,15 @@ def _custom_tool(tool: Tool, given: Any, at: str) -> Tool:
         parameters=input_schema(pattern),
         strict=pattern is not None,
         lark=definition if syntax == "lark" else None,
-        at=f"{at}.format" if syntax else at,
+        at=where or at,
         is_custom=True,
     )
 
 
-def _grammar(given: Any, at: str) -> tuple[str, str]:
-    """Return the syntax and the definition of a free-form tool's grammar; empty for any text."""
+def _grammar(given: Any, at: str) -> tuple[str, str, str]:
+    """Return the syntax, the definition and its path of a free-form tool's grammar; empty for any text."""
     if given is None or (isinstance(given, dict) and given.get("type") == "text"):
-        return "", ""
+        return "", "", ""
     if not isinstance(given, dict) or given.get("type") != "grammar":
         at = f"{at}.type" if isinstance(given, dict) else at
         raise bad_field(at, "must be 'text' or 'grammar'", "invalid_value")
@@ -269,9 +269,10 @@ def _grammar(given: Any, at: str) -> tuple[str, str]:
     syntax, definition = given.get("syntax"), given.get("definition")
     if syntax not in ("lark", "regex"):
         raise bad_field(f"{at}.syntax", "must be 'lark' or 'regex'", "invalid_value")
+    at = f"{at}.definition"
     if not isinstance(definition, str) or not definition:
         phrase = "must be a grammar, as a string that is not empty"
-        raise bad_field(f"{at}.definition", phrase, "invalid_type")
+        raise bad_field(at, phrase, "invalid_type")
     try:
         if syntax == "regex":
             check_regex(definition)
@@ -280,10 +281,10 @@ def _grammar(given: Any, at: str) -> tuple[str, str]:
             escape_lark(definition)
     except PydanticCustomError as fault:
         phrase = str((fault.context or {})["phrase"])
-        raise bad_field(f"{at}.definition", phrase, fault.type) from None
+        raise bad_field(at, phrase, fault.type) from None
     except ValueError as fault:
-        raise bad_field(f"{at}.definition", str(fault), "unsupported_value") from None
-    return syntax, definition
+        raise bad_field(at, str(fault), "unsupported_value") from None
+    return syntax, definition, at
 
 
 def function_name(namespace: str | None, name: str) -> str:

@@ -108,10 +108,7 @@ def _messages(item: Any, kind: str, at: str, answered: set[str], notes: Notes) -
         names = [tool.get("name") for tool in found if isinstance(tool, dict)]
         return [Message("tool", (readable({"tools": names}),), call_id=call_id, at=at)]
     if kind.endswith("_output"):
-        output = item.get("output", item.get("result"))
-        if isinstance(output, dict) and "content" in output:
-            output = output["content"]
-        return [Message("tool", tuple(parts_of(output, f"{at}.output", notes)), call_id=call_id, at=at)]
+        return [Message("tool", tuple(_output_parts(item, f"{at}.output", notes)), call_id=call_id, at=at)]
     if kind.endswith("_call") and call_id in answered:
         notes.as_text(at)
         call = Call(call_id, kind.removesuffix("_call"), cleaned(item))
@@ -129,6 +126,14 @@ def _note_forms(item: Json, kind: str, at: str, notes: Notes) -> None:
         notes.understood(f"{at}.{field}")
     if not isinstance(item.get("call_id"), str):
         notes.understood(f"{at}.call_id", "is missing")
+
+
+def _output_parts(item: Json, path: str, notes: Notes) -> list[Part]:
+    """Return the parts of a call's result, in whichever form it has."""
+    output = item.get("output", item.get("result"))
+    if isinstance(output, dict) and "content" in output:
+        output = output["content"]
+    return parts_of(output, path, notes)
 
 
 def _reasoning(item: Json, at: str, notes: Notes) -> str:
@@ -182,7 +187,7 @@ def as_listed(item: Any, item_id: str) -> Json:
         listed |= {"name": named(item, "", notes), CALLS[kind]: as_string(item.get(CALLS[kind]))}
         return listed | ({"namespace": item["namespace"]} if isinstance(item.get("namespace"), str) else {})
     if kind in _OUTPUTS:
-        shown = parts_of(item.get("output"), "", notes)
+        shown = _output_parts(item, "", notes)
         has_data = any(isinstance(part, Media) and part.data for part in shown)
         output = _listed_parts(shown) if has_data else "".join(map(str, shown))
         return {"call_id": "", **listed, "output": output}

@@ -17,12 +17,14 @@ from reprise.server.output.parts import (
     CallArgumentsPart,
     ChoiceOutput,
     EndPart,
+    Events,
     Part,
     ReasoningPart,
     TextPart,
     ToolCallPart,
 )
 from reprise.server.output.presenter import (
+    KEEP_ALIVE,
     InputDecoder,
     Json,
     OneChoicePresenter,
@@ -194,6 +196,10 @@ _REPEATED = """
 _MAY_BE_LONG = "instructions tools tool_choice metadata user safety_identifier prompt_cache_key"
 
 
+QUIET_S = 60.0
+"""Seconds without an event after which one is sent although the model writes: a call may show nothing yet."""
+
+
 class ResponsePresenter(OneChoicePresenter):
     """Presenter for /v1/responses.
 
@@ -219,6 +225,7 @@ class ResponsePresenter(OneChoicePresenter):
         self._echo = _echo(body)
         self._store_response = store_response
         self._numbers = count()
+        self._last_event_s = time.monotonic()
         self._output = OutputItems(head, num_input, INCLUDE_REASONING in body.include, tools)
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
@@ -235,6 +242,12 @@ class ResponsePresenter(OneChoicePresenter):
         """See Presenter."""
         created = {"type": "response.created", "response": self._response("in_progress", [])}
         return self._frame(created) + self.format_silence()
+
+    def format_parts(self, events: Events) -> bytes:
+        """See Presenter. If the parts show nothing, this is a comment: an event would repeat the request."""
+        frames = self._frames(events)
+        is_quiet = time.monotonic() > self._last_event_s + QUIET_S
+        return frames or (self.format_silence() if is_quiet else KEEP_ALIVE)
 
     def format_silence(self) -> bytes:
         """See Presenter. This sends an event, because Codex ends a stream after five minutes without one."""
@@ -286,6 +299,7 @@ class ResponsePresenter(OneChoicePresenter):
         }
 
     def _frame(self, event: Json) -> bytes:
+        self._last_event_s = time.monotonic()
         return _event_frame(event, next(self._numbers))
 
 
@@ -303,9 +317,15 @@ class CompactionPresenter(ResponsePresenter):
         self._most = body.max_output_tokens or 0
 
     def format_response(self, outputs: Sequence[ChoiceOutput], usage: Json, timings: Json) -> bytes:
-        """See Presenter. Raises ApiError if the summary is cut off: the client must keep its conversation."""
+        """See Presenter. Raises ApiError without a usable summary: the client must keep its conversation.
+
+        A summary that fills its share of the context is usable, even if it was going to be longer.
+        """
         (output,) = outputs
         summary, num_tokens = output.text.strip(), usage["completion_tokens"]
+        if timings.get("stopped") == "loop":
+            message = "The model only repeated itself. Go on with the conversation as it is."
+            raise RequestFailedError(message, code="no_summary")
         if output.end.finish_reason == "length" and num_tokens < self._most:
             way_out = f"It left only {num_tokens} tokens for a summary."
             raise ContextLengthError(usage["prompt_tokens"], self._context_tokens, "input", way_out)

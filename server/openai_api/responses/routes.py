@@ -10,7 +10,7 @@ from pydantic_core import from_json, to_json
 
 from reprise.server.errors import BadRequestError, ContextLengthError, NotFoundError
 from reprise.server.generation.answer import answer, known_stream, response_head
-from reprise.server.generation.prepare import count_prompt_tokens, prepare_chat
+from reprise.server.generation.prepare import count_prompt_tokens, default_loop_guard, prepare_chat
 from reprise.server.generation.service import LeasedModel, lease_for, lease_model
 from reprise.server.http.access import key_digest
 from reprise.server.http.body import MAX_BODY_BYTES, read_body, read_query
@@ -155,11 +155,12 @@ async def compact_conversation(request: Request) -> Response:
     body = await read_body(request, CompactRequest)
     leased = await lease_for(request, body)
     head = response_head(request, leased, body.model)
-    context_tokens = leased.engine.info.context_tokens
-    asked = await leased.run_in_turn(request, partial(body.asked, context_tokens))
+    info = leased.engine.info
+    guard = default_loop_guard(info, leased.settings)
+    asked = await leased.run_in_turn(request, partial(body.asked, info.context_tokens, guard))
     converted = await _convert(request, leased, asked)
     items = [*converted.earlier, *converted.items[:-1]]
-    presenter = CompactionPresenter(head, asked, items, context_tokens)
+    presenter = CompactionPresenter(head, asked, items, info.context_tokens)
     prepare = partial(prepare_chat, request, leased, converted.chat)
     return await answer(request, leased, prepare, presenter)
 

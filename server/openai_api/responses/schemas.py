@@ -363,12 +363,14 @@ class CompactRequest(AcceptsPeerFields):
     service_tier: no_effect("there is one tier, default.") = None  # type: ignore[valid-type]
     image: unsupported() = None  # type: ignore[valid-type]
 
-    def asked(self, context_tokens: int) -> ResponsesRequest:
+    def asked(self, context_tokens: int, loop_guard_tokens: int) -> ResponsesRequest:
         """Return the request whose answer is the summary: the conversation, then the demand to summarise."""
         given = {
             **self.model_dump(include={"model", "instructions", "previous_response_id"}),
             "input": [{"role": "user", "content": ASKED}],
             "max_output_tokens": max(1, context_tokens // SHARE_OF_CONTEXT),
+            # The limit is not the client's, so it does not turn the guard off.
+            "loop_guard_tokens": loop_guard_tokens,
             # A thought would take the room of the summary.
             "reasoning": {"effort": "none"},
             "store": False,

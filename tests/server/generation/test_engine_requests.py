@@ -4,6 +4,7 @@ import pytest
 
 from reprise.config.settings import Settings
 from reprise.engine.interface.models import AnswerLimits
+from reprise.server.errors import BadRequestError
 from reprise.server.generation.prepare import Prompts, choice_seed, make_engine_requests
 from reprise.server.requests.completions import CompletionRequest
 from tests.server.openai_shapes import assert_error
@@ -31,8 +32,16 @@ async def test_a_temperature_that_would_overflow_the_logits_is_greedy(client, en
 async def test_more_sequences_than_the_server_holds_are_refused_for_good(client, engine):
     response = await client.post("/v1/completions", json={"prompt": ["a"] * 64, "n": 8})
     assert response.status_code == 400
-    assert "are 512 sequences; this server holds at most 264" in response.json()["error"]["message"]
+    message = assert_error(response.json(), "prompt", "invalid_value")
+    assert "are 512 sequences; this server holds at most 264" in message
     assert engine.requests == []
+
+
+def test_more_choices_of_one_prompt_than_the_server_holds_are_the_fault_of_n(engine):
+    body, small = CompletionRequest(prompt="a", n=4), Settings(max_rows=1, max_queue=2)
+    with pytest.raises(BadRequestError, match="are 4 sequences") as refused:
+        make_engine_requests("r", body, Prompts([(1,)]), engine.info, small)
+    assert refused.value.param == "n"
 
 
 async def test_the_default_length_comes_from_the_settings(engine):

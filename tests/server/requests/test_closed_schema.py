@@ -110,6 +110,7 @@ def test_objects_with_properties_are_closed(schema, wanted):
         {**A, "additionalProperties": True},
         {**A, "patternProperties": {"^x": {}}},
         {**A, "required": ["z"]},
+        {**A, "required": [["a"]]},
         {**A, "minProperties": 2},
         {**A, "anyOf": [B]},
         {"allOf": [A, B]},

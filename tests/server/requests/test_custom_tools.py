@@ -20,6 +20,11 @@ def custom(syntax=None, definition="", **fields):
     return {"type": "custom", "custom": shown}
 
 
+RESPONSES_TOOL = {
+    "type": "custom",
+    "name": "edit",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"},
+}
 NOW = {"type": "function", "function": {"name": "now"}}
 
 
@@ -136,3 +141,20 @@ async def test_a_malformed_tool_is_refused_by_its_path(strict_client, engine, to
     assert response.status_code == 400
     assert_error(response.json(), param, code)
     assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("path", "tool", "param"),
+    [
+        (PATH, custom("lark", "start: x"), DEFINITION),
+        (PATH, custom("regex", "[ab]+"), DEFINITION),
+        ("/v1/responses", RESPONSES_TOOL, "tools[0].format.definition"),
+    ],
+)
+async def test_a_grammar_that_cannot_be_compiled_is_named_with_its_tool(client, engine, path, tool, param):
+    engine.grammar_fault = "unknown name: x"
+    asked = {"input": "hello"} if path == "/v1/responses" else {"messages": HELLO}
+    response = await client.post(path, json={**asked, "tools": [tool]})
+    assert response.status_code == 400
+    message = assert_error(response.json(), param, "unsupported_grammar")
+    assert message == f"'{param}' of the tool 'edit' cannot be enforced: unknown name: x."

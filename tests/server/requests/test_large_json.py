@@ -4,7 +4,7 @@ import json
 from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
@@ -58,6 +58,17 @@ def test_a_long_string_is_not_cut_within_a_character(text, fragment_bytes):
     for is_ascii in (True, False):
         body = json.dumps({"prompt": text}, ensure_ascii=is_ascii).encode()
         assert parsed(body, fragment_bytes, 5) == [{"prompt": text}]
+
+
+ESCAPES = (r"\ud83d", r"\uDE00", r"\ud83d\ude00", r"\u0041", r"\n", r"\\", r"\\ud83d", "\U0001f600", "a")
+
+
+@given(st.lists(st.sampled_from(ESCAPES), max_size=40).map("".join), st.integers(13, 30))
+@example(r"\ud83d" * 2 + r"\ude00" * 20, 13)
+def test_the_halves_of_a_character_stay_together_among_lone_ones(text, fragment_bytes):
+    body = f'{{"prompt": "{text}"}}'.encode()
+    outline = Outline(body, fragment_bytes)
+    assert FragmentParser(body, outline, json.loads, fragment_bytes, 5).parse() == json.loads(body)
 
 
 def test_no_piece_is_large():

@@ -31,9 +31,7 @@ def raw_events(body: str) -> list[dict[str, Any]]:
     """Return the data of a stream's events; check that each event line has the same type."""
     events = []
     for frame in body.split("\n\n")[:-1]:
-        if frame.startswith(":"):
-            continue
-        name, data = frame.split("\n")
+        name, data = (line for line in frame.split("\n") if not line.startswith(":"))
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         events.append(event)

@@ -1,8 +1,11 @@
 """A conversation is summarised, and what is returned can be sent in its place."""
 
+from dataclasses import replace
+
 import pytest
 from openai.types.responses import CompactedResponse
 
+from reprise.engine.interface.models import AnswerLimits
 from reprise.server.openai_api.responses.items import SUMMARY_HEAD
 from reprise.server.openai_api.responses.schemas import ASKED
 from tests.server.fake_engine import CONTEXT_TOKENS, THINKING, fail_midway, says
@@ -59,6 +62,13 @@ async def test_the_model_is_shown_the_conversation_and_asked_for_a_summary(clien
     assert engine.tokenizer.rendered[-1][1]["enable_thinking"] is False
 
 
+@pytest.mark.parametrize(("of_model", "wanted"), [(None, 2048), (128, 128), (0, 0)])
+async def test_a_summary_has_the_loop_guard_of_answers_without_a_limit(client, engine, of_model, wanted):
+    engine.info = replace(engine.info, answer_limits=AnswerLimits(None, of_model))
+    await compact(client, input="x")
+    assert engine.requests[-1].loop_guard_tokens == wanted
+
+
 async def test_the_next_request_reads_the_summary(client, engine):
     engine.script = says(SUMMARY)
     compacted = await compact(client, input=SAID)
@@ -113,10 +123,25 @@ async def test_no_room_for_a_summary_is_told_as_agents_know_it(client, engine, i
     assert "exceeds the context window" in assert_error(told.json(), "input", "context_length_exceeded")
 
 
+def loops(reason):
+    """Return a script that writes one text until the loop guard ends the answer."""
+
+    def loop(engine, job):
+        end = says("so " * 20, reason=reason)(engine, job)
+        return replace(end, usage=replace(end.usage, is_loop=True))
+
+    return loop
+
+
 @pytest.mark.parametrize(
     ("script", "code"),
-    [(says(" "), "no_summary"), (fail_midway, "request_failed")],
-    ids=["nothing", "failed"],
+    [
+        (says(" "), "no_summary"),
+        (loops("stop"), "no_summary"),
+        (loops("length"), "no_summary"),
+        (fail_midway, "request_failed"),
+    ],
+    ids=["nothing", "a loop", "a loop that is cut", "failed"],
 )
 async def test_without_a_summary_the_request_fails(client, engine, script, code):
     engine.script = script

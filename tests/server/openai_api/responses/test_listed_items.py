@@ -21,6 +21,14 @@ GIVEN = {
     "name": (NOTHING, None, "read"),
 }
 """Values of fields, one item for each combination."""
+RESULTS = (
+    {"result": "found"},
+    {"output": None, "result": "lost"},
+    {"output": {"content": [{"type": "input_text", "text": "found"}]}},
+    {"result": {"content": "found", "is_error": False}},
+    {"output": {"content": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]}},
+    {"output": {"found": 5}},
+)
 CONTENTS = (NOTHING, None, "a", [], ["a"], {"type": "input_text", "text": "a"}, [{"type": "input_image"}], 5)
 ASSISTANTS = ([{"type": "refusal", "refusal": "No."}], [{"type": "thinking", "thinking": "Hm."}, "a"])
 
@@ -38,6 +46,9 @@ def pairs():
             call = {"type": kind, key: '{"input": "x"}', **fields}
             output = {"type": f"{kind}_output", "output": "found", **fields}
             yield [{"role": "user", "content": "q"}, call, output]
+        for result in RESULTS:
+            call = {"type": kind, key: "{}", "call_id": "c1", "name": "read"}
+            yield ["q", call, {"type": f"{kind}_output", "call_id": "c1", **result}]
 
 
 def messages():

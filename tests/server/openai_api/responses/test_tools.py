@@ -6,8 +6,13 @@ import logging
 import pytest
 
 from reprise.engine.interface.request import Grammar
-from reprise.server.output.presenter import InputDecoder
-from reprise.server.requests.tools import function_name
+from reprise.server.openai_api.responses import presenter as presenting
+from reprise.server.openai_api.responses.presenter import ResponsePresenter
+from reprise.server.openai_api.responses.schemas import ResponsesRequest
+from reprise.server.output.parts import CallArgumentsPart, ToolCallPart
+from reprise.server.output.presenter import KEEP_ALIVE, InputDecoder, ResponseHead
+from reprise.server.requests.fields import validate
+from reprise.server.requests.tools import Tool, function_name
 from tests.server.fake_engine import says
 from tests.server.openai_api.responses.responses_shapes import raw_events, valid_events, valid_response
 from tests.server.tools.test_json_lark import PATCH
@@ -204,3 +209,16 @@ async def test_what_is_no_tool_is_left_out(client, tools):
     response = await client.post(PATH, json={"input": "hi", "tools": tools})
     assert (response.status_code, response.json()["tools"]) == (200, [])
     assert "tools[0]" in response.headers["x-reprise-ignored"]
+
+
+def test_parts_that_show_nothing_are_a_comment_unless_no_event_came_for_long(monkeypatch):
+    body = validate({"input": "x", "instructions": "Be brief."}, ResponsesRequest)
+    edit = Tool("edit", None, {}, is_custom=True)
+    presenter = ResponsePresenter(ResponseHead("1", 1, "m", ""), body, 1, lambda _: None, [edit])
+    assert presenter.format_parts([(0, ToolCallPart("c1", "edit"))]).startswith(
+        b"event: response.output_item"
+    )
+    assert presenter.format_parts([(0, CallArgumentsPart('{"in'))]) == KEEP_ALIVE
+    monkeypatch.setattr(presenting, "QUIET_S", -1.0)
+    assert presenter.format_parts([(0, CallArgumentsPart("put"))]).startswith(b"event: response.in_progress")
+    assert b"delta" in presenter.format_parts([(0, CallArgumentsPart('": "a'))])
