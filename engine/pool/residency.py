@@ -323,6 +323,10 @@ class Residency:
                 self._load(model)
             except ModelLoadError as fault:
                 self._drop(model, str(fault), fault)
+            # Its files may hold anything, and vanish.
+            except Exception as fault:
+                log.error("cannot load %s", model.name, exc_info=fault)
+                self._drop(model, f"{type(fault).__name__}: {fault}")
         self._known.lacks_memory = False
         self._known.give_waiting()
 
