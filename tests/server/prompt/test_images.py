@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from reprise.engine.interface.images import Tiles
+from reprise.engine.sandbox.child_process import ChildError
 from reprise.server.prompt.images import DECODER
 from tests.engine.sandbox.hostile_images import FILES, SHOWN
 from tests.server.fake_engine import PROCESSOR, SEEING, says
@@ -263,6 +264,23 @@ async def test_what_was_no_image_earlier_is_a_line_of_text(client, sees):
     response = await client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 5})
     assert response.status_code == 200
     assert response.headers["x-reprise-ignored"] == "messages[0].content[1] (as text)"
+    assert colours(sees.requests[0]) == [RED]
+
+
+@pytest.mark.parametrize("step", ["decode", "render_chat"])
+async def test_an_end_of_a_process_is_no_fault_of_the_request(client, sees, monkeypatch, step):
+    def end(*_given):
+        raise ChildError("it ended", would_recur=False)
+
+    before = [{"role": "user", "content": [ASK, part()]}, {"role": "assistant", "content": "A cat."}]
+    body = {"messages": [*before, {"role": "user", "content": "And now?"}], "max_tokens": 5}
+    with monkeypatch.context() as patch:
+        patch.setattr(DECODER if step == "decode" else sees.tokenizer, step, end)
+        response = await client.post("/v1/chat/completions", json=body)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "prompt_timeout")
+    assert response.headers["retry-after"] == "1"
+    assert not sees.requests
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
     assert colours(sees.requests[0]) == [RED]
 
 
