@@ -271,7 +271,7 @@ async def _answer(
     if not unloads:
         await lease_model(request, name, keep_alive=body.keep_alive)
     elif service.models.may_unload:
-        await unload(service, name)
+        await unload(request, name)
     else:
         await find_loadable(service, resolve(service, name))
         note_ignored(request, ["keep_alive"])

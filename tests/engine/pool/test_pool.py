@@ -198,6 +198,17 @@ def test_unloading_waits_for_answers(start_pool: StartPool, models: Path) -> Non
     assert states(pool)["three"] == "loaded"
 
 
+def test_an_unload_that_nobody_waits_for_holds_up_no_request(start_pool: StartPool) -> None:
+    pool = start_pool()
+    busy = pool.acquire("one").result(60)
+    left = pool.unload("one")
+    again = pool.acquire("one")
+    assert left.cancel()
+    again.result(60).end()
+    busy.end()
+    assert states(pool)["one"] == "loaded"
+
+
 def test_requests_to_other_models_do_not_wait_for_one_to_be_unloaded_or_loaded(
     start_pool: StartPool, models: Path
 ) -> None:
