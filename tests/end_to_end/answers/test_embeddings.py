@@ -138,6 +138,13 @@ def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(http):
     expected = vectors_of(ask([[101, *ids[:78], 102], [101, *ids[-78:], 102]]))
     assert np.array_equal(vectors_of(ask(long, truncate="END")), expected[:1])
     assert np.array_equal(vectors_of(ask(long, truncate="START")), expected[1:])
+    # Two tokens are the prompt's, and each of the last words has two.
+    prompt = {"prompt_name": "query"}
+    last = vectors_of(ask(" ".join(long.split()[-38:]), **prompt))
+    assert np.array_equal(vectors_of(ask(long, truncate="START", **prompt)), last)
+    refused = ask("a", instruction="word " * 100, truncate="END")
+    assert refused.status_code == 400
+    assert "no room for a text" in assert_error(refused.json(), "instruction", "context_length_exceeded")
     assert ask(long, truncate=True).json()["usage"]["total_tokens"] == 80
 
 
