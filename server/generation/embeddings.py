@@ -197,7 +197,10 @@ def _find_prompt(request: Request, body: EmbeddingsRequest, info: ModelInfo, emb
     """Return the text that goes before every text of a request. Raises BadRequestError."""
     prompts = embedding.recipe.prompts
     of_query = next((prompts[name] for name in _SAME["query"] if name in prompts), "")
-    if body.instruction is not None:
+    if body.instruction is not None and body.input_type in _SAME["document"]:
+        # It says what a query is for.
+        note_ignored(request, ["instruction"])
+    elif body.instruction is not None:
         is_instructed = of_query.startswith(INSTRUCTED)
         return f"{INSTRUCTED}{body.instruction}\nQuery:" if is_instructed else body.instruction
     if body.prompt_name is not None:

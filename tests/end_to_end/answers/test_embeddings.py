@@ -169,6 +169,14 @@ def test_an_input_type_without_a_prompt_is_left_out_and_named(http):
     assert np.array_equal(vectors_of(response), vectors_of(http.post("/v1/embeddings", json={"input": "a"})))
 
 
+@pytest.mark.parametrize("kind", ["document", "passage", "search_document"])
+def test_an_instruction_is_for_queries_and_named_beside_documents(http, kind):
+    body = {"model": "prompted", "input": "a", "input_type": kind}
+    response = http.post("/v1/embeddings", json=body | {"instruction": "Find it: "})
+    assert response.headers["x-reprise-ignored"] == "instruction"
+    assert np.array_equal(vectors_of(response), vectors_of(http.post("/v1/embeddings", json=body)))
+
+
 def test_ollama_s_clients_get_the_same_vectors(http):
     whole = vectors_of(http.post("/v1/embeddings", json={"input": TEXTS}))
     answer = http.post("/api/embed", json={"model": "model:latest", "input": TEXTS}).json()
