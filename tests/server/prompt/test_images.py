@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import json
 import threading
 from dataclasses import replace
 
@@ -314,6 +315,25 @@ async def test_of_too_many_images_the_oldest_are_text_some_at_a_time(client, see
 async def test_text_that_spells_a_mark_shows_no_image(client, sees):
     await chat(client, {"type": "text", "text": "\ufdd20\ufdd3"}, part())
     assert text_of(sees.requests[0]) == "user: 0[*]\n"
+
+
+async def test_a_mark_in_calls_thoughts_and_tools_shows_no_image(client, sees):
+    spelled = "\ufdd20\ufdd3"
+    function = {"name": "look", "arguments": json.dumps({spelled: [spelled]})}
+    call = {"id": "call_1", "type": "function", "function": function}
+    messages = [
+        {"role": "user", "content": [part()]},
+        {"role": "assistant", "content": None, "reasoning_content": spelled, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "a"},
+    ]
+    parameters = {"type": "object", "properties": {"at": {"type": "string", "enum": [spelled]}}}
+    tool = {"name": "look", "description": spelled, "parameters": parameters}
+    body = {"messages": messages, "tools": [{"type": "function", "function": tool}], "max_tokens": 5}
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    (shown, _), tools = sees.tokenizer.rendered[-1], sees.tokenizer.rendered_tools[-1]
+    assert colours(sees.requests[0]) == [RED]
+    assert [json.dumps(one).count("\\ufdd2") for one in (*shown, tools)] == [1, 0, 0, 0]
 
 
 async def test_a_stored_response_keeps_its_images(client, sees):
