@@ -182,6 +182,7 @@ def test_ollama_s_clients_get_the_same_vectors(http):
     answer = http.post("/api/embed", json={"model": "model:latest", "input": TEXTS}).json()
     assert np.array_equal(answer["embeddings"], whole)
     assert (answer["model"], answer["prompt_eval_count"]) == ("model:latest", 25)
+    assert http.post("/api/embed", json={"input": TEXTS}).json()["model"] == "model"
     shown = http.post("/api/show", json={"model": "model"}).json()
     assert shown["capabilities"] == ["embedding"]
     assert shown["model_info"]["bert.embedding_length"] == 384
