@@ -184,7 +184,7 @@ class TemplateProcess(ChildProcess):
 
     def __init__(self, time_limit_s: float = TIME_LIMIT_S) -> None:
         # A template that never ends must reach the limit of CPU time, also while others compute.
-        super().__init__("templates", Limits(time_limit_s, 3 * time_limit_s, MEMORY_LIMIT_BYTES))
+        super().__init__("templates", Limits(time_limit_s, time_limit_s + 10.0, MEMORY_LIMIT_BYTES))
 
     def render(self, **call: Any) -> tuple[list[str], list[Any]]:
         """Render conversations. call: the arguments of render_jinja_template().
