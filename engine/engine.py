@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -247,6 +248,7 @@ class Engine:
     def unload(self, name: str) -> "Future[None]":
         """Unload a model once its requests have ended; requests that come later load it again.
 
+        A future that is cancelled before that leaves the model loaded.
         Raises ModelLoadError for an unknown name.
         """
         model = self._known.find(name)
@@ -256,6 +258,7 @@ class Engine:
         with self._known.lock:
             if model.is_loaded:
                 model.leaving.append(future)
+                future.add_done_callback(partial(self._known.stay, model))
             else:
                 future.set_result(None)
         self._known.wake.set()

@@ -38,6 +38,12 @@ log = logging.getLogger("reprise.engine")
 MIN_TOKENS = 64
 """Tokens of a layer that a step computes where even these may take longer than it has."""
 
+OVERFLOWED = (
+    "a text's result is not a finite number: the model overflows in the type of its weights, as many do in "
+    "float16; serve a copy of the model in bfloat16 or float32"
+)
+"""Failure of a request with a vector or score that JSON could not hold."""
+
 
 @dataclass
 class _Pass:
@@ -289,7 +295,11 @@ class EmbeddingWorker:
         ]
         mx.eval(made)
         for member, vector in zip(done.members, made, strict=True):
-            member.job.vectors[member.index] = np.array(vector).astype("<f4").tobytes()
+            numbers = np.array(vector).astype("<f4")
+            if not np.isfinite(numbers).all():
+                member.job.end(Failed("request", OVERFLOWED))
+                continue
+            member.job.vectors[member.index] = numbers.tobytes()
             self.num_embedded += 1
             self.num_embedded_tokens += member.num_tokens
         self._leave()

@@ -25,9 +25,16 @@ def mark(number: int) -> str:
     return f"{OPEN}{number}{_CLOSE}"
 
 
-def without_marks(text: str) -> str:
-    """Remove the delimiters of marks from a text, so that none is left."""
-    return text.translate(_MARKS)
+def without_marks(value: Any) -> Any:
+    """Return a JSON value without the delimiters of marks in any of its strings."""
+    match value:
+        case str():
+            return value.translate(_MARKS)
+        case dict():
+            return {without_marks(name): without_marks(one) for name, one in value.items()}
+        case list() | tuple():
+            return [without_marks(one) for one in value]
+    return value
 
 
 def before_images(text: str) -> str:

@@ -43,7 +43,7 @@ from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.interface.models import Progress
-from reprise.engine.model.files.folder_reader import read_bytes
+from reprise.engine.model.files.folder_reader import find_files, read_bytes
 from reprise.engine.model.files.model_folder import ModelFolder, describe_folder
 
 log = logging.getLogger("reprise.engine")
@@ -174,8 +174,7 @@ class HubCache:
 
 def _size(home: Path) -> int:
     """Return the bytes of a model's files, each once; whole ones are links from snapshots to blobs."""
-    files = {path.resolve() for path in home.rglob("*") if path.is_file()}
-    return sum(file.stat().st_size for file in files)
+    return sum({(file.st_dev, file.st_ino): file.st_size for file in find_files(home).values()}.values())
 
 
 ReportBytes = Callable[[int, int], None]

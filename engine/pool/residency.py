@@ -323,6 +323,10 @@ class Residency:
                 self._load(model)
             except ModelLoadError as fault:
                 self._drop(model, str(fault), fault)
+            # Its files may hold anything, and vanish.
+            except Exception as fault:
+                log.error("cannot load %s", model.name, exc_info=fault)
+                self._drop(model, f"{type(fault).__name__}: {fault}")
         self._known.lacks_memory = False
         self._known.give_waiting()
 
@@ -378,15 +382,14 @@ class Residency:
                         raise ModelError("the server is stopping")
                     model.engine = engine
             self._interruptible.run(partial(engine.load, partial(self._note_progress, model)))
+            self._note_loaded(model, engine)
+            return
         except (Interruption, ModelError) as raised:
             # Without the traceback, which keeps what was loaded.
             told = str(raised)
         except Exception as raised:
             log.error("cannot load %s", model.name, exc_info=raised)
             told = f"{type(raised).__name__}: {raised}"
-        else:
-            self._note_loaded(model, engine)
-            return
         finally:
             self._memory.loading_bytes = 0
         if self._known.is_stopping:
@@ -396,10 +399,12 @@ class Residency:
         raise ModelLoadError("not_loadable", told)
 
     def _note_loaded(self, model: ServedModel, engine: ModelEngine) -> None:
+        # They render the chat template, which may fail.
+        markers, can_infill = engine.tokenizer.markers, engine.tokenizer.fim is not None
         self._note_worker(model, engine)
         with self._known.lock:
             model.is_loaded, model.progress = True, None
-            model.markers, model.can_infill = engine.tokenizer.markers, engine.tokenizer.fim is not None
+            model.markers, model.can_infill = markers, can_infill
             model.num_loads += 1
             model.used_at, model.keep_s = time.monotonic(), None
         log.log(self._log_level, "loaded %s", model.name)

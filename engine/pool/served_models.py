@@ -218,6 +218,12 @@ class KnownModels:
                 if not model.waiting and (model.is_loaded or not model.is_answering):
                     self.wanted.remove(model)
 
+    def stay(self, model: ServedModel, left: "Future[None]") -> None:
+        """Forget a wait for an unload, which has ended or was cancelled."""
+        with self.lock:
+            model.leaving = [one for one in model.leaving if one is not left]
+        self.wake.set()
+
     def refuse_waiting(self) -> None:
         """Fail all waits for loads and unloads, because the server is stopping."""
         with self.lock:

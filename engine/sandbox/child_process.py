@@ -37,12 +37,13 @@ class Limits:
 class ChildError(Exception):
     """A call got no reply: it exceeded a limit, or the process died or could not be started.
 
-    is_over_cpu: whether it took too much CPU time, as it would again.
+    would_recur: whether the call is at fault: it took too much CPU time, crashed the process, or has too long
+        a reply. Otherwise the machine is: the process was killed, or had no time.
     """
 
-    def __init__(self, message: str, *, is_over_cpu: bool) -> None:
+    def __init__(self, message: str, *, would_recur: bool) -> None:
         super().__init__(message)
-        self.is_over_cpu = is_over_cpu
+        self.would_recur = would_recur
 
 
 class ChildProcess:
@@ -75,13 +76,23 @@ class ChildProcess:
                     self._exchange(child, b"", START_LIMIT_S)
                     self._is_ready = True
                 return self._exchange(child, message, limits.wall_s)
-            except (OSError, EOFError, ValueError):
-                status = self._end()
+            except (OSError, EOFError, ValueError) as fault:
+                was_ready, status = self._is_ready, self._end()
                 with contextlib.suppress(OSError):
                     self._start()
                 most = f"{limits.cpu_s:g} seconds or {limits.memory_bytes >> 20} MiB of memory"
-                is_over_cpu = status == -signal.SIGPROF
-                raise ChildError(f"it took more than {most}", is_over_cpu=is_over_cpu) from None
+                ended_itself = was_ready and status not in (None, -signal.SIGKILL, -signal.SIGTERM)
+                would_recur = ended_itself or isinstance(fault, ValueError)
+                raise ChildError(f"it took more than {most}", would_recur=would_recur) from None
+
+    def call_twice(self, **call: Any) -> dict[str, Any]:
+        """Call, and once more in a new process if the machine was at fault. Raises ChildError."""
+        try:
+            return self.call(**call)
+        except ChildError as fault:
+            if fault.would_recur:
+                raise
+            return self.call(**call)
 
     def stop(self) -> None:
         """Kill the process. A later call starts another."""
@@ -172,13 +183,19 @@ class TemplateProcess(ChildProcess):
     """
 
     def __init__(self, time_limit_s: float = TIME_LIMIT_S) -> None:
-        super().__init__("templates", Limits(time_limit_s, time_limit_s, MEMORY_LIMIT_BYTES))
+        # A template that never ends must reach the limit of CPU time, also while others compute.
+        super().__init__("templates", Limits(time_limit_s, time_limit_s + 10.0, MEMORY_LIMIT_BYTES))
 
     def render(self, **call: Any) -> tuple[list[str], list[Any]]:
-        """Render conversations. call: the arguments of render_jinja_template(). Raises RenderError."""
+        """Render conversations. call: the arguments of render_jinja_template().
+
+        Raises RenderError, and ChildError if the machine is at fault.
+        """
         try:
-            reply = self.call(**call)
+            reply = self.call_twice(**call)
         except ChildError as fault:
+            if not fault.would_recur:
+                raise
             raise RenderLimitError(str(fault)) from None
         if "complaint" in reply:
             raise RenderError(reply["complaint"])
@@ -230,14 +247,19 @@ class ImageDecoder:
     def decode(
         self, processor: ImageProcessor, data: str, detail: str = "auto", budget: int = _NO_LIMIT
     ) -> Picture:
-        """Decode an image, given in base64. detail, budget: see find_size(). Blocks. Raises FileError."""
+        """Decode an image, given in base64. detail, budget: see find_size(). Blocks.
+
+        Raises FileError, and ChildError if the machine is at fault.
+        """
         call: dict[str, Any] = {"processor": asdict(processor), "detail": detail, "budget": budget}
         call["attached"] = data.encode("ascii", "replace")
         try:
-            reply = self.small.call(**call, max_pixels=SMALL_PIXELS)
+            reply = self.small.call_twice(**call, max_pixels=SMALL_PIXELS)
             if "is_large" in reply:
-                reply = self.large.call(**call, max_pixels=_NO_LIMIT)
+                reply = self.large.call_twice(**call, max_pixels=_NO_LIMIT)
         except ChildError as fault:
+            if not fault.would_recur:
+                raise
             raise FileError(f"cannot be decoded: {fault}") from fault
         if "complaint" in reply:
             raise FileError(reply["complaint"])
@@ -262,12 +284,12 @@ DOCUMENTS = ChildProcess("documents", Limits(cpu_s=20.0, wall_s=120.0, memory_by
 def read_document(data: str) -> str:
     """Return the text of a PDF or a text file, given in base64. Blocks.
 
-    Raises FileError if it has none, and ChildError if the process ended for another reason than the document.
+    Raises FileError if it has none, and ChildError if the machine is at fault.
     """
     try:
         reply = DOCUMENTS.call(attached=data.encode("ascii", "replace"))
     except ChildError as fault:
-        if not fault.is_over_cpu:
+        if not fault.would_recur:
             raise
         raise FileError(f"cannot be read: {fault}") from fault
     if "complaint" in reply:

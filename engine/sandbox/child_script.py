@@ -43,10 +43,12 @@ def encode_message(message: Message) -> bytes:
 
 
 def read_message(source: IO[bytes], max_bytes: int = 2**32) -> Message:
-    """Decode what encode_message() made. Raises EOFError if it is cut off or too long, or ValueError."""
+    """Decode what encode_message() made. Raises EOFError if cut off, and ValueError if too long."""
 
     def read(num_bytes: int) -> bytes:
-        found = source.read(num_bytes) if num_bytes <= max_bytes else b""
+        if num_bytes > max_bytes:
+            raise ValueError
+        found = source.read(num_bytes)
         if len(found) < num_bytes:
             raise EOFError
         return found

@@ -15,7 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper, _infer_tool_parser
 
 from reprise.engine.interface.images import ImageProcessor
 from reprise.engine.interface.request import PromptEnd
-from reprise.engine.sandbox.child_process import PROCESS
+from reprise.engine.sandbox.child_process import PROCESS, ChildError
 from reprise.engine.text.encoding import TextEncoder
 from reprise.engine.text.markers import HARMONY, FimTokens, Marker, Markers, ends_with, find_fim
 from reprise.engine.text.templates.chat_template import (
@@ -271,6 +271,8 @@ class Tokenizer:
         messages = [user("a"), assistant(_SPOKEN, [probe_call("call_1")])]
         try:
             rendered = self.wrapped.apply_chat_template(messages, tokenize=False, **self._template.arguments)
+        except ChildError:
+            raise
         # A template is a program that comes with the model: it may raise anything.
         except Exception:
             return ""
@@ -351,7 +353,8 @@ class Tokenizer:
         template_arguments: variables for the template, before the tokenizer's own. The server has already
             rejected forbidden ones.
         processor: the model's image processor; each image mark becomes one placeholder.
-        Raises TemplateError if there is no template or it rejects the messages.
+        Raises TemplateError if there is no template or it rejects the messages, and ChildError if the machine
+        fails.
         """
         if not self.has_chat_template:
             raise TemplateError("this model has no chat template; use /v1/completions")

@@ -225,7 +225,7 @@ async def load_model(request: Request) -> Response:
 async def unload_model(request: Request) -> Response:
     """Unload a model once its requests have ended, and return it. Only where there are several models."""
     service, body = service_of(request), await read_body(request, ModelRequest)
-    await unload(service, body.model)
+    await unload(request, body.model)
     return await _card_response(service, body.model)
 
 

@@ -77,16 +77,24 @@ def encode_inputs(
     prompt = _find_prompt(request, body, info, embedding)
     texts = [prompt + one for one in body.input if isinstance(one, str)]
     encoded = iter(encode_texts(leased.engine, texts))
+    num_prompt = len(encode_texts(leased.engine, [prompt])[0]) if prompt else 0
     first_pooled = 0
     if prompt and not embedding.recipe.counts_prompt:
-        (alone,) = encode_texts(leased.engine, [prompt])
-        first_pooled = len(embedding.before) + len(alone)
-    room = info.context_tokens - len(embedding.before) - len(embedding.after)
+        first_pooled = len(embedding.before) + num_prompt
+    room = info.context_tokens - len(embedding.before) - len(embedding.after) - num_prompt
+    if texts and prompt and room < 1:
+        named = "prompt_name" if body.instruction is None else "instruction"
+        phrase = f"has {num_prompt} tokens, which leave '{info.name}' no room for a text. Shorten it"
+        raise bad_field(named, phrase, "context_length_exceeded")
     inputs = []
     for index, one in enumerate(body.input):
         param = f"input[{index}]" if len(body.input) > 1 else "input"
         if isinstance(one, str):
-            tokens = (*embedding.before, *_cut(next(encoded), room, body.truncate, param, info))
+            # A text that is too long loses its own tokens, not those of the prompt.
+            whole = next(encoded)
+            head, text = whole[:num_prompt], whole[num_prompt:]
+            check_encoded(head, param, info)
+            tokens = (*embedding.before, *head, *_cut(text, room, body.truncate, param, info))
             inputs.append(EmbeddingInput((*tokens, *embedding.after), min(first_pooled, len(tokens))))
         else:
             check_token_ids(one, param, info)
@@ -189,7 +197,10 @@ def _find_prompt(request: Request, body: EmbeddingsRequest, info: ModelInfo, emb
     """Return the text that goes before every text of a request. Raises BadRequestError."""
     prompts = embedding.recipe.prompts
     of_query = next((prompts[name] for name in _SAME["query"] if name in prompts), "")
-    if body.instruction is not None:
+    if body.instruction is not None and body.input_type in _SAME["document"]:
+        # It says what a query is for.
+        note_ignored(request, ["instruction"])
+    elif body.instruction is not None:
         is_instructed = of_query.startswith(INSTRUCTED)
         return f"{INSTRUCTED}{body.instruction}\nQuery:" if is_instructed else body.instruction
     if body.prompt_name is not None:

@@ -18,7 +18,14 @@ from reprise.server.errors import (
     from_load,
     retry_after,
 )
-from reprise.server.generation.service import LOAD_TIMEOUT_S, Service, find_loadable, resolve
+from reprise.server.generation.service import (
+    LOAD_TIMEOUT_S,
+    Service,
+    find_loadable,
+    resolve,
+    service_of,
+    wait_unless_gone,
+)
 from reprise.server.http.executor import MODEL_FILES
 from reprise.server.http.request_log import record_of
 from reprise.server.logs import LOGGER
@@ -57,16 +64,25 @@ def check_loads(service: Service, *, for_requests: bool = False) -> None:
         )
 
 
-async def unload(service: Service, model: str | None) -> None:
-    """Unload a model once its requests have ended. Raises ApiError."""
+async def unload(request: Request, model: str | None) -> None:
+    """Unload a model once its requests have ended.
+
+    Raises ApiError, and ClientGoneError if the client disconnects first. The model then stays loaded, or
+    requests for it would wait for its longest answer.
+    """
+    service = service_of(request)
     check_loads(service, for_requests=True)
     name = await find_loadable(service, resolve(service, model))
-    future = await MODEL_FILES.run(service.models.unload, name)
+    unloading = asyncio.wrap_future(await MODEL_FILES.run(service.models.unload, name))
     try:
-        async with asyncio.timeout(LOAD_TIMEOUT_S):
-            await asyncio.wrap_future(future)
+        await wait_unless_gone(unloading, request.receive, LOAD_TIMEOUT_S)
+        if not unloading.done():
+            raise TimeoutError(name)
+        unloading.result()
     except Exception as fault:
-        raise from_load(TimeoutError(name) if isinstance(fault, TimeoutError) else fault) from fault
+        raise from_load(fault) from fault
+    finally:
+        unloading.cancel()
 
 
 @dataclass(frozen=True, slots=True)

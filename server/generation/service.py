@@ -21,10 +21,10 @@ from starlette.types import Receive
 from reprise.config.model_settings import display_name
 from reprise.config.settings import Settings
 from reprise.engine.interface.embeddings import Purpose
-from reprise.engine.interface.errors import EngineError, UnbrokenTextError
+from reprise.engine.interface.errors import RETRY_AFTER_S, EngineError, UnbrokenTextError
 from reprise.engine.interface.models import ModelEntry, ModelUse
 from reprise.engine.interface.spans import LoopSpan, SpanClock
-from reprise.engine.sandbox.child_process import DOCUMENTS
+from reprise.engine.sandbox.child_process import DOCUMENTS, ChildError
 from reprise.server.errors import (
     BadRequestError,
     ClientGoneError,
@@ -244,7 +244,8 @@ class LeasedModel:
         If it raises UnreadError, it runs again once its documents are read on a thread of their own.
         more_bytes: size of the job's input besides the body.
         Raises the job's exception, ClientGoneError if the client disconnects first, TooBusyError if too many
-        of its jobs wait, and UnavailableError if the job takes longer than LIMIT_S or the server stops.
+        of its jobs wait, and UnavailableError if the job takes longer than LIMIT_S, its process is killed, or
+        the server stops.
         """
         client, num_pending = client_of(request), self.app.num_pending
         if num_pending[client] >= self.settings.capacity:
@@ -264,6 +265,12 @@ class LeasedModel:
                 "cut, such as a space between letters or a line break. Break it up, or shorten it.",
                 code="unbroken_text",
             ) from None
+        except ChildError as fault:
+            raise UnavailableError(
+                "A process that renders chat templates or decodes images ended, or had no time. Try again.",
+                code="prompt_timeout",
+                headers=retry_after(RETRY_AFTER_S),
+            ) from fault
         finally:
             num_pending[client] -= 1
             # The counter keeps no client that has left.

@@ -271,7 +271,7 @@ async def _answer(
     if not unloads:
         await lease_model(request, name, keep_alive=body.keep_alive)
     elif service.models.may_unload:
-        await unload(service, name)
+        await unload(request, name)
     else:
         await find_loadable(service, resolve(service, name))
         note_ignored(request, ["keep_alive"])
@@ -401,9 +401,9 @@ async def embed_texts(request: Request) -> Response:
     asked = EmbeddingsRequest.model_construct(input=body.input, dimensions=body.dimensions, truncate=cut)
     begun_ns = time.perf_counter_ns()
 
-    def write(vectors: Sequence[bytes], num_tokens: int, loaded_ns: int) -> bytes:
+    def write(vectors: Sequence[bytes], num_tokens: int, name: str, loaded_ns: int) -> bytes:
         told = {
-            "model": body.model,
+            "model": body.model or name,
             "total_duration": time.perf_counter_ns() - begun_ns,
             "load_duration": loaded_ns - begun_ns,
             "prompt_eval_count": num_tokens,
@@ -420,7 +420,7 @@ async def embed_text(request: Request) -> Response:
     texts = (body.prompt,) if body.prompt else ()
     asked = EmbeddingsRequest.model_construct(input=texts, truncate="end")
 
-    def write(vectors: Sequence[bytes], _num_tokens: int, **_: int) -> bytes:
+    def write(vectors: Sequence[bytes], _num_tokens: int, **_: object) -> bytes:
         return b'{"embedding":' + (write_numbers(vectors[0]) if vectors else b"[]") + b"}"
 
     return await _embed(request, body, asked, write)
@@ -434,11 +434,11 @@ async def _embed(
 ) -> Response:
     """Answer a request for embeddings. asked: the equivalent request to /v1/embeddings.
 
-    write: is called as in answer_embeddings(), and with loaded_ns, when the model was loaded.
+    write: is called as in answer_embeddings(), and with the model's name and loaded_ns, when it was loaded.
     """
     name = _own_name(_ready(request), body.model)
     leased = await lease_model(request, name, keep_alive=body.keep_alive, purpose="embed")
-    told = partial(write, loaded_ns=time.perf_counter_ns())
+    told = partial(write, name=leased.name, loaded_ns=time.perf_counter_ns())
     if not asked.input:
         return Response(told((), 0), media_type="application/json")
     encode = partial(encode_inputs, request, leased, asked)

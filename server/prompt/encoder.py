@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from reprise.engine.interface.cancellation import check_wanted
-from reprise.engine.interface.images import PromptImage, before_images
+from reprise.engine.interface.images import PromptImage, before_images, without_marks
 from reprise.engine.text.markers import PREAMBLE, FimTokens
 from reprise.server.errors import BadRequestError
 from reprise.server.prompt.images import Placed, Seen
@@ -59,6 +59,10 @@ def encode_chat(engine: "GeneratingEngine", body: ChatRequest, seen: Seen) -> Ch
     """Render and encode a conversation, given with its images replaced. Raises BadRequestError."""
     tokenizer, context_tokens = engine.tokenizer, engine.info.context_tokens
     messages, tools = shown(body.model_copy(update={"messages": seen.messages}))
+    if seen.processor:
+        # Some templates are shown thoughts, calls and tools as content, which has the images' own marks.
+        messages = [{**without_marks(one), "content": one["content"]} for one in messages]
+        tools = without_marks(tools)
     reserved_tokens = None
     if body.truncation == "auto":
         # Of a conversation that is too long only what may fit is encoded.

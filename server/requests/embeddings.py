@@ -76,7 +76,7 @@ class EmbeddingsRequest(AcceptsPeerFields):
     input_type: Literal["query", "document", "passage", "search_query", "search_document"] | None = None
     """What the texts are: chooses the model's prompt for queries or documents, if any."""
     instruction: str | None = Field(None, max_length=MAX_INSTRUCTION_CHARACTERS)
-    """What a query is for, in the model's own form, in place of its prompt for queries."""
+    """What a query is for, in the model's own form, in place of its prompt for queries. Not for documents."""
     truncate: Truncate = "none"
     """Cut a text that is too long: true or END at its end, START at its start. By default it is a 400."""
     user: str | None = None

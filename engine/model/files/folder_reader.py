@@ -9,6 +9,7 @@ import os
 import stat
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -103,6 +104,17 @@ def check_files(folder: Path) -> None:
             is_whole = path.parent == folder and any(map(path.match, _TOKENIZER_FILES))
             if is_whole and found.st_size > MAX_TOKENIZER_BYTES:
                 raise ModelError(f"{path} has more than {MAX_TOKENIZER_BYTES:,} bytes")
+
+
+def find_files(folder: Path) -> dict[Path, os.stat_result]:
+    """Return all regular files of a folder; those that vanish meanwhile or cannot be read are left out."""
+    found: dict[Path, os.stat_result] = {}
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            with suppress(OSError):
+                if stat.S_ISREG((one := path.stat()).st_mode):
+                    found[path] = one
+    return found
 
 
 def _not_regular(path: Path) -> ModelError:

@@ -23,6 +23,7 @@ from reprise.engine.model.files.folder_reader import (
     MAX_INDEX_BYTES,
     SafetensorsFile,
     check_files,
+    find_files,
     read_bytes,
     read_header,
     read_json,
@@ -123,7 +124,7 @@ class ModelFolder:
 
 def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
     """Describe the folder of a model, whole or not. name: by default the folder's own."""
-    files = [file for file in path.rglob("*") if file.is_file()]
+    files = {file: found.st_size for file, found in find_files(path).items()}
     weights = [file for file in files if file.match("model*.safetensors") and file.parent == path]
     config: dict[str, Any] = {}
     purpose: Purpose = "generate"
@@ -144,8 +145,8 @@ def describe_folder(path: Path, name: str | None = None) -> ModelFolder:
     return ModelFolder(
         name=path.resolve().name if name is None else name,
         path=path,
-        num_bytes=sum(file.stat().st_size for file in files),
-        weight_bytes=sum(file.stat().st_size for file in weights),
+        num_bytes=sum(files.values()),
+        weight_bytes=sum(files[file] for file in weights),
         context_tokens=context_tokens,
         fault=fault and readable(fault),
         purpose=purpose,
@@ -215,7 +216,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _find_fault(folder: Path, config: dict[str, Any], files: list[Path]) -> str | None:
+def _find_fault(folder: Path, config: dict[str, Any], files: Iterable[Path]) -> str | None:
     if not any(folder.glob("model*.safetensors")):
         other = next((file.suffix for file in files if file.suffix in (".gguf", ".bin", ".pt", ".npz")), None)
         return "no model*.safetensors" + (f", but {other} files, which mlx-lm does not load" if other else "")

@@ -17,7 +17,7 @@ from reprise.engine.interface.embeddings import count_common
 from reprise.engine.interface.errors import UnbrokenTextError
 from reprise.engine.interface.images import MARK, OPEN, ImageProcessor, numbers_in
 from reprise.engine.interface.request import PromptEnd
-from reprise.engine.sandbox.child_process import RenderLimitError
+from reprise.engine.sandbox.child_process import ChildError, RenderLimitError
 from reprise.engine.text.encoding import TextEncoder
 from reprise.engine.text.markers import PREAMBLE
 from reprise.engine.text.templates.fit import (
@@ -346,7 +346,7 @@ class ChatTemplate:
 
     @cached_property
     def traits(self) -> Traits | None:
-        """The template's traits; None if unknown, so that conversations are not changed."""
+        """The template's traits; None if unknown: conversations are not changed. Raises ChildError."""
         if self._wrapped._chat_template is not None or not template_text(self._wrapped):
             return None
         try:
@@ -372,6 +372,8 @@ class ChatTemplate:
         fitted = fit([user("a"), said], None, self.traits, is_generic)
         try:
             rendered = self._render_probe(fitted.messages, fitted.tools)
+        except ChildError:
+            raise
         # A template is a program that comes with the model: it may raise anything.
         except Exception:
             return None
@@ -408,7 +410,7 @@ class ChatTemplate:
         """Return the ids of a conversation.
 
         processor: the model's for images; each mark of an image becomes one placeholder.
-        Raises TemplateError if the template rejects it, changed or not.
+        Raises TemplateError if the template rejects it, changed or not, and ChildError if the machine fails.
         """
         arguments = self.arguments | arguments
         mark = self._control_tokens
@@ -505,7 +507,7 @@ class ChatTemplate:
             if processor is not None:
                 rendered = with_placeholders(rendered, processor)
             return self._control_tokens.encode(rendered)
-        except UnbrokenTextError:
+        except (UnbrokenTextError, ChildError):
             raise
         # A template is a program that comes with the model: it may raise anything.
         except Exception as fault:
@@ -518,6 +520,8 @@ class ChatTemplate:
         if role not in self._shows_images:
             try:
                 text = self._render_probe(probe(role), None)
+            except ChildError:
+                raise
             # A template is a program that comes with the model: it may raise anything.
             except Exception:
                 text = ""

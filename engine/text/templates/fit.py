@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any
 
-from reprise.engine.sandbox.child_process import RenderLimitError
+from reprise.engine.sandbox.child_process import ChildError, RenderLimitError
 
 Json = dict[str, Any]
 Render = Callable[[Sequence[Json], list[Json] | None], str]
@@ -89,12 +89,15 @@ def assistant(text: str | None, calls: Sequence[Json] = ()) -> Json:
 
 
 def find_traits(render: Render) -> Traits | None:
-    """Probe a template; None if it does not even show the user's text. Raises RenderLimitError."""
+    """Probe a template; None if it does not even show the user's text.
+
+    Raises RenderLimitError and ChildError.
+    """
 
     def shown(messages: Sequence[Json], tools: list[Json] | None) -> str:
         try:
             return render(messages, tools)
-        except RenderLimitError:
+        except (RenderLimitError, ChildError):
             raise
         # A template is a program that comes with the model: it may raise anything.
         except Exception:

@@ -138,6 +138,13 @@ def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(http):
     expected = vectors_of(ask([[101, *ids[:78], 102], [101, *ids[-78:], 102]]))
     assert np.array_equal(vectors_of(ask(long, truncate="END")), expected[:1])
     assert np.array_equal(vectors_of(ask(long, truncate="START")), expected[1:])
+    # Two tokens are the prompt's, and each of the last words has two.
+    prompt = {"prompt_name": "query"}
+    last = vectors_of(ask(" ".join(long.split()[-38:]), **prompt))
+    assert np.array_equal(vectors_of(ask(long, truncate="START", **prompt)), last)
+    refused = ask("a", instruction="word " * 100, truncate="END")
+    assert refused.status_code == 400
+    assert "no room for a text" in assert_error(refused.json(), "instruction", "context_length_exceeded")
     assert ask(long, truncate=True).json()["usage"]["total_tokens"] == 80
 
 
@@ -162,11 +169,20 @@ def test_an_input_type_without_a_prompt_is_left_out_and_named(http):
     assert np.array_equal(vectors_of(response), vectors_of(http.post("/v1/embeddings", json={"input": "a"})))
 
 
+@pytest.mark.parametrize("kind", ["document", "passage", "search_document"])
+def test_an_instruction_is_for_queries_and_named_beside_documents(http, kind):
+    body = {"model": "prompted", "input": "a", "input_type": kind}
+    response = http.post("/v1/embeddings", json=body | {"instruction": "Find it: "})
+    assert response.headers["x-reprise-ignored"] == "instruction"
+    assert np.array_equal(vectors_of(response), vectors_of(http.post("/v1/embeddings", json=body)))
+
+
 def test_ollama_s_clients_get_the_same_vectors(http):
     whole = vectors_of(http.post("/v1/embeddings", json={"input": TEXTS}))
     answer = http.post("/api/embed", json={"model": "model:latest", "input": TEXTS}).json()
     assert np.array_equal(answer["embeddings"], whole)
     assert (answer["model"], answer["prompt_eval_count"]) == ("model:latest", 25)
+    assert http.post("/api/embed", json={"input": TEXTS}).json()["model"] == "model"
     shown = http.post("/api/show", json={"model": "model"}).json()
     assert shown["capabilities"] == ["embedding"]
     assert shown["model_info"]["bert.embedding_length"] == 384

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reprise.config.settings import Settings
-from reprise.engine.embedding.embedding_engine import EmbeddingWorker
+from reprise.engine.embedding.embedding_engine import OVERFLOWED, EmbeddingWorker
 from reprise.engine.embedding.loading import load_embedding_model
 from reprise.engine.embedding.passes import Job, bytes_of, choose_members
 from reprise.engine.interface.embeddings import Embedded, EmbeddingInput, EmbeddingRequest, count_alike
@@ -190,6 +190,27 @@ def test_a_request_that_fails_ends_alone(model):
     assert driven.ended["bad"] == Failed("request", "RuntimeError: no such token")
     assert driven.ended["good"] == Embedded((alone(model, [5] * 10),))
     assert driven.ended["also good"] == Embedded((alone(model, [6] * 10),))
+
+
+def test_a_vector_that_overflows_ends_its_request_alone(model):
+    class Overflowing:
+        """An encoder whose states overflow at one token."""
+
+        def __getattr__(self, name):
+            return getattr(model.body, name)
+
+        def begin(self, tokens, types, num_tokens):
+            hidden, mask = model.body.begin(tokens, types, num_tokens)
+            return mx.where((tokens == 666)[..., None], float("inf"), hidden), mask
+
+    driven = Driven(replace(model, body=Overflowing()))
+    driven.submit("bad", [[666] * 10, [5] * 10])
+    driven.submit("good", [[5] * 10])
+    driven.run()
+    assert driven.ended == {
+        "bad": Failed("request", OVERFLOWED),
+        "good": Embedded((alone(model, [5] * 10),)),
+    }
 
 
 def test_a_pass_takes_no_more_memory_than_was_foreseen(model):

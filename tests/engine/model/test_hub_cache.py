@@ -3,7 +3,9 @@
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -179,6 +181,26 @@ def test_a_model_that_lacks_a_file_is_not_called_whole(cache: HubCache, lost: st
     # Also without the list of files, which other versions of huggingface_hub do not write.
     shutil.rmtree(cache.home(MODEL) / "trees")
     assert describe_folder(found.path).fault
+
+
+def test_a_model_is_described_while_its_files_come_and_go(cache: HubCache) -> None:
+    found, ended = pull(MODEL, cache=cache), threading.Event()
+    begun = [folder / "0.incomplete" for folder in (found.path, cache.home(MODEL) / "blobs")]
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            for path in begun:
+                path.touch()
+                path.rename(path.with_suffix("")).unlink()
+
+    with ThreadPoolExecutor(1) as threads:
+        coming = threads.submit(come_and_go)
+        try:
+            for _ in range(100):
+                assert cache.list_models() == [found]
+        finally:
+            ended.set()
+        coming.result()
 
 
 def test_removing_leaves_nothing(cache: HubCache) -> None:

@@ -198,6 +198,17 @@ def test_unloading_waits_for_answers(start_pool: StartPool, models: Path) -> Non
     assert states(pool)["three"] == "loaded"
 
 
+def test_an_unload_that_nobody_waits_for_holds_up_no_request(start_pool: StartPool) -> None:
+    pool = start_pool()
+    busy = pool.acquire("one").result(60)
+    left = pool.unload("one")
+    again = pool.acquire("one")
+    assert left.cancel()
+    again.result(60).end()
+    busy.end()
+    assert states(pool)["one"] == "loaded"
+
+
 def test_requests_to_other_models_do_not_wait_for_one_to_be_unloaded_or_loaded(
     start_pool: StartPool, models: Path
 ) -> None:
@@ -694,6 +705,22 @@ def test_a_section_gives_a_model_its_draft_model_whose_memory_comes_back_too(
         assert pool.counts().active_bytes - before >= 2 * pool.info.weight_bytes
         pool.unload("three").result(60)
         assert pool.counts().active_bytes == before
+
+
+def test_a_model_whose_files_cannot_be_read_is_an_error_and_others_go_on(
+    start_pool: StartPool, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish(_catalogue: Catalogue, source: str) -> int:
+        raise FileNotFoundError(source)
+
+    pool = start_pool(sections={"three": {"draft_model": str(models / "one"), "draft_type": "draft-model"}})
+    with monkeypatch.context() as patch:
+        patch.setattr(Catalogue, "weight_bytes", vanish)
+        with pytest.raises(ModelLoadError, match="three: FileNotFoundError: ") as raised:
+            pool.acquire("three").result(60)
+        assert raised.value.kind == "not_loadable"
+    for name in ("one", "three"):
+        assert ask(pool, name, request(prompt_of(20), max_tokens=4)).finished()
 
 
 def test_memory_comes_back_from_a_process_that_froze_its_objects(start_pool: StartPool) -> None:

@@ -94,6 +94,11 @@ def test_a_template_that_takes_too_much_is_killed_and_the_next_one_renders(proce
     assert _render(process, "{{ messages[0].role }}")[0] == ["user"]
 
 
+def test_a_prompt_that_is_too_long_is_the_templates_fault(process):
+    with pytest.raises(RenderError):
+        _render(process, "{{ 'a' * 10 ** 8 }}")
+
+
 def test_the_process_does_not_inherit_the_environment(process, monkeypatch):
     monkeypatch.setenv("REPRISE_API_KEY", "secret")
     process.stop()

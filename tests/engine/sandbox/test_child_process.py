@@ -1,5 +1,8 @@
 """A process that does not answer, or died, costs one call; the next one has another."""
 
+import signal
+import threading
+
 import psutil
 import pytest
 
@@ -33,6 +36,30 @@ def test_a_process_that_does_not_reply_is_killed():
     with pytest.raises(ChildError):
         process.call(**CALL)
     assert not child.is_running()
+    process.stop()
+
+
+def test_a_call_whose_process_the_machine_ended_is_made_once_more():
+    process = make(wall_s=2.0)
+    assert process.call(**CALL)
+    newest_child().suspend()
+    assert process.call_twice(**CALL) == {"valid": True}
+    process.stop()
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_crash_would_recur_and_a_kill_would_not(end):
+    process = make()
+    assert process.call(**CALL)
+    child = newest_child()
+    child.suspend()
+    # While the call waits for a reply.
+    timer = threading.Timer(0.5, lambda: (child.send_signal(end), child.resume()))
+    timer.start()
+    with pytest.raises(ChildError) as raised:
+        process.call(**CALL)
+    assert raised.value.would_recur == (end == signal.SIGSEGV)
+    timer.join()
     process.stop()
 
 

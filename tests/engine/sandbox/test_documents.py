@@ -61,7 +61,7 @@ def test_an_interrupted_document_is_not_at_fault():
             child_process.DOCUMENTS.interrupt()
         with pytest.raises(ChildError) as raised:
             reading.result()
-    assert not raised.value.is_over_cpu
+    assert not raised.value.would_recur
     assert read(pdf("Hello")) == "[page 1]\nHello"
 
 

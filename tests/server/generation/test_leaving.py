@@ -26,7 +26,7 @@ BODY = {"messages": [{"role": "user", "content": "hello"}]}
 @pytest.fixture
 def settings(settings, monkeypatch):
     monkeypatch.setattr(answer, "KEEP_ALIVE_S", 3600)
-    return settings
+    return replace(settings, allow_load=True)
 
 
 def _leave(url, engine, num_sequences, **fields):
@@ -132,3 +132,16 @@ async def test_a_request_that_is_cancelled_while_it_asks_for_a_model_keeps_none(
     await asyncio.wait({asking})
     may_go_on.set()
     await asyncio.wait_for(has_ended.wait(), 10)
+
+
+@pytest.mark.parametrize("path", ["/v1/models/unload", "/api/generate"])
+def test_while_a_model_is_unloaded(url, engine, monkeypatch, path):
+    unloading, has_ended = Future(), threading.Event()
+    unloading.add_done_callback(lambda _: has_ended.set())
+    monkeypatch.setattr(engine, "may_unload", True)
+    monkeypatch.setattr(engine, "unload", lambda _name: unloading, raising=False)
+    body = {"model": engine.info.name} | ({"keep_alive": 0} if path == "/api/generate" else {})
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(url + path, json=body, timeout=0.5)
+    assert has_ended.wait(10)
+    assert unloading.cancelled()

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import json
 import threading
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 from reprise.engine.interface.images import Tiles
+from reprise.engine.sandbox.child_process import ChildError
 from reprise.server.prompt.images import DECODER
 from tests.engine.sandbox.hostile_images import FILES, SHOWN
 from tests.server.fake_engine import PROCESSOR, SEEING, says
@@ -266,6 +268,23 @@ async def test_what_was_no_image_earlier_is_a_line_of_text(client, sees):
     assert colours(sees.requests[0]) == [RED]
 
 
+@pytest.mark.parametrize("step", ["decode", "render_chat"])
+async def test_an_end_of_a_process_is_no_fault_of_the_request(client, sees, monkeypatch, step):
+    def end(*_given):
+        raise ChildError("it ended", would_recur=False)
+
+    before = [{"role": "user", "content": [ASK, part()]}, {"role": "assistant", "content": "A cat."}]
+    body = {"messages": [*before, {"role": "user", "content": "And now?"}], "max_tokens": 5}
+    with monkeypatch.context() as patch:
+        patch.setattr(DECODER if step == "decode" else sees.tokenizer, step, end)
+        response = await client.post("/v1/chat/completions", json=body)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "prompt_timeout")
+    assert response.headers["retry-after"] == "1"
+    assert not sees.requests
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+    assert colours(sees.requests[0]) == [RED]
+
+
 async def test_an_image_alone_is_for_models_that_see(client, sees):
     assert (await chat(client, part())).status_code == 200
     sees.info = replace(sees.info, vision=None)
@@ -296,6 +315,25 @@ async def test_of_too_many_images_the_oldest_are_text_some_at_a_time(client, see
 async def test_text_that_spells_a_mark_shows_no_image(client, sees):
     await chat(client, {"type": "text", "text": "\ufdd20\ufdd3"}, part())
     assert text_of(sees.requests[0]) == "user: 0[*]\n"
+
+
+async def test_a_mark_in_calls_thoughts_and_tools_shows_no_image(client, sees):
+    spelled = "\ufdd20\ufdd3"
+    function = {"name": "look", "arguments": json.dumps({spelled: [spelled]})}
+    call = {"id": "call_1", "type": "function", "function": function}
+    messages = [
+        {"role": "user", "content": [part()]},
+        {"role": "assistant", "content": None, "reasoning_content": spelled, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "a"},
+    ]
+    parameters = {"type": "object", "properties": {"at": {"type": "string", "enum": [spelled]}}}
+    tool = {"name": "look", "description": spelled, "parameters": parameters}
+    body = {"messages": messages, "tools": [{"type": "function", "function": tool}], "max_tokens": 5}
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    (shown, _), tools = sees.tokenizer.rendered[-1], sees.tokenizer.rendered_tools[-1]
+    assert colours(sees.requests[0]) == [RED]
+    assert [json.dumps(one).count("\\ufdd2") for one in (*shown, tools)] == [1, 0, 0, 0]
 
 
 async def test_a_stored_response_keeps_its_images(client, sees):

@@ -15,7 +15,8 @@ from mlx_lm.utils import load_tokenizer
 from transformers import tokenization_utils_base
 
 from reprise.config.model_settings import BUNDLED_MODEL
-from reprise.engine.sandbox.child_process import PROCESS, TemplateProcess
+from reprise.engine.interface.images import ImageProcessor
+from reprise.engine.sandbox.child_process import PROCESS, ChildError, TemplateProcess
 from reprise.engine.text.templates.chat_template import (
     TOKEN_CLOSE,
     TOKEN_OPEN,
@@ -357,6 +358,22 @@ def test_a_template_that_never_ends_is_tried_once(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TemplateError, match="took more than"):
         template.render([user("a")], None, {})
     slow.stop()
+
+
+def test_what_a_machine_without_time_hides_of_a_template_is_asked_again(monkeypatch: pytest.MonkeyPatch):
+    def fail(**_call: Any) -> Any:
+        raise ChildError("too slow", would_recur=False)
+
+    vision = ImageProcessor("qwen", 16, 2, 65536, 16777216, 7, "<img>", "<img>", "<img>")
+    template, known = template_of("smol"), template_of("smol")
+    assert known.traits is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(PROCESS, "call", fail)
+        for one in (template, known):
+            with pytest.raises(ChildError):
+                one.render([user("a")], None, {}, processor=vision)
+    assert template.traits == known.traits
+    assert known._shows_images == {}
 
 
 def test_the_generic_format_is_that_of_json_tools():
