@@ -310,6 +310,26 @@ def test_undo_puts_every_file_back_and_deletes_those_that_are_new(agent, url, ho
     assert path.read_text() == HELD[agent]
 
 
+@pytest.mark.parametrize("before", [HELD["claude"], None])
+@pytest.mark.parametrize("writes_again", [False, True])
+def test_what_others_wrote_since_is_kept_by_undo(before, writes_again, url, home, capsys):
+    path = home / FILES["claude"]
+    path.parent.mkdir()
+    for name in ("settings.json.before-undo", "settings.json.before-undo2"):
+        if before is not None:
+            path.write_text(before)
+        assert main(["connect", "claude", "--url", url, "--write"]) == 0
+        path.write_text(path.read_text().replace("{", '{"hooks": {},', 1))
+        if writes_again:
+            assert main(["connect", "claude", "--url", url, "--model", "claude-sonnet-4-5", "--write"]) == 0
+        held = path.read_text()
+        assert main(["connect", "claude", "--undo"]) == 0
+        assert f"{path.with_name(name)} holds what it held" in capsys.readouterr().out
+        assert path.with_name(name).read_text() == held
+        assert (path.read_text() if path.exists() else None) == before
+    assert not list(path.parent.glob("*.before-reprise"))
+
+
 @pytest.mark.usefixtures("home")
 def test_it_says_so_when_the_model_is_the_demo(url, capsys, monkeypatch):
     assert main(["connect", "codex", "--url", url]) == 0
@@ -434,10 +454,10 @@ def files(home: Path) -> dict[Path, bytes]:
     return {one: one.read_bytes() for one in home.rglob("*") if one.is_file()}
 
 
-@pytest.mark.parametrize("num_writes", range(4))
+@pytest.mark.parametrize("num_writes", range(6))
 @pytest.mark.parametrize("fault", ["full", "cut"])
 def test_a_disk_that_fills_takes_nothing(num_writes, fault, url, home, capsys, monkeypatch):
-    """Aider has two files, so there are two backups and two texts to write. Each time another one fails."""
+    """Aider has two files: two backups, notes and texts are written. Each time another one fails."""
     paths = home / FILES["aider"], home / ".aider.model.metadata.json"
     before = {paths[0]: b"dark-mode: true\nmodel: old\n", paths[1]: b'{"mine": {}}'}
     for path, text in before.items():
@@ -457,8 +477,8 @@ def test_a_disk_that_fills_takes_nothing(num_writes, fault, url, home, capsys, m
     assert "cannot write " in capsys.readouterr().err
     monkeypatch.setattr(os, "fsync", real)
     held = files(home)
-    assert (held[paths[0]] == before[paths[0]], held[paths[1]]) == (num_writes < 3, before[paths[1]])
-    assert len(held) == (2 if num_writes < 3 else 3)
+    assert (held[paths[0]] == before[paths[0]], held[paths[1]]) == (num_writes < 5, before[paths[1]])
+    assert len(held) == (2 if num_writes < 5 else 4)
     main(["connect", "aider", "--undo"])
     assert files(home) == before
 
