@@ -236,6 +236,31 @@ def test_a_toml_file_keeps_its_comments_and_its_other_lines(url, home):
     )
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        HELD["codex"],
+        '[model_providers]\nlocal_reprise = {name = "x", env_key = "y"} # mine\n',
+        'model_providers.local_reprise.env_key = "y"\nmodel_providers.other.env_key = "z"\n',
+    ],
+)
+def test_codex_is_told_no_variable_once_the_server_needs_no_key(before, url, home):
+    path = home / FILES["codex"]
+    path.parent.mkdir()
+    path.write_text(before)
+    assert main(["connect", "codex", "--url", url, "--api-key", "right", "--write"]) == 0
+    assert parsed(path)["model_providers"]["local_reprise"]["env_key"] == "LOCAL_REPRISE_API_KEY"
+    assert main(["connect", "codex", "--url", url, "--write"]) == 0
+    assert "env_key" not in parsed(path)["model_providers"]["local_reprise"]
+
+
+def test_kimi_is_told_that_the_next_model_cannot_call_tools(url, home, monkeypatch):
+    assert main(["connect", "kimi", "--url", url, "--write"]) == 0
+    monkeypatch.setitem(CARD, "tools", False)
+    assert main(["connect", "kimi", "--url", url, "--write"]) == 0
+    assert parsed(home / FILES["kimi"])["models"]["local_reprise"]["capabilities"] == []
+
+
 def test_a_list_of_models_keeps_the_others_and_their_order(url, home):
     path = home / FILES["continue"]
     path.parent.mkdir()
