@@ -338,6 +338,9 @@ class LLM:
             if name not in SETTINGS:
                 raise SettingsError(explain_unknown(f"setting {name}", name, SETTINGS))
         chosen = Settings(model=None if model is None else str(model), **settings)
+        for thread in threading.enumerate():
+            if thread.name == _CLOSES:
+                thread.join()
         if not self._one.acquire(blocking=False):
             raise SettingsError(
                 "an LLM is open in this process already, and one thread computes for all models: close it "
@@ -349,8 +352,8 @@ class LLM:
         except BaseException:
             self._one.release()
             raise
-        # Also where it is dropped without close(), and before the interpreter ends.
-        self._close = weakref.finalize(self, _stop, self._engine, self._server, self._one)
+        # Where it is dropped without close(), and before the interpreter ends.
+        self._dropped = weakref.finalize(self, _drop, self._engine, self._server, self._one)
 
     def __enter__(self) -> Self:
         return self
@@ -360,7 +363,8 @@ class LLM:
 
     def close(self) -> None:
         """Cancel what is under way, and free the model. Further calls do nothing."""
-        self._close()
+        if self._dropped.detach():
+            _stop(self._engine, self._server, self._one)
 
     @overload
     def generate(self, prompts: Prompt, params: SamplingParams = ..., **fields: Any) -> Completion: ...
@@ -542,10 +546,25 @@ def _start(settings: Settings, show: Callable[[str, float], None]) -> "tuple[Eng
         raise
 
 
+_CLOSES = "reprise-closes"
+"""Name of a thread that closes an LLM."""
+
+
+def _drop(*parts: Any) -> None:
+    """Close an LLM that was dropped, on a thread of its own if need be."""
+    # The collector runs on any thread: one that has to end before the LLM is closed cannot wait for that.
+    if threading.current_thread() is threading.main_thread():
+        _stop(*parts)
+    else:
+        threading.Thread(target=_stop, args=parts, name=_CLOSES).start()
+
+
 def _stop(engine: "Engine", server: "InProcess", one: threading.Lock) -> None:
-    engine.stop(drain_s=0)
-    server.close()
-    one.release()
+    try:
+        engine.stop(drain_s=0)
+        server.close()
+    finally:
+        one.release()
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Models in Python that see images, and that embed."""
 
+import gc
 import io
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from PIL import Image
 
 from reprise import LLM, SamplingParams
 from reprise.engine.interface.errors import ModelError
+from reprise.engine.memory.pressure import MemoryPressure
 from reprise.server.errors import BadRequestError, UnavailableError
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.embedding.encoder_folders import minilm
@@ -43,6 +46,41 @@ def test_a_stream_keeps_its_model_open() -> None:
     # Closed with the stream, so another can be opened.
     with LLM(progress=False) as other:
         assert other.generate("Once", params).text == said
+
+
+@pytest.mark.parametrize("where", ["reprise-engine", "reprise-watchdog", "reprise-llm", "own"])
+def test_one_that_is_dropped_is_closed_whichever_thread_collects_it(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_dropped, is_collected = threading.Event(), threading.Event()
+
+    def collect() -> None:
+        assert gc.collect()
+        is_collected.set()
+
+    def look(_: object) -> None:
+        if where == "reprise-watchdog" and is_dropped.is_set() and not is_collected.is_set():
+            collect()
+
+    monkeypatch.setattr(MemoryPressure, "look", look)
+    gc.disable()
+    try:
+        llm = LLM(progress=False)
+        engine, server = llm._engine, llm._server
+        llm.itself = llm  # type: ignore[attr-defined]
+        del llm
+        is_dropped.set()
+        if where == "reprise-engine":
+            engine.first_engine.between_steps(collect)
+        elif where == "reprise-llm":
+            server._loop.call_soon_threadsafe(collect)
+        elif where == "own":
+            threading.Thread(target=collect).start()
+        assert is_collected.wait(30)
+    finally:
+        gc.enable()
+    with LLM(progress=False) as other:
+        assert other.encode("x")
 
 
 def test_a_model_that_embeds() -> None:
