@@ -168,8 +168,8 @@ def started(arguments: list[str], show: Show) -> Iterator[Server]:
     """
     flags = ["--port", "0", "--host", "127.0.0.1", "--log-format", "json", "--log-level", "info"]
     # A key would be for others, and this server is for nobody else.
+    flags += ["--api-key", ""]
     command = [sys.executable, "-P", "-m", "reprise", "serve", *arguments, *flags]
-    environment = {name: value for name, value in os.environ.items() if name != "REPRISE_API_KEY"}
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -178,7 +178,7 @@ def started(arguments: list[str], show: Show) -> Iterator[Server]:
         text=True,
         # Ctrl-C in the terminal is for the command alone.
         start_new_session=True,
-        env=environment | {"PYTHONPATH": str(_ROOT)},
+        env=os.environ | {"PYTHONPATH": str(_ROOT)},
     )
     # A signal that ends this command must end the server, too.
     before = {sig: signal.signal(sig, _leave) for sig in (signal.SIGTERM, signal.SIGHUP)}

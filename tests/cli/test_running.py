@@ -196,6 +196,15 @@ def test_typed_commands_and_texts_of_several_lines(server, monkeypatch):
     assert "/retry" in shown.getvalue()
 
 
+def test_a_server_for_a_command_wants_no_key(monkeypatch, tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text('api_key = ["key-of-the-file"]\n')
+    monkeypatch.setenv("REPRISE_CONFIG", str(file))
+    monkeypatch.setenv("REPRISE_API_KEY", "key-of-the-environment")
+    with started([], lambda *_: None) as server:
+        assert server.model(None)["id"] == "reprise-demo"
+
+
 def test_a_server_that_cannot_start_says_why_in_its_own_words(tmp_path):
     with pytest.raises(UsageError, match="it has no config"), started([str(tmp_path)], lambda *_: None):
         pass
