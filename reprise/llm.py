@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
 
@@ -520,7 +520,7 @@ def _start(settings: Settings, show: Callable[[str, float], None]) -> "tuple[Eng
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from sse_starlette.sse import AppStatus
 
-    from reprise.cli.find_model import with_converted
+    from reprise.cli.find_model import with_converted, with_found
     from reprise.drafters.assembly import make_drafters
     from reprise.drafters.repetition import score_in_slices
     from reprise.engine.engine import make_engine
@@ -535,12 +535,16 @@ def _start(settings: Settings, show: Callable[[str, float], None]) -> "tuple[Eng
     def make_sources(settings: Settings) -> "MakeSources":
         return lambda vocabulary: DraftSources(make_drafters(settings, vocabulary), score_in_slices)
 
-    engine = make_engine(with_converted(settings, converting), make_sources, on_progress=show)
+    settings = with_converted(with_found(settings), converting)
+    engine = make_engine(settings, make_sources, on_progress=show)
+    settings = engine.settings
+    if engine.may_unload and settings.allow_load is None:
+        settings = replace(settings, allow_load=True)
     engine.start(show)
     try:
         # The engine ends each stream; sse-starlette would end them with another server of this process.
         AppStatus.enable_automatic_graceful_drain = False
-        return engine, InProcess(create_app(engine, engine.settings), settings.max_rows + settings.max_queue)
+        return engine, InProcess(create_app(engine, settings), settings.max_rows + settings.max_queue)
     except BaseException:
         engine.stop(drain_s=0)
         raise

@@ -10,9 +10,11 @@ import pytest
 from PIL import Image
 
 from reprise import LLM, SamplingParams
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.setting import SettingsError
 from reprise.engine.interface.errors import ModelError
 from reprise.engine.memory.pressure import MemoryPressure
-from reprise.server.errors import BadRequestError, UnavailableError
+from reprise.server.errors import ApiError, BadRequestError, UnavailableError
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.embedding.encoder_folders import minilm
 
@@ -81,6 +83,21 @@ def test_one_that_is_dropped_is_closed_whichever_thread_collects_it(
         gc.enable()
     with LLM(progress=False) as other:
         assert other.encode("x")
+
+
+def test_models_of_a_folder_are_meant_by_their_names_and_loaded(tmp_path: Path) -> None:
+    for name in ("mine", "other"):
+        (tmp_path / name).symlink_to(BUNDLED_MODEL)
+    asked = [{"role": "user", "content": "Hi"}]
+    with LLM("mine", models_dir=str(tmp_path), progress=False) as llm:
+        assert llm.chat(asked, max_tokens=3).text == llm.chat(asked, max_tokens=3, model="other").text
+    with (
+        LLM(models_dir=str(tmp_path), allow_load=False, progress=False) as llm,
+        pytest.raises(ApiError, match="--allow-load"),
+    ):
+        llm.chat(asked, max_tokens=3, model="other")
+    with pytest.raises(SettingsError, match="there is no such folder"):
+        LLM(models_dir=str(tmp_path / "nowhere"), progress=False)
 
 
 def test_a_model_that_embeds() -> None:
