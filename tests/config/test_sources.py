@@ -207,6 +207,15 @@ def test_what_was_chosen_for_the_first_model_does_not_hold_for_others(toml):
     }
 
 
+def test_a_gguf_file_has_the_section_of_the_name_that_it_is_served_by(toml):
+    resolved = resolve(
+        {"model": "files/one.gguf", "draft_model": "org/small"},
+        file=toml('[models."one"]\ndraft_type = "draft-model"\n'),
+    )
+    found = settings_of(resolved.settings, resolved.sections, resolved.settings.model_name)
+    assert (found.draft_model, found.draft_type) == ("org/small", "draft-model")
+
+
 @pytest.mark.parametrize(
     ("section", "complaint"),
     [
