@@ -54,12 +54,13 @@ def _checked(file: AgentFile, read: Callable[[], str]) -> str:
     """Apply a parser to the file's text. Raises ConfigFileError if it fails."""
     try:
         return read()
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
-        reason = f"it is not valid {file.format.upper()}: {str(error).splitlines()[0]}"
-    except RecursionError:
-        reason = "it is nested too deep"
     except TextError as error:
         reason = str(error)
+    except RecursionError:
+        reason = "it is nested too deep"
+    # ValueError: also for a date that does not exist, or a number with thousands of digits.
+    except (ValueError, yaml.YAMLError) as error:
+        reason = f"it is not valid {file.format.upper()}: {str(error).splitlines()[0]}"
     raise ConfigFileError(
         f"~/{file.path} is left as it is: {reason}. Add the settings by hand, as shown without --write"
     )

@@ -283,6 +283,8 @@ def test_a_list_of_models_keeps_the_others_and_their_order(url, home):
         ("continue", "models:\n# mine\n- name: Other\n  model: m\n", "the comments in models would be lost"),
         ("aider", "a: [", "it is not valid YAML"),
         ("codex", "a = ", "it is not valid TOML"),
+        ("continue", "x: 2024-02-30\n", "day is out of range"),
+        ("claude", f'{{"a": {"1" * 5000}}}', "Exceeds the limit"),
         ("codex", "[[model_providers]] # mine\nx = 1\n", "its model_providers is no table"),
         ("claude", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "it is nested too deep"),
     ],

@@ -169,6 +169,16 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path, name):
         resolve(file=tmp_path / name)
 
 
+def test_a_file_in_the_home_of_nobody_is_an_error():
+    with pytest.raises(SettingsError, match="cannot read ~nobody-here/settings"):
+        resolve(environment={"REPRISE_CONFIG": "~nobody-here/settings.toml"})
+
+
+def test_the_printed_settings_may_hold_any_character(toml):
+    resolved = resolve({"served_model_name": "\U0001f600"})
+    assert resolve(file=toml(as_toml(resolved))).settings == resolved.settings
+
+
 def test_a_section_overrides_settings_for_one_model(toml):
     resolved = resolve(
         {"kv_bits": "8", "draft_type": "suffix"},
