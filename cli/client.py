@@ -62,6 +62,10 @@ class Server:
         """Return the JSON of a GET request. Raises RefusedError, and UsageError if no such server answers."""
         return self._read(path)
 
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return the JSON of a POST request, which has no time limit. Raises as get() does."""
+        return self._read(path, body)
+
     def models(self) -> list[dict[str, Any]]:
         """Return the models that requests may ask for, the default first. Raises as get() does."""
         try:
