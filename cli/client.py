@@ -69,18 +69,27 @@ class Server:
     def models(self) -> list[dict[str, Any]]:
         """Return the models that requests may ask for, the default first. Raises as get() does."""
         try:
-            cards = self.get("/v1/models")["data"]
-            return [card for card in cards if card["owned_by"] == "reprise"]
+            cards = [card for card in self.get("/v1/models")["data"] if card["owned_by"] == "reprise"]
         except (LookupError, TypeError):
-            raise self._no_reprise("/v1/models") from None
+            cards = []
+        if not cards:
+            raise self._no_reprise("/v1/models")
+        return cards
 
     def model(self, name: str | None) -> dict[str, Any]:
         """Return the model of this name, or the default model for None. Raises as get() does."""
         if name is None:
-            if cards := self.models():
-                return cards[0]
-            raise self._no_reprise("/v1/models")
-        card: dict[str, Any] = self.get(f"/v1/models/{quote(name, safe='')}")
+            return self.models()[0]
+        return self.read_model(f"/v1/models/{quote(name, safe='')}")
+
+    def read_model(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the model that answers a GET request, or a POST request, which has no time limit.
+
+        Raises as get() does.
+        """
+        card = self._read(path, body)
+        if not isinstance(card, dict) or card.get("owned_by") != "reprise":
+            raise self._no_reprise(path)
         return card
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any] | str]:
@@ -168,8 +177,8 @@ def started(arguments: list[str], show: Show) -> Iterator[Server]:
     """
     flags = ["--port", "0", "--host", "127.0.0.1", "--log-format", "json", "--log-level", "info"]
     # A key would be for others, and this server is for nobody else.
+    flags += ["--api-key", ""]
     command = [sys.executable, "-P", "-m", "reprise", "serve", *arguments, *flags]
-    environment = {name: value for name, value in os.environ.items() if name != "REPRISE_API_KEY"}
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -178,7 +187,7 @@ def started(arguments: list[str], show: Show) -> Iterator[Server]:
         text=True,
         # Ctrl-C in the terminal is for the command alone.
         start_new_session=True,
-        env=environment | {"PYTHONPATH": str(_ROOT)},
+        env=os.environ | {"PYTHONPATH": str(_ROOT)},
     )
     # A signal that ends this command must end the server, too.
     before = {sig: signal.signal(sig, _leave) for sig in (signal.SIGTERM, signal.SIGHUP)}

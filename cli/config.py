@@ -48,7 +48,7 @@ def as_toml(resolved: Resolved) -> str:
     width = max(map(len, lines.values()))
     shown = [f"{line:<{width}}  # {resolved.origins[name]}" for name, line in lines.items()]
     for model, section in resolved.sections.items():
-        shown += ["", f"[models.{json.dumps(model)}]"]
+        shown += ["", f"[models.{_toml(model)}]"]
         shown += [f"{name} = {_toml('none' if value is None else value)}" for name, value in section.items()]
     return "\n".join(shown)
 
@@ -65,5 +65,7 @@ def _line(name: str, value: object) -> str:
 
 def _toml(value: object) -> str:
     """Return a setting's value in TOML; an object as JSON text, which may hold null."""
-    # TOML and JSON write text, numbers, booleans and lists of text alike.
-    return json.dumps(json.dumps(value) if isinstance(value, dict) else value)
+    # TOML and JSON write text, numbers, booleans and lists of text alike, but for escaped UTF-16 pairs.
+    text = json.dumps(json.dumps(value) if isinstance(value, dict) else value, ensure_ascii=False)
+    # A file's name may hold bytes that are no text.
+    return text.encode(errors="backslashreplace").decode()

@@ -33,8 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "was, beside it, with .before-reprise at the end of its name.",
     )  # fmt: skip
     changes.add_argument(
-        "--undo", action="store_true", help="Put the agent's files back as they were before --write."
-    )
+        "--undo", action="store_true",
+        help="Put the agent's files back as they were before --write. What others have changed since is kept "
+        "beside them, with .before-undo at the end of its name.",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -101,11 +103,11 @@ def _write(files: tuple[AgentFile, ...]) -> None:
     # All are rendered and kept before any is written: one that is refused leaves the others as they were.
     texts = [render(file, before) for file, before in zip(files, held, strict=True)]
     changes = [difference(*change) for change in zip(paths, held, texts, strict=True)]
-    news = zip(paths, held, changes, strict=True)
-    kept = {path: before for path, before, change in news if change and not has_backup(path)}
+    news = [new for new, change in zip(zip(paths, held, texts, strict=True), changes, strict=True) if change]
+    kept = {path: before for path, before, _ in news if not has_backup(path)}
     try:
-        for path, before in kept.items():
-            config_file.keep(path, before)
+        for new in news:
+            config_file.keep(*new)
         for path, text, change in zip(paths, texts, changes, strict=True):
             if change:
                 print(change)
@@ -127,10 +129,12 @@ def _undo(files: tuple[AgentFile, ...]) -> bool:
     try:
         for path, file in paths.items():
             held = read(path) or ""
-            config_file.undo(file, path)
+            copy = config_file.undo(file, path)
             print(difference(path, held, read(path) or ""))
             is_there = path.exists()
             print(f"{path} is {'as it was before' if is_there else 'deleted: there was none before'}")
+            if copy:
+                print(f"{copy} holds what it held: it was changed after --write")
     except ConfigFileError as fault:
         raise UsageError(str(fault)) from None
     if not paths:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reprise.cli.arguments import UsageError
 from reprise.cli.convert import progress_bar
+from reprise.config.setting import SettingsError
 from reprise.config.settings import Settings
 from reprise.engine.model.convert.sources import Show, is_converted_first
 
@@ -24,18 +24,20 @@ WHOLE_SHARE = 0.5
 def with_found(settings: Settings) -> Settings:
     """Return the settings with a model's name replaced by its path, if --models-dir has such a folder.
 
-    Reads file names only. Raises UsageError if --models-dir is not a folder of models.
+    Reads file names only. Raises SettingsError if --models-dir is not a folder of models.
     """
     if settings.models_dir is None:
         return settings
     folder = Path(settings.models_dir)
     if not folder.is_dir():
-        raise UsageError(f"--models-dir {folder}: there is no such folder")
+        raise SettingsError(f"--models-dir {folder}: there is no such folder")
     if (folder / CONFIG).is_file():
-        raise UsageError(f"--models-dir {folder} is a model itself: serve it with --model {folder}")
+        raise SettingsError(f"--models-dir {folder} is a model itself: serve it with --model {folder}")
     held = [*folder.glob(f"*/{CONFIG}"), *folder.glob(f"*/*/{CONFIG}")]
     if not held and (files := sorted(folder.glob("**/*.gguf"))):
-        raise UsageError(f"--models-dir {folder} holds GGUF files: serve one of them with --model {files[0]}")
+        raise SettingsError(
+            f"--models-dir {folder} holds GGUF files: serve one of them with --model {files[0]}"
+        )
     model = settings.model
     if model is None or Path(model).exists() or not (folder / model / CONFIG).is_file():
         return settings

@@ -32,7 +32,8 @@ def is_launched() -> bool:
 
 def say_starting(what: str) -> None:
     """Print on a terminal that the command has begun: its imports take seconds."""
-    if sys.stderr.isatty():
+    # None if it was closed.
+    if sys.stderr and sys.stderr.isatty():
         print(f"reprise: starting {what} ...", file=sys.stderr, flush=True)
 
 

@@ -90,7 +90,7 @@ def _load(arguments: argparse.Namespace) -> int:
     body = {"model": arguments.name}
     if arguments.keep_alive is not None:
         body["keep_alive"] = arguments.keep_alive
-    card = Server.of(arguments).post("/v1/models/load", body)
+    card = Server.of(arguments).read_model("/v1/models/load", body)
     print(f"{card['id']} is loaded ({format_bytes(card['size_bytes'])})")
     return 0
 
@@ -107,6 +107,6 @@ def add_unload_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _unload(arguments: argparse.Namespace) -> int:
     """Unload the model; return 0 once it is unloaded. Raises RefusedError if the server refuses."""
-    card = Server.of(arguments).post("/v1/models/unload", {"model": arguments.name})
+    card = Server.of(arguments).read_model("/v1/models/unload", {"model": arguments.name})
     print(f"{card['id']} is unloaded ({format_bytes(card['size_bytes'])} free)")
     return 0

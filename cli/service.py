@@ -189,6 +189,9 @@ THROTTLE_S = 30
 FORGOTTEN_WITHIN_S = 600
 """Seconds within which launchd kills a service that does not end."""
 
+RELOADED_WITHIN_S = 10
+"""Seconds for which launchd may refuse to load a service again that it has just forgotten."""
+
 
 class Launchd:
     """The supervisor of a Mac, for the person who is logged in at its screen."""
@@ -242,13 +245,27 @@ class Launchd:
         """Load the property list; launchd then starts the service."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.stop()
-        _call("launchctl", "bootstrap", self._domain, str(self.file))
+        deadline = time.monotonic() + RELOADED_WITHIN_S
+        while True:
+            try:
+                _call("launchctl", "bootstrap", self._domain, str(self.file))
+            except ServiceError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
 
     def stop(self) -> None:
         """Unload the service, and wait until launchd has forgotten it, so that it can be loaded again."""
         if self._description() is None:
             return
-        _call("launchctl", "bootout", self._target)
+        try:
+            _call("launchctl", "bootout", self._target)
+        except ServiceError as fault:
+            # It does not wait for a service that takes time to end, which is not an error.
+            if "now in progress" not in str(fault) and self._description() is not None:
+                raise
         deadline = time.monotonic() + FORGOTTEN_WITHIN_S
         while self._description() is not None:
             if time.monotonic() > deadline:

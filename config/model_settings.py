@@ -21,8 +21,14 @@ SPLIT = re.compile(r"pipeline|tensor|[0-9]+(,[0-9]+)*")
 
 
 def display_name(source: str) -> str:
-    """Return the name that people recognize: the folder's own name, or the name on the model hub."""
-    return Path(source).resolve().name if Path(source).is_dir() else source
+    """Return the name that people recognize: the folder's own name, or the name on the model hub.
+
+    That of a GGUF file is the name of the folder that it is converted to.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return path.resolve().name
+    return path.name.removesuffix(".gguf") if path.is_file() or path.suffix == ".gguf" else source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

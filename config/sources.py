@@ -1,5 +1,6 @@
 """Merge settings from defaults, a file, the environment and flags, and remember where each came from."""
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,7 +63,8 @@ def resolve(
         origins[known.name] = origin
 
     if file is None and environment.get(CONFIG_VARIABLE):
-        file = Path(environment[CONFIG_VARIABLE]).expanduser()
+        # Not Path's, which raises RuntimeError for an unknown user.
+        file = Path(os.path.expanduser(environment[CONFIG_VARIABLE]))  # noqa: PTH111
     sections: dict[str, Section] = {}
     if file is not None:
         table = _read(file)

@@ -1,5 +1,6 @@
 """The engine's interface for other threads. The loop runs their requests on the thread that owns MLX."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ import mlx.core as mx
 
 from reprise.config.per_model import Section, settings_of
 from reprise.config.settings import Settings
+from reprise.config.unknown import suggestion
 from reprise.engine.checkpoint import check_folder
 from reprise.engine.embedding.embedding_engine import EmbeddingEngine
 from reprise.engine.generating.generating_engine import GeneratingEngine, TableOfModel
@@ -30,6 +32,8 @@ from reprise.engine.pool.residency import EngineMaker, MakeEngine, Makers, MakeS
 from reprise.engine.pool.served_models import KnownModels
 from reprise.engine.speculative.costs.step_costs import StepCosts
 from reprise.engine.text.tokenizer import Tokenizer
+
+log = logging.getLogger("reprise.engine")
 
 
 class Engine:
@@ -351,10 +355,23 @@ def make_engine(
     """
     check_model(settings)
     sections = sections or {}
-    if settings.may_unload or _find_purpose(settings, on_progress) != "generate":
-        return Engine(choose_first(settings), sections=sections, make_sources=make_sources)
+    is_several = settings.may_unload or _find_purpose(settings, on_progress) != "generate"
+    settings = choose_first(settings)
+    _check_sections(settings, sections)
+    if is_several:
+        return Engine(settings, sections=sections, make_sources=make_sources)
     settings = settings_of(settings, sections, settings.model_name)
     return Engine(settings, Makers(make_sources=make_sources(settings) if make_sources else None))
+
+
+def _check_sections(settings: Settings, sections: Mapping[str, Section]) -> None:
+    """Log the sections that are for no model that is here, as a warning if a model has a similar name."""
+    catalogue = Catalogue(settings)
+    for name in sections:
+        if catalogue.find(name) is None:
+            meant = suggestion(name, [one.name for one in catalogue.list_all()])
+            level = logging.WARNING if meant else logging.INFO
+            log.log(level, '[models."%s"] is for no model here%s', name, meant)
 
 
 def check_model(settings: Settings) -> None:

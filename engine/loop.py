@@ -81,9 +81,7 @@ class Loop:
             self._started.wait()
         except BaseException:
             # Ctrl-C while loading. Exiting with the thread at work could abort the process.
-            self._known.is_stopping = True
-            self._residency.interrupt()
-            self._thread.join()
+            self.stop(0)
             raise
         if self._start_error:
             self._thread.join()

@@ -91,9 +91,7 @@ class InProcess:
                 self._is_closed = True
                 # In order: what was posted before has begun by then, and is waited for.
                 self._loop.call_soon_threadsafe(self._stopping.set)
-        # A dropped LLM may be collected on this thread.
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
 
     def _run(self, loop: "Future[asyncio.AbstractEventLoop]") -> None:
         try:

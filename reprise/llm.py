@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
 
@@ -338,6 +338,9 @@ class LLM:
             if name not in SETTINGS:
                 raise SettingsError(explain_unknown(f"setting {name}", name, SETTINGS))
         chosen = Settings(model=None if model is None else str(model), **settings)
+        for thread in threading.enumerate():
+            if thread.name == _CLOSES:
+                thread.join()
         if not self._one.acquire(blocking=False):
             raise SettingsError(
                 "an LLM is open in this process already, and one thread computes for all models: close it "
@@ -349,8 +352,8 @@ class LLM:
         except BaseException:
             self._one.release()
             raise
-        # Also where it is dropped without close(), and before the interpreter ends.
-        self._close = weakref.finalize(self, _stop, self._engine, self._server, self._one)
+        # Where it is dropped without close(), and before the interpreter ends.
+        self._dropped = weakref.finalize(self, _drop, self._engine, self._server, self._one)
 
     def __enter__(self) -> Self:
         return self
@@ -360,7 +363,8 @@ class LLM:
 
     def close(self) -> None:
         """Cancel what is under way, and free the model. Further calls do nothing."""
-        self._close()
+        if self._dropped.detach():
+            _stop(self._engine, self._server, self._one)
 
     @overload
     def generate(self, prompts: Prompt, params: SamplingParams = ..., **fields: Any) -> Completion: ...
@@ -516,7 +520,7 @@ def _start(settings: Settings, show: Callable[[str, float], None]) -> "tuple[Eng
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from sse_starlette.sse import AppStatus
 
-    from reprise.cli.find_model import with_converted
+    from reprise.cli.find_model import with_converted, with_found
     from reprise.drafters.assembly import make_drafters
     from reprise.drafters.repetition import score_in_slices
     from reprise.engine.engine import make_engine
@@ -531,21 +535,40 @@ def _start(settings: Settings, show: Callable[[str, float], None]) -> "tuple[Eng
     def make_sources(settings: Settings) -> "MakeSources":
         return lambda vocabulary: DraftSources(make_drafters(settings, vocabulary), score_in_slices)
 
-    engine = make_engine(with_converted(settings, converting), make_sources, on_progress=show)
+    settings = with_converted(with_found(settings), converting)
+    engine = make_engine(settings, make_sources, on_progress=show)
+    settings = engine.settings
+    if engine.may_unload and settings.allow_load is None:
+        settings = replace(settings, allow_load=True)
     engine.start(show)
     try:
         # The engine ends each stream; sse-starlette would end them with another server of this process.
         AppStatus.enable_automatic_graceful_drain = False
-        return engine, InProcess(create_app(engine, engine.settings), settings.max_rows + settings.max_queue)
+        return engine, InProcess(create_app(engine, settings), settings.max_rows + settings.max_queue)
     except BaseException:
         engine.stop(drain_s=0)
         raise
 
 
+_CLOSES = "reprise-closes"
+"""Name of a thread that closes an LLM."""
+
+
+def _drop(*parts: Any) -> None:
+    """Close an LLM that was dropped, on a thread of its own if need be."""
+    # The collector runs on any thread: one that has to end before the LLM is closed cannot wait for that.
+    if threading.current_thread() is threading.main_thread():
+        _stop(*parts)
+    else:
+        threading.Thread(target=_stop, args=parts, name=_CLOSES).start()
+
+
 def _stop(engine: "Engine", server: "InProcess", one: threading.Lock) -> None:
-    engine.stop(drain_s=0)
-    server.close()
-    one.release()
+    try:
+        engine.stop(drain_s=0)
+        server.close()
+    finally:
+        one.release()
 
 
 @contextmanager

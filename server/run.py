@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
@@ -396,7 +396,9 @@ def _announce(engine: "Engine", settings: Settings, address: str) -> None:
     drafts = describe_drafts(settings, can_draft, info)
     others = describe_models(engine.entries()[1:], settings) if engine.may_unload else ""
     text = banner(info, settings, address, engine.tokenizer, drafts, others)
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
+    # A full disk, or a pipe that nobody reads, keeps no request from its answer.
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - for the person at the terminal
 
 
 def _fail(message: str) -> int:

@@ -62,16 +62,3 @@ def test_a_cancelled_task_ends_its_request() -> None:
     with pytest.raises(UnavailableError):
         call.parts.get().result(WAIT_S)
     server.close()
-
-
-def test_it_may_be_closed_from_its_own_thread() -> None:
-    app = FastAPI()
-
-    @app.post("/close")
-    async def close() -> dict[str, str]:
-        server.close()
-        return {}
-
-    server = InProcess(app, max_requests=1)
-    assert server.post("/close", {}).whole.result(WAIT_S) == b"{}"
-    server.close()

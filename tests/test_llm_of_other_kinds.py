@@ -1,6 +1,8 @@
 """Models in Python that see images, and that embed."""
 
+import gc
 import io
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,11 @@ import pytest
 from PIL import Image
 
 from reprise import LLM, SamplingParams
+from reprise.config.model_settings import BUNDLED_MODEL
+from reprise.config.setting import SettingsError
 from reprise.engine.interface.errors import ModelError
-from reprise.server.errors import BadRequestError, UnavailableError
+from reprise.engine.memory.pressure import MemoryPressure
+from reprise.server.errors import ApiError, BadRequestError, UnavailableError
 from tests.end_to_end.seeing_folder import write_seeing
 from tests.engine.embedding.encoder_folders import minilm
 
@@ -43,6 +48,56 @@ def test_a_stream_keeps_its_model_open() -> None:
     # Closed with the stream, so another can be opened.
     with LLM(progress=False) as other:
         assert other.generate("Once", params).text == said
+
+
+@pytest.mark.parametrize("where", ["reprise-engine", "reprise-watchdog", "reprise-llm", "own"])
+def test_one_that_is_dropped_is_closed_whichever_thread_collects_it(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_dropped, is_collected = threading.Event(), threading.Event()
+
+    def collect() -> None:
+        assert gc.collect()
+        is_collected.set()
+
+    def look(_: object) -> None:
+        if where == "reprise-watchdog" and is_dropped.is_set() and not is_collected.is_set():
+            collect()
+
+    monkeypatch.setattr(MemoryPressure, "look", look)
+    gc.disable()
+    try:
+        llm = LLM(progress=False)
+        engine, server = llm._engine, llm._server
+        llm.itself = llm  # type: ignore[attr-defined]
+        del llm
+        is_dropped.set()
+        if where == "reprise-engine":
+            engine.first_engine.between_steps(collect)
+        elif where == "reprise-llm":
+            server._loop.call_soon_threadsafe(collect)
+        elif where == "own":
+            threading.Thread(target=collect).start()
+        assert is_collected.wait(30)
+    finally:
+        gc.enable()
+    with LLM(progress=False) as other:
+        assert other.encode("x")
+
+
+def test_models_of_a_folder_are_meant_by_their_names_and_loaded(tmp_path: Path) -> None:
+    for name in ("mine", "other"):
+        (tmp_path / name).symlink_to(BUNDLED_MODEL)
+    asked = [{"role": "user", "content": "Hi"}]
+    with LLM("mine", models_dir=str(tmp_path), progress=False) as llm:
+        assert llm.chat(asked, max_tokens=3).text == llm.chat(asked, max_tokens=3, model="other").text
+    with (
+        LLM(models_dir=str(tmp_path), allow_load=False, progress=False) as llm,
+        pytest.raises(ApiError, match="--allow-load"),
+    ):
+        llm.chat(asked, max_tokens=3, model="other")
+    with pytest.raises(SettingsError, match="there is no such folder"):
+        LLM(models_dir=str(tmp_path / "nowhere"), progress=False)
 
 
 def test_a_model_that_embeds() -> None:

@@ -5,6 +5,8 @@ import tomllib
 from collections.abc import Callable, Mapping
 from difflib import unified_diff
 from errno import EACCES
+from hashlib import sha256
+from itertools import chain, count
 from pathlib import Path
 from stat import S_IMODE, S_IWUSR
 from typing import Any
@@ -52,12 +54,13 @@ def _checked(file: AgentFile, read: Callable[[], str]) -> str:
     """Apply a parser to the file's text. Raises ConfigFileError if it fails."""
     try:
         return read()
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
-        reason = f"it is not valid {file.format.upper()}: {str(error).splitlines()[0]}"
-    except RecursionError:
-        reason = "it is nested too deep"
     except TextError as error:
         reason = str(error)
+    except RecursionError:
+        reason = "it is nested too deep"
+    # ValueError: also for a date that does not exist, or a number with thousands of digits.
+    except (ValueError, yaml.YAMLError) as error:
+        reason = f"it is not valid {file.format.upper()}: {str(error).splitlines()[0]}"
     raise ConfigFileError(
         f"~/{file.path} is left as it is: {reason}. Add the settings by hand, as shown without --write"
     )
@@ -85,29 +88,48 @@ def has_backup(path: Path) -> bool:
     return _backup_of(path).exists() or _absence_of(path).exists()
 
 
-def keep(path: Path, before: str | None) -> None:
-    """Back up a file. before: its text; None if it does not exist. Raises ConfigFileError."""
-    write(_absence_of(path) if before is None else _backup_of(path), before or "")
+def keep(path: Path, before: str | None, text: str) -> None:
+    """Back up a file that has no backup, and note the text that will replace it, so that undo() knows it.
+
+    before: the file's present text; None if it does not exist. Raises ConfigFileError.
+    """
+    is_new = not has_backup(path)
+    if is_new:
+        write(_absence_of(path) if before is None else _backup_of(path), before or "")
+    # What others have written since the last time stays theirs.
+    if is_new or _is_noted(path, before):
+        write(_note_of(path), _digest(text))
 
 
 def forget(path: Path) -> None:
     """Remove the backup of a file. Raises OSError."""
     _backup_of(path).unlink(missing_ok=True)
     _absence_of(path).unlink(missing_ok=True)
+    _note_of(path).unlink(missing_ok=True)
 
 
-def undo(file: AgentFile, path: Path) -> None:
-    """Restore a file from its backup, and remove the backup. Raises ConfigFileError."""
-    before = read(_backup_of(path))
+def undo(file: AgentFile, path: Path) -> Path | None:
+    """Restore a file from its backup, and remove the backup.
+
+    Returns the path of a copy of its text if others changed the file since keep(), else None. Raises
+    ConfigFileError.
+    """
+    before, held, copy = read(_backup_of(path)), read(path), None
+    if before is not None:
+        _check_whole(file, path, before)
+    if held and held != before and not _is_noted(path, held):
+        names = (path.with_name(f"{path.name}.before-undo{end}") for end in chain([""], count(2)))
+        copy = next(name for name in names if not name.exists())
+        write(copy, held)
     try:
         if before is None:
             path.resolve().unlink(missing_ok=True)
         else:
-            _check_whole(file, path, before)
             write(path, before)
         forget(path)
     except OSError as error:
         raise ConfigFileError(f"cannot restore {path}: {error.strerror}") from None
+    return copy
 
 
 def write(path: Path, text: str) -> None:
@@ -135,6 +157,20 @@ def _backup_of(path: Path) -> Path:
 def _absence_of(path: Path) -> Path:
     """Return the path of the mark for a missing file; an empty backup means an empty file."""
     return path.with_name(f"{path.name}.none.before-reprise")
+
+
+def _note_of(path: Path) -> Path:
+    """Return the path of the digest of the text that was written."""
+    return path.with_name(f"{path.name}.written.before-reprise")
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def _is_noted(path: Path, text: str | None) -> bool:
+    """Whether a text is the one that was last written."""
+    return text is not None and read(_note_of(path)) == _digest(text)
 
 
 def _check_whole(file: AgentFile, path: Path, before: str) -> None:

@@ -25,13 +25,16 @@ def merge(held: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any
     """Merge the given settings into the held ones.
 
     Tables are merged key by key. In a list of tables, one with the same "name" (or "displayName") is replaced
-    in place, and others are appended. Any other value is replaced. Neither argument is changed.
+    in place, and others are appended. None removes a key. Any other value is replaced. Neither argument is
+    changed.
     """
     merged = dict(held)
     for key, value in settings.items():
         before = held.get(key)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            merged[key] = merge(before, value)
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            merged[key] = merge(before if isinstance(before, Mapping) else {}, value)
         elif isinstance(before, list) and isinstance(value, list) and _are_named(value):
             merged[key] = _merge_named(before, value)
         else:
@@ -40,7 +43,7 @@ def merge(held: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any
 
 
 def _are_named(values: list[Any]) -> bool:
-    return all(_name_of(value) is not None for value in values)
+    return bool(values) and all(_name_of(value) is not None for value in values)
 
 
 def _merge_named(held: list[Any], settings: list[Any]) -> list[Any]:
@@ -145,7 +148,7 @@ def _skip(text: str, at: int) -> int:
 def set_toml(text: str, settings: Mapping[str, Any]) -> str:
     """Return the text with the settings set.
 
-    settings: text, numbers, booleans and lists of them, in tables of any depth.
+    settings: text, numbers, booleans and lists of them, in tables of any depth; None removes a key.
     Raises TOMLDecodeError if the text is not TOML, and TextError if it cannot be edited. The result is
     parsed again by another parser, so it is never wrong.
     """
@@ -169,8 +172,10 @@ def _set_table(table: MutableMapping[str, Any], settings: Mapping[str, Any]) -> 
             _set_table(before, value)
         elif isinstance(value, Mapping) and before is not None:
             raise TextError(f"its {key} is no table")
+        elif value is None:
+            table.pop(key, None)
         elif before != value:
-            table[key] = value
+            table[key] = merge({}, value) if isinstance(value, Mapping) else value
 
 
 def set_yaml(text: str, settings: Mapping[str, Any]) -> str:

@@ -48,7 +48,8 @@ class ServedModel:
 class AgentFile:
     """Settings for one configuration file.
 
-    path: relative to the home directory. new_file: further settings that a new file needs.
+    path: relative to the home directory. settings: None for a key to remove, in TOML only.
+    new_file: further settings that a new file needs.
     """
 
     path: str
@@ -66,9 +67,13 @@ class AgentSettings:
 
 
 def _codex(model: ServedModel) -> AgentSettings:
-    provider = {"name": "Reprise", "base_url": model.openai_url, "wire_api": "responses"}
-    if model.key:
-        provider["env_key"] = KEY_VARIABLE
+    provider = {
+        "name": "Reprise",
+        "base_url": model.openai_url,
+        "wire_api": "responses",
+        # Codex sends nothing while it names a variable that is not set.
+        "env_key": KEY_VARIABLE if model.key else None,
+    }
     settings = {
         "model": model.name,
         "model_provider": _PROVIDER,

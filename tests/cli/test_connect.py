@@ -236,6 +236,31 @@ def test_a_toml_file_keeps_its_comments_and_its_other_lines(url, home):
     )
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        HELD["codex"],
+        '[model_providers]\nlocal_reprise = {name = "x", env_key = "y"} # mine\n',
+        'model_providers.local_reprise.env_key = "y"\nmodel_providers.other.env_key = "z"\n',
+    ],
+)
+def test_codex_is_told_no_variable_once_the_server_needs_no_key(before, url, home):
+    path = home / FILES["codex"]
+    path.parent.mkdir()
+    path.write_text(before)
+    assert main(["connect", "codex", "--url", url, "--api-key", "right", "--write"]) == 0
+    assert parsed(path)["model_providers"]["local_reprise"]["env_key"] == "LOCAL_REPRISE_API_KEY"
+    assert main(["connect", "codex", "--url", url, "--write"]) == 0
+    assert "env_key" not in parsed(path)["model_providers"]["local_reprise"]
+
+
+def test_kimi_is_told_that_the_next_model_cannot_call_tools(url, home, monkeypatch):
+    assert main(["connect", "kimi", "--url", url, "--write"]) == 0
+    monkeypatch.setitem(CARD, "tools", False)
+    assert main(["connect", "kimi", "--url", url, "--write"]) == 0
+    assert parsed(home / FILES["kimi"])["models"]["local_reprise"]["capabilities"] == []
+
+
 def test_a_list_of_models_keeps_the_others_and_their_order(url, home):
     path = home / FILES["continue"]
     path.parent.mkdir()
@@ -258,6 +283,8 @@ def test_a_list_of_models_keeps_the_others_and_their_order(url, home):
         ("continue", "models:\n# mine\n- name: Other\n  model: m\n", "the comments in models would be lost"),
         ("aider", "a: [", "it is not valid YAML"),
         ("codex", "a = ", "it is not valid TOML"),
+        ("continue", "x: 2024-02-30\n", "day is out of range"),
+        ("claude", f'{{"a": {"1" * 5000}}}', "Exceeds the limit"),
         ("codex", "[[model_providers]] # mine\nx = 1\n", "its model_providers is no table"),
         ("claude", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "it is nested too deep"),
     ],
@@ -308,6 +335,26 @@ def test_undo_puts_every_file_back_and_deletes_those_that_are_new(agent, url, ho
     assert [one for one in home.rglob("*") if one.is_file()] == [path]
     assert main(["connect", agent, "--undo"]) == 1
     assert path.read_text() == HELD[agent]
+
+
+@pytest.mark.parametrize("before", [HELD["claude"], None])
+@pytest.mark.parametrize("writes_again", [False, True])
+def test_what_others_wrote_since_is_kept_by_undo(before, writes_again, url, home, capsys):
+    path = home / FILES["claude"]
+    path.parent.mkdir()
+    for name in ("settings.json.before-undo", "settings.json.before-undo2"):
+        if before is not None:
+            path.write_text(before)
+        assert main(["connect", "claude", "--url", url, "--write"]) == 0
+        path.write_text(path.read_text().replace("{", '{"hooks": {},', 1))
+        if writes_again:
+            assert main(["connect", "claude", "--url", url, "--model", "claude-sonnet-4-5", "--write"]) == 0
+        held = path.read_text()
+        assert main(["connect", "claude", "--undo"]) == 0
+        assert f"{path.with_name(name)} holds what it held" in capsys.readouterr().out
+        assert path.with_name(name).read_text() == held
+        assert (path.read_text() if path.exists() else None) == before
+    assert not list(path.parent.glob("*.before-reprise"))
 
 
 @pytest.mark.usefixtures("home")
@@ -434,10 +481,10 @@ def files(home: Path) -> dict[Path, bytes]:
     return {one: one.read_bytes() for one in home.rglob("*") if one.is_file()}
 
 
-@pytest.mark.parametrize("num_writes", range(4))
+@pytest.mark.parametrize("num_writes", range(6))
 @pytest.mark.parametrize("fault", ["full", "cut"])
 def test_a_disk_that_fills_takes_nothing(num_writes, fault, url, home, capsys, monkeypatch):
-    """Aider has two files, so there are two backups and two texts to write. Each time another one fails."""
+    """Aider has two files: two backups, notes and texts are written. Each time another one fails."""
     paths = home / FILES["aider"], home / ".aider.model.metadata.json"
     before = {paths[0]: b"dark-mode: true\nmodel: old\n", paths[1]: b'{"mine": {}}'}
     for path, text in before.items():
@@ -457,8 +504,8 @@ def test_a_disk_that_fills_takes_nothing(num_writes, fault, url, home, capsys, m
     assert "cannot write " in capsys.readouterr().err
     monkeypatch.setattr(os, "fsync", real)
     held = files(home)
-    assert (held[paths[0]] == before[paths[0]], held[paths[1]]) == (num_writes < 3, before[paths[1]])
-    assert len(held) == (2 if num_writes < 3 else 3)
+    assert (held[paths[0]] == before[paths[0]], held[paths[1]]) == (num_writes < 5, before[paths[1]])
+    assert len(held) == (2 if num_writes < 5 else 4)
     main(["connect", "aider", "--undo"])
     assert files(home) == before
 

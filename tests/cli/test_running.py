@@ -137,6 +137,47 @@ def test_a_question_that_is_refused_is_not_kept(server, capsys):
     assert one.messages == []
 
 
+class Other(BaseHTTPRequestHandler):
+    """Another server with the same API. answer: to all requests."""
+
+    answer: object = None
+
+    def do_GET(self):
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(self.answer).encode())
+
+    def do_POST(self):
+        self.do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"object": "list", "data": [{"id": "m", "owned_by": "vllm"}]},
+        {"id": "m", "owned_by": "vllm"},
+        [],
+        None,
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [["ps"], ["load", "m"], ["unload", "m"], ["connect", "codex", "--model", "m"], ["run", "m", "hi"]],
+)
+def test_another_server_is_told_from_reprise(answer, command, capsys, monkeypatch):
+    monkeypatch.setattr(Other, "answer", answer)
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        Thread(target=other.handle_request, daemon=True).start()
+        assert main([*command, "--url", f"http://127.0.0.1:{other.server_port}"]) == 2
+    said = capsys.readouterr().err
+    assert "does not answer as Reprise does" in said
+    assert said.count("\n") == 1
+
+
 class BreaksOff(BaseHTTPRequestHandler):
     """Answers with the beginning of a stream, which ends after a chunk or within one."""
 
@@ -194,6 +235,15 @@ def test_typed_commands_and_texts_of_several_lines(server, monkeypatch):
     asked = [message["content"] for message in one.messages if message["role"] != "assistant"]
     assert asked == ["Be kind.", "Return\nthe text.", "one \nline"]
     assert "/retry" in shown.getvalue()
+
+
+def test_a_server_for_a_command_wants_no_key(monkeypatch, tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text('api_key = ["key-of-the-file"]\n')
+    monkeypatch.setenv("REPRISE_CONFIG", str(file))
+    monkeypatch.setenv("REPRISE_API_KEY", "key-of-the-environment")
+    with started([], lambda *_: None) as server:
+        assert server.model(None)["id"] == "reprise-demo"
 
 
 def test_a_server_that_cannot_start_says_why_in_its_own_words(tmp_path):

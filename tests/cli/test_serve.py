@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from reprise.cli.find_model import with_found
+from reprise.cli.launch import say_starting
 from reprise.cli.main import main
 from reprise.config.model_settings import BUNDLED_MODEL
 from reprise.config.settings import Settings
@@ -124,3 +125,8 @@ main(["serve", "--port", "0"])
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "reprise: starting reprise-demo ... []\n"
+
+
+def test_nothing_is_said_where_standard_error_is_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    say_starting("reprise-demo")

@@ -25,12 +25,17 @@ print)
     case "$2" in gui/*/*) [ -e "$FAKE/loaded" ] || { echo "Could not find service" >&2; exit 113; } ;; esac
     cat "$FAKE/loaded" 2>/dev/null || true ;;
 bootstrap)
-    [ ! -e "$FAKE/loaded" ] && [ ! -e "$FAKE/broken" ] ||
+    # For some seconds it refuses what it has just forgotten.
+    [ ! -e "$FAKE/loaded" ] && [ ! -e "$FAKE/broken" ] && ! rm "$FAKE/forgotten" 2>/dev/null ||
         { echo "Bootstrap failed: 5: Input/output error" >&2; exit 5; }
     [ -f "$3" ] || exit 2
     printf '%s = {\n\tstate = running\n\n\tpid = 4711\n\tlast exit code = 3\n\t\tstate = active\n}\n' "$2" \
         >"$FAKE/loaded" ;;
-bootout) rm "$FAKE/loaded" ;;
+bootout)
+    # Goes on while the server ends.
+    { sleep 0.3; touch "$FAKE/forgotten"; rm "$FAKE/loaded"; } >/dev/null 2>&1 &
+    echo "Boot-out failed: 36: Operation now in progress" >&2
+    exit 36 ;;
 *) exit 64 ;;
 esac
 """
@@ -76,6 +81,7 @@ class Machine:
         monkeypatch.setenv("HOME", str(self.home))
         monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
         monkeypatch.setattr(sys, "platform", platform)
+        monkeypatch.setattr(service, "RELOADED_WITHIN_S", 0.5)
         monkeypatch.setattr(service, "find_program", lambda: "/opt/bin/reprise")
         self.file = service.find_supervisor().file
 
@@ -134,7 +140,7 @@ def test_a_service_that_does_not_start_leaves_the_one_before(machine: Machine) -
     assert machine.file.read_bytes() == before
     assert machine.file.stat().st_mode & 0o777 == 0o600
     starts = [call for call in machine.calls() if "bootstrap" in call or "restart" in call]
-    assert len(starts) == 3
+    assert len(starts) >= 3
 
 
 def test_a_supervisor_that_is_gone_is_said_and_the_file_stays(

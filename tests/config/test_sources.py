@@ -169,6 +169,16 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path, name):
         resolve(file=tmp_path / name)
 
 
+def test_a_file_in_the_home_of_nobody_is_an_error():
+    with pytest.raises(SettingsError, match="cannot read ~nobody-here/settings"):
+        resolve(environment={"REPRISE_CONFIG": "~nobody-here/settings.toml"})
+
+
+def test_the_printed_settings_may_hold_any_character(toml):
+    resolved = resolve({"served_model_name": "\U0001f600"})
+    assert resolve(file=toml(as_toml(resolved))).settings == resolved.settings
+
+
 def test_a_section_overrides_settings_for_one_model(toml):
     resolved = resolve(
         {"kv_bits": "8", "draft_type": "suffix"},
@@ -205,6 +215,15 @@ def test_what_was_chosen_for_the_first_model_does_not_hold_for_others(toml):
         "org/one": ("org/tiny", "draft-model", {"clear_thinking": False}),
         "org/other": (None, "auto", None),
     }
+
+
+def test_a_gguf_file_has_the_section_of_the_name_that_it_is_served_by(toml):
+    resolved = resolve(
+        {"model": "files/one.gguf", "draft_model": "org/small"},
+        file=toml('[models."one"]\ndraft_type = "draft-model"\n'),
+    )
+    found = settings_of(resolved.settings, resolved.sections, resolved.settings.model_name)
+    assert (found.draft_model, found.draft_type) == ("org/small", "draft-model")
 
 
 @pytest.mark.parametrize(

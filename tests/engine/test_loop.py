@@ -1,8 +1,11 @@
 """When the loop measures what steps cost: only where no client sends one request after another."""
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from reprise.config.settings import Settings
 from reprise.engine.loop import Loop
@@ -164,6 +167,22 @@ def test_a_model_that_cannot_be_freed_does_not_keep_others_from_ending() -> None
     loop.stop(0)
     assert freed == ["first", "other"]
     assert not died
+
+
+def test_an_interrupt_at_the_end_of_the_load_ends_the_thread() -> None:
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            super().wait(timeout)
+            raise KeyboardInterrupt
+
+    settings = Settings()
+    known = KnownModels(settings, {}, Catalogue(settings), may_unload=False)
+    engine = known.first.engine = IdleEngine(settings, Inbox(known.wake.set))
+    loop = loop_of(known, lambda _: None)
+    loop._started = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        loop.start()
+    assert engine.is_done
 
 
 def test_nothing_is_read_ahead_while_a_model_waits_for_memory_to_be_loaded() -> None:

@@ -1,6 +1,9 @@
 """The server process: its output, its signals and its exit status."""
 
+import asyncio
+import errno
 import gc
+import io
 import json
 import re
 import signal
@@ -14,8 +17,9 @@ import httpx
 import pytest
 
 from reprise.config.settings import Settings
-from reprise.server.run import ListenError, bind_address, explain, run
+from reprise.server.run import HttpServer, ListenError, bind_address, explain, run
 from tests.holds import note_holds
+from tests.server.fake_engine import SCRIPTS, FakeEngine
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
 
@@ -87,6 +91,19 @@ def test_the_banner_says_what_is_served_and_where_and_its_curl_works(start):
         ["bash", "-c", curl + " --silent"], capture_output=True, text=True, check=True
     ).stdout
     assert json.loads(answer)["choices"][0]["message"]["content"] == "user: Hello!\n"
+
+
+def test_a_banner_that_cannot_be_written_stops_no_server(monkeypatch):
+    class Full(io.StringIO):
+        def write(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    server = HttpServer(FakeEngine(SCRIPTS["echo"]), Settings())
+    with bind_address("127.0.0.1", 0) as bound:
+        monkeypatch.setattr(sys, "stderr", Full())
+        server.should_exit = True
+        asyncio.run(server.serve(sockets=[bound]))
+    assert server.started
 
 
 def test_the_real_port_stands_in_the_json_log_too(start):

@@ -21,7 +21,7 @@ from reprise.config.process_memory import frozen
 from reprise.config.settings import Settings
 from reprise.drafters.assembly import make_drafters
 from reprise.drafters.repetition import score_in_slices
-from reprise.engine.engine import Engine
+from reprise.engine.engine import Engine, make_engine
 from reprise.engine.generating.generating_engine import GeneratingEngine
 from reprise.engine.interface.errors import EngineError, ModelError, ModelLoadError, SharedTableError
 from reprise.engine.interface.events import Failed, Finished
@@ -826,3 +826,24 @@ def test_pressure_that_never_ends_holds_up_no_request_for_ever(start_pool: Start
     for name, one, answer in answers:
         pool.pressure.look()
         assert list(answer.finished().tokens) == answer_of(models / name, one)
+
+
+@pytest.mark.parametrize(
+    ("serves_several", "section", "said"),
+    [
+        (True, "org/two", None),
+        (True, "org/tow", "; did you mean org/two?"),
+        (True, "elsewhere", ""),
+        (False, "one", None),
+        (False, "noe", "; did you mean one?"),
+    ],
+)
+def test_a_section_that_is_for_no_model_is_told(
+    models: Path, serves_several: bool, section: str, said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "reprise.engine")
+    settings = Settings(model=str(models / "one"), models_dir=str(models) if serves_several else None)
+    make_engine(settings, sections={section: {"max_rows": 2}})
+    expected = [] if said is None else [f'[models."{section}"] is for no model here{said}']
+    assert caplog.messages == expected
+    assert all((one.levelname == "WARNING") == bool(said) for one in caplog.records)
