@@ -124,11 +124,13 @@ class HarmonyParser(MarkedText):
         if not text.strip() and is_whole:
             text = "{}"
             self._parts += [CallArgumentsPart(text, self._num_calls)] if rules.is_streamed else []
-        if rules.is_streamed or (is_whole and is_object(text)):
+        is_call = is_whole and is_object(text)
+        if rules.is_streamed or is_call:
             self._alignment.skip(text)
             if not rules.is_streamed:
                 self._parts.append(ToolCallPart(_new_id(), self._name, text, self._num_calls))
             self._num_calls += 1
+            self._is_cut = not is_call
             self._kind = "header" if rules.is_parallel else "done"
             rules.note("parsed")
         else:
@@ -408,6 +410,7 @@ class MarkerParser(MarkedText):
         for call in calls if self._rules.is_parallel else calls[:1]:
             self._parts.append(_part_of(call, self._num_calls))
             self._num_calls += 1
+        self._is_cut = False
 
     def _cut_call(self) -> None:
         """End a section that was cut short: what was sent stays a call, the rest is text."""
@@ -435,6 +438,7 @@ class MarkerParser(MarkedText):
                 self._read_parts if rules.is_streamed else ChoiceOutput.of(self._read_parts).tool_calls
             )
             num_calls = self._num_read
+        self._is_cut = reader.num_closed < self._num_sent
         self._num_calls += num_calls if rules.is_parallel else min(1, num_calls)
         self._leave_call(ending)
         if not has_end and rest.strip() and rules.is_parallel:

@@ -103,7 +103,8 @@ class OutputItems:
         # Clients expect at least an empty message, unless the reasoning was cut off.
         if not has_output and not (is_cut and self.items):
             yield from self._ensure("message")
-        yield from self._close("incomplete" if is_cut else "completed")
+        is_call_cut = self._open in CALLS and end.finish_reason != "tool_calls"
+        yield from self._close("incomplete" if is_cut or is_call_cut else "completed")
 
     def _ensure(self, kind: Literal["message", "reasoning"]) -> Iterator[Json]:
         """Start an item of this kind, unless one is open."""
