@@ -254,6 +254,24 @@ def test_two_calls_are_two(name):
             assert found == PRODUCT * 2 or (schemas == {} and [one[0] for one in found] == ["multiply"] * 2)
 
 
+WITH_BREAKS = {
+    "json_tools": JSON,
+    "json_tools in another form": f'{{"arguments": {OBJECT}, "name": "multiply"}}',
+    "kimi_k2": MULTIPLY["kimi_k2"][0],
+    "mistral": MULTIPLY["mistral"][0],
+}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("schemas", [SCHEMAS, {}], ids=["known", "unknown"])
+@pytest.mark.parametrize(("name", "text"), WITH_BREAKS.items(), ids=WITH_BREAKS)
+def test_json_strings_may_have_raw_control_characters(name, text, schemas, is_streamed):
+    text = text.replace("{", "{\n").replace("12234585", '"x\n\t\x1f\\n\\"\n"')
+    wanted = [("multiply", {"a": 'x\n\t\x1f\n"\n', "b": 48838483920})]
+    for size in (1, 9999):
+        assert calls_in(name.split()[0], text, schemas, is_streamed=is_streamed, size=size) == wanted
+
+
 MALFORMED = ["{", '{"name": ', '{"name": "multiply", "arguments": [1]}', "[" * 5000, "two words", "a, b",
     '{"name": "", "arguments": {}}', '{"name": "nan", "arguments": {"a": NaN}}', "\0",
     '{"name": "huge", "arguments": {"a": [1e999]}}',
