@@ -243,7 +243,10 @@ def _dumps(arguments: dict[str, Any]) -> str:
 def _call_of(call: Any) -> WrittenCall:
     if not isinstance(call, dict):
         raise ValueError("not an object")
-    name, arguments, own_id = call.get("name"), call.get("arguments", {}), call.get("id")
+    name, own_id = call.get("name"), call.get("id")
+    # With other keys, an object's arguments stand somewhere else.
+    without: Any = {} if call.keys() <= {"name", "id", "type"} else None
+    arguments = call.get("arguments", call.get("parameters", without))
     arguments = _loads(arguments) if isinstance(arguments, str) else arguments
     if not isinstance(name, str) or not name or _HALF.search(name) or not isinstance(arguments, dict):
         raise ValueError("not a call")
@@ -256,7 +259,8 @@ def _unwrapped(call: Any) -> Any:
     if not isinstance(call, dict) or "name" in call:
         return call
     inner = call.get("tool", call.get("function"))
-    return inner if isinstance(inner, dict) else call | {"name": inner}
+    rest = {key: value for key, value in call.items() if key not in ("tool", "function")}
+    return inner if isinstance(inner, dict) else rest | {"name": inner}
 
 
 _NAMED = re.compile(r"\s*(?P<name>[\w.:/-]+)\s+(?P<arguments>\S.*)", re.DOTALL)

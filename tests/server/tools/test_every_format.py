@@ -254,6 +254,25 @@ def test_two_calls_are_two(name):
             assert found == PRODUCT * 2 or (schemas == {} and [one[0] for one in found] == ["multiply"] * 2)
 
 
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", ["json_tools", "glm47", "longcat", "mistral"])
+def test_arguments_under_another_name_are_not_lost(name, is_streamed):
+    others = [
+        (JSON.replace("arguments", "parameters"), PRODUCT),
+        ('{"name": "multiply", "id": "c", "type": "function"}', [("multiply", {})]),
+        ('{"name": "multiply", "args": {"a": 1}}', []),
+        ('{"name": "multiply", "a": 1}', []),
+    ]
+    if name == "glm47":
+        others.append(('{"function": "multiply"}', [("multiply", {})]))
+    start, end = MARKERS[name]
+    for text, wanted in others:
+        text = f"[{text}]" if name == "mistral" else text
+        output = ChoiceOutput.of(read(name, text, is_streamed=is_streamed))
+        assert [(call.name, json.loads(call.arguments)) for call in output.tool_calls] == wanted
+        assert output.text == ("" if wanted else start + text + end)
+
+
 WITH_BREAKS = {
     "json_tools": JSON,
     "json_tools in another form": f'{{"arguments": {OBJECT}, "name": "multiply"}}',
