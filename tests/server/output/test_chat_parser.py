@@ -179,7 +179,7 @@ def test_if_the_prompt_opened_the_reasoning_no_start_marker_is_needed():
 
 
 def test_a_tool_call_that_was_cut_short_is_text_with_finish_reason_length():
-    text = CALL.removesuffix("</tool_call>")
+    text = CALL.removesuffix("}\n</tool_call>")
     assert parsed(read([text], reason="length")) == ("", text, [], "length")
     assert parsed(read([CALL + " and"], reason="length")) == ("", " and", [F], "length")
 

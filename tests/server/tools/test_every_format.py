@@ -192,8 +192,8 @@ SCHEMAS = {name: {"type": "object", "properties": known} for name, known in PROP
 TOOLS = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in SCHEMAS.items()]
 
 
-def read(name, text, schemas=SCHEMAS, *, is_streamed=False, size=1):
-    """Return the parts of an answer with a text between the format's markers."""
+def read(name, text, schemas=SCHEMAS, *, is_streamed=False, size=1, has_end=True, reason="stop"):
+    """Return the parts of an answer with a text between the format's markers, or only behind the first."""
     start, end = MARKERS[name]
     inner = (marker("[ARGS]"),) if name == "mistral" else ()
     markers = Markers(
@@ -203,11 +203,11 @@ def read(name, text, schemas=SCHEMAS, *, is_streamed=False, size=1):
         make_reader=partial(make_reader, find_format(markers), schemas), is_streamed=is_streamed
     )
     parser = MarkerParser(markers, False, rules)
-    written = type(text)(start + text + end)
+    written = type(text)(start + text + end * has_end)
     parts = [
         part for at in range(0, len(written), size) for part in parser.read(Delta(written[at : at + size]))
     ]
-    return parts + parser.end(Finished("stop", Usage()))
+    return parts + parser.end(Finished(reason, Usage()))
 
 
 def calls_in(name, text, schemas=SCHEMAS, **how):
@@ -242,6 +242,15 @@ def test_a_call_of_no_tool_of_the_request_is_what_mlx_lm_s_parser_reads(name, te
         assert calls_in(name, text, {}, is_streamed=is_streamed, size=size) == wanted
         parts = read(name, text, {}, is_streamed=is_streamed, size=size)
         assert all(isinstance(part, ToolCallPart) for part in parts[:-1]), known
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize("name", sorted(MULTIPLY.keys() - {"glm47", "laguna", "longcat", "minicpm5"}))
+def test_a_call_is_complete_without_the_end_of_its_section(name, reason, is_streamed):
+    text, (start, end) = MULTIPLY[name][0], MARKERS[name]
+    assert calls_in(name, text, is_streamed=is_streamed, has_end=False, reason=reason) == PRODUCT
+    assert calls_in(name, text + (start if end else "[TOOL_CALLS]") + text, has_end=False) == PRODUCT * 2
 
 
 @pytest.mark.parametrize("name", MULTIPLY)
