@@ -413,7 +413,7 @@ class MarkerParser(MarkedText):
         self._is_cut = False
 
     def _cut_call(self) -> None:
-        """End a section without its marker: whole calls are calls, what was sent stays one, else it is text."""
+        """End a section without its marker: whole calls and what was sent are calls, all else is text."""
         if not self._emit_read_calls(""):
             self._emit_call_as_text("")
 
