@@ -17,6 +17,7 @@ from reprise.server.output.parts import (
     CallArgumentsPart,
     ChoiceOutput,
     EndPart,
+    FinishReason,
     Part,
     ReasoningPart,
     TextPart,
@@ -433,7 +434,10 @@ def _events(response: Json, num_input: int) -> Iterator[Json]:
     output = OutputItems(head, num_input, any("encrypted_content" in item for item in given), tools)
     for part in _parts(given):
         yield from output.add(part)
-    yield from output.add(EndPart("length" if response["status"] == "incomplete" else "stop"))
+    # In a whole response, only a call that was cut is incomplete.
+    is_cut = bool(given) and given[-1].get("status") == "incomplete"
+    reason: FinishReason = "stop" if is_cut else "tool_calls"
+    yield from output.add(EndPart("length" if response["status"] == "incomplete" else reason))
     yield {"type": f"response.{response['status']}", "response": response}
 
 
