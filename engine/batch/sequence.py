@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -191,6 +192,8 @@ class Sequence:
     window: the tokens that windowed decoding has filled in after its tokens; None for plain decoding.
     unmasked_sampling: the class of its sampling work without a grammar; see sampling_class().
     num_prompt_sent: leading tokens of its prompt whose log probabilities were sent.
+    num_characters: characters of its text that can be sent. waiting: where the next tokens' text begins, and
+        their log probabilities, which cannot be sent as their text may be of a stop string.
     num_bisections: how many bisections suspected it.
     num_overtaken: how many later sequences were admitted first because this one did not fit into memory.
     is_loop: whether it ended because it only repeated itself.
@@ -211,6 +214,8 @@ class Sequence:
     window: Window | None = None
     unmasked_sampling: int = GREEDY
     num_prompt_sent: int = 0
+    num_characters: int = 0
+    waiting: deque[tuple[int, TokenLogprob]] = field(default_factory=deque)
     num_bisections: int = 0
     num_overtaken: int = 0
     is_loop: bool = False
@@ -355,10 +360,12 @@ class Sequence:
             self.tokens.append(token)
             if token not in self.eos_ids:
                 may_stop = not min_tokens or self.num_answered > min_tokens
+                begin = self.num_characters + self.text.num_held
                 texts.append(self.text.add(token, can_stop=may_stop))
-                # The token that completes a stop string is not part of the answer.
-                if likelihood is not None and not self.text.stopped:
-                    logprobs.append(self._logprob(token, likelihood))
+                self.num_characters += len(texts[-1])
+                if likelihood is not None:
+                    self.waiting.append((begin, self._logprob(token, likelihood)))
+                    logprobs += self._take_logprobs()
             reason = self._reason(token)
             if reason:
                 break
@@ -418,6 +425,13 @@ class Sequence:
         top = tuple((t, piece(t), value) for t, value in likeliest)
         return TokenLogprob(token, piece(token), logprob, top)
 
+    def _take_logprobs(self) -> list[TokenLogprob]:
+        """Take the log probabilities of tokens whose text begins before any stop string."""
+        taken, is_certain = [], not (self.text.stopped or self.text.may_begin_stop)
+        while self.waiting and (is_certain or self.waiting[0][0] < self.num_characters):
+            taken.append(self.waiting.popleft()[1])
+        return taken
+
     def _reason(self, token: int) -> FinishReason | None:
         """Return why the answer ends with this token, None if it does not."""
         if token in self.eos_ids or self.text.stopped:
@@ -469,7 +483,9 @@ class Sequence:
 
     def _finish(self, reason: FinishReason) -> None:
         if not self.text.stopped and (rest := self.text.finish()):
-            self.sink(Delta(rest, origins=((rest, PLAIN),) if self.request.reports_origins else ()))
+            self.num_characters += len(rest)
+            origins = ((rest, PLAIN),) if self.request.reports_origins else ()
+            self.sink(Delta(rest, tuple(self._take_logprobs()), origins=origins))
         if self.is_loop and self.matcher and not self.matcher.is_complete:
             # An unfinished grammar means that the answer was cut off.
             reason = "length"

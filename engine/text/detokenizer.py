@@ -80,6 +80,16 @@ class Detokenizer:
         """The stop string that the text has reached, if any."""
         return self._matcher.matched
 
+    @property
+    def num_held(self) -> int:
+        """The number of whole characters that are held back."""
+        return len(self._matcher.held)
+
+    @property
+    def may_begin_stop(self) -> bool:
+        """Whether text is held back, or a part of a character, that may be of a stop string."""
+        return bool(self._matcher.stops and (self._matcher.held or self._characters.getstate()[0]))
+
     def add(self, token: int, *, can_stop: bool = True) -> str:
         """Add one token; return the text that can be sent now, which may be empty.
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +28,11 @@ from reprise.server.requests.json_schema import (
 )
 from reprise.server.requests.lark import escape_regex, json_rule
 from reprise.server.requests.tools import MAX_ENFORCED_BYTES, Tool, of_tool
-from reprise.server.tools.formats import JsonFormat, find_format
+from reprise.server.tools.formats import CallFormat, JsonFormat, find_format
 from reprise.server.tools.grammar import (
     ANY_ARGUMENTS,
     CallGrammar,
+    Tools,
     UnenforceableError,
     json_arguments,
     marker_tokens,
@@ -48,18 +50,21 @@ def chat_grammar(
     markers: Markers,
     is_thinking: bool,
     content: Grammar | None = None,
+    *,
+    has_schemas: bool = True,
 ) -> Grammar | None:
     """Return the grammar of the whole output, or None if it is unconstrained.
 
     is_thinking: the prompt has already opened the reasoning. content: grammar of the content.
+    has_schemas: whether arguments of tools that need not be enforced follow their schemas too.
     Raises BadRequestError if the grammar needs tool calls and they cannot be enforced in the model's format.
     """
     tools = body.callable_tools
     if content is None and not body.enforced_tools and all(tool.lark is None for tool in tools):
         return None
     if markers.is_harmony:
-        return _grammar(_harmony(body, markers, content))
-    rules = [_TEXT, _SPACE, *(_calls(body, markers, content) if tools else [])]
+        return _grammar(_harmony(body, markers, content, has_schemas))
+    rules = [_TEXT, _SPACE, *(_calls(body, markers, content, has_schemas) if tools else [])]
     if markers.is_addressed or markers.is_in_blocks:
         layout = _messages if markers.is_addressed else _blocks
         return _grammar([*layout(body, markers, content is None, is_thinking), *rules, _content(content)])
@@ -91,10 +96,7 @@ def optional_calls(body: ChatRequest, markers: Markers, *, has_schemas: bool = T
     if call_format is None:
         return None
     assert marker is not None
-    # Where every argument has tags of its own, only those that a schema lists can be enforced.
-    is_json = isinstance(call_format, JsonFormat)
-    enforced = {name for name, schema in schemas if is_json or schema.get("additionalProperties") is False}
-    calls = CallGrammar(call_format, markers, schemas, enforced, set())
+    calls = CallGrammar(call_format, markers, schemas, _followed(call_format, schemas), set())
     begin, other, trigger = calls.text(marker.text), "", Trigger(marker.tokens)
     if len(marker.tokens) > 1:
         _, token, _ = _split_at_token(marker.text, markers)
@@ -155,11 +157,27 @@ def _enforceable(tool: Tool) -> dict[str, Any]:
     return _schema(tool) if form.schema is schema else closed(form.schema)
 
 
+def _followed(call_format: CallFormat, schemas: Tools) -> set[str]:
+    """Return the names of the tools whose optional calls can follow these schemas."""
+    # Where every argument has tags of its own, only those that a schema lists can be enforced.
+    is_json = isinstance(call_format, JsonFormat)
+    return {name for name, schema in schemas if is_json or schema.get("additionalProperties") is False}
+
+
+def _schemas(body: ChatRequest, has_schemas: bool) -> list[tuple[str, dict[str, Any]]]:
+    """Return each callable tool's name and what its arguments follow. has_schemas: see chat_grammar()."""
+    enforced = {tool.name for tool in body.enforced_tools}
+    other = _enforceable if has_schemas else lambda _: ANY_ARGUMENTS
+    return [
+        (tool.name, _schema(tool) if tool.name in enforced else other(tool)) for tool in body.callable_tools
+    ]
+
+
 def _grammar(rules: Sequence[str]) -> Grammar:
     return Grammar("lark", "\n".join(rules) + "\n")
 
 
-def _calls(body: ChatRequest, markers: Markers, content: Grammar | None) -> list[str]:
+def _calls(body: ChatRequest, markers: Markers, content: Grammar | None, has_schemas: bool) -> list[str]:
     """Return the rules of tool calls. Raises BadRequestError."""
     tools = body.callable_tools
     call_format = find_format(markers)
@@ -175,12 +193,14 @@ def _calls(body: ChatRequest, markers: Markers, content: Grammar | None) -> list
             param=param,
             code="unsupported_value",
         )
+    schemas = _schemas(body, has_schemas)
+    followed = _followed(call_format, schemas) if has_schemas else set()
     try:
         return CallGrammar(
             call_format,
             markers,
-            [(tool.name, _schema(tool)) for tool in tools],
-            {tool.name for tool in body.enforced_tools},
+            schemas,
+            followed | {tool.name for tool in body.enforced_tools},
             {tool.name for tool in tools if tool.strict},
             {tool.name: tool.lark for tool in tools if tool.lark is not None},
             # A model that was not trained to call tools does not know when to stop.
@@ -231,7 +251,7 @@ def _split_at_token(text: str, markers: Markers) -> tuple[str, Marker | None, st
 _ANY = "/(.|\\n)*/"
 
 
-def _harmony(body: ChatRequest, markers: Markers, content: Grammar | None) -> list[str]:
+def _harmony(body: ChatRequest, markers: Markers, content: Grammar | None, has_schemas: bool) -> list[str]:
     """Return the grammar of gpt-oss: any reasoning, then one tool call or the content."""
     token = {marker.text: marker_tokens(marker) for marker in markers.inner}
     channel, message = token["<|channel|>"], token["<|message|>"]
@@ -244,10 +264,8 @@ def _harmony(body: ChatRequest, markers: Markers, content: Grammar | None) -> li
         _content(content),
     ]
     tools = body.callable_tools
-    enforced = {tool.name for tool in body.enforced_tools}
-    for index, tool in enumerate(tools):
+    for index, (tool, (_, schema)) in enumerate(zip(tools, _schemas(body, has_schemas), strict=True)):
         head = json.dumps(f"commentary to=functions.{tool.name} ")
-        schema = _schema(tool) if tool.name in enforced else ANY_ARGUMENTS
         rules.append(
             f'call_{index}: {channel} {head} {token["<|constrain|>"]} "json" {message} arguments_{index}'
         )
@@ -363,8 +381,14 @@ class GrammarCompiler:
         content, is_relaxed = self.compile_requested(request, body)
 
         def compile_whole(asked: ChatRequest) -> Grammar | None:
-            grammar = chat_grammar(asked, markers, is_thinking, content)
-            return grammar if grammar is None or grammar is content else self.compile(grammar, "tools")
+            grammar = chat_grammar(asked, markers, is_thinking, content, has_schemas=False)
+            if grammar is None or grammar is content:
+                return grammar
+            with suppress(BadRequestError):
+                full = chat_grammar(asked, markers, is_thinking, content)
+                if full is not None and full != grammar and (compiled := self._try_to_compile(full)):
+                    return compiled
+            return self.compile(grammar, "tools")
 
         grammar, relaxed_tools = self._compile_tools(request, body, compile_whole)
         if grammar is None:
@@ -474,15 +498,21 @@ class GrammarCompiler:
                 continue
             if grammar is None:
                 return None
-            if len(grammar.text) > MAX_ENFORCED_BYTES or grammar in self._unusable:
-                continue
-            try:
-                return self.compile(grammar, "tools")
-            except BadRequestError:
-                self._unusable[grammar] = None
-                if len(self._unusable) > MAX_UNUSABLE:
-                    self._unusable.pop(next(iter(self._unusable)), None)
+            if (compiled := self._try_to_compile(grammar)) is not None:
+                return compiled
         return None
+
+    def _try_to_compile(self, grammar: Grammar) -> Grammar | None:
+        """Return the compiled grammar, or None if it is too long or cannot be used, which is remembered."""
+        if len(grammar.text) > MAX_ENFORCED_BYTES or grammar in self._unusable:
+            return None
+        try:
+            return self.compile(grammar, "tools")
+        except BadRequestError:
+            self._unusable[grammar] = None
+            if len(self._unusable) > MAX_UNUSABLE:
+                self._unusable.pop(next(iter(self._unusable)), None)
+            return None
 
 
 _MAX_ERROR_CHARACTERS = 500

@@ -124,11 +124,13 @@ class HarmonyParser(MarkedText):
         if not text.strip() and is_whole:
             text = "{}"
             self._parts += [CallArgumentsPart(text, self._num_calls)] if rules.is_streamed else []
-        if rules.is_streamed or (is_whole and is_object(text)):
+        is_call = is_whole and is_object(text)
+        if rules.is_streamed or is_call:
             self._alignment.skip(text)
             if not rules.is_streamed:
                 self._parts.append(ToolCallPart(_new_id(), self._name, text, self._num_calls))
             self._num_calls += 1
+            self._is_cut = not is_call
             self._kind = "header" if rules.is_parallel else "done"
             rules.note("parsed")
         else:
@@ -397,7 +399,7 @@ class MarkerParser(MarkedText):
 
     def _end_call(self, ending: str) -> None:
         """End a section at its marker: emit its calls, or its text if it cannot be read."""
-        if self._emit_read_calls(ending, can_be_whole=True):
+        if self._emit_read_calls(ending):
             return
         calls = [] if self._reader is None else self._reader.read_other_forms("".join(self._call))
         self._rules.note("parsed" if calls else "malformed")
@@ -408,16 +410,17 @@ class MarkerParser(MarkedText):
         for call in calls if self._rules.is_parallel else calls[:1]:
             self._parts.append(_part_of(call, self._num_calls))
             self._num_calls += 1
+        self._is_cut = False
 
     def _cut_call(self) -> None:
-        """End a section that was cut short: what was sent stays a call, the rest is text."""
-        if not self._emit_read_calls("", can_be_whole=False):
+        """End a section without its marker: whole calls and what was sent are calls, all else is text."""
+        if not self._emit_read_calls(""):
             self._emit_call_as_text("")
 
-    def _emit_read_calls(self, ending: str, can_be_whole: bool) -> bool:
+    def _emit_read_calls(self, ending: str) -> bool:
         """Emit the calls that the reader found in the section; return whether it could read all of it.
 
-        ending: the section's end marker, which the reader has read too.
+        ending: the section's end marker, which the reader has read too; "" if it is missing.
         """
         reader, rules = self._reader, self._rules
         if reader is None:
@@ -425,7 +428,7 @@ class MarkerParser(MarkedText):
         rest = reader.rest.removesuffix(ending)
         has_end = self._markers.call_end is not None
         is_whole = bool(reader.num_closed) and not reader.is_open and not reader.is_broken
-        is_whole = can_be_whole and is_whole and (not has_end or rest.strip(" \n]") == "")
+        is_whole = is_whole and (not has_end or rest.strip(" \n]") == "")
         if not is_whole and not self._num_sent:
             return False
         num_calls = self._num_sent
@@ -435,6 +438,7 @@ class MarkerParser(MarkedText):
                 self._read_parts if rules.is_streamed else ChoiceOutput.of(self._read_parts).tool_calls
             )
             num_calls = self._num_read
+        self._is_cut = reader.num_closed < self._num_sent
         self._num_calls += num_calls if rules.is_parallel else min(1, num_calls)
         self._leave_call(ending)
         if not has_end and rest.strip() and rules.is_parallel:

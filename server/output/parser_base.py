@@ -128,6 +128,8 @@ class MarkedText(OutputParser):
         self._text = ""
         self._parts: list[Part] = []
         self._num_calls = 0
+        # Whether the last call was sent without its end, so that clients must not run it.
+        self._is_cut = False
         self._num_reasoning_blocks = 0
         self._alignment = LogprobAlignment()
 
@@ -165,7 +167,7 @@ class MarkedText(OutputParser):
         self.num_reasoning_tokens = self._markers.count_reasoning_tokens(
             finished.tokens, starts_in_reasoning, self._num_reasoning_blocks
         )
-        has_called = self._num_calls > 0 and finished.reason == "stop"
+        has_called = self._num_calls > 0 and finished.reason == "stop" and not self._is_cut
         return [*self._take_parts(), EndPart("tool_calls" if has_called else finished.reason, finished.stop)]
 
 

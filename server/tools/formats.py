@@ -160,7 +160,7 @@ def _gemma(quote: str) -> ListedFormat:
 PYTHONIC = ListedFormat(
     head=re.compile(r"\s*+[\[,]\s*+(?P<name>[\w.:/-]++)\s*+\("),
     key=re.compile(r"\s*+,?\s*+(?P<key>\w+)\s*+=\s*+"),
-    tail=re.compile(r"\s*+\)"),
+    tail=re.compile(r"\s*+,?\s*+\)"),
     quotes=('"', "'"),
     after_name="(",
     after_key="=",

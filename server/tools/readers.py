@@ -219,10 +219,13 @@ def normalized(arguments: str) -> str:
 
 
 def _loads(text: str) -> Any:
-    """Parse JSON. Raises ValueError, also if it is nested too deep or has more than MAX_SIGNS."""
+    """Parse JSON, whose strings may have raw line breaks and the like.
+
+    Raises ValueError, also if it is nested too deep or has more than MAX_SIGNS.
+    """
     check_signs(text)
     try:
-        return json.loads(text)
+        return json.loads(text, strict=False)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
@@ -240,7 +243,10 @@ def _dumps(arguments: dict[str, Any]) -> str:
 def _call_of(call: Any) -> WrittenCall:
     if not isinstance(call, dict):
         raise ValueError("not an object")
-    name, arguments, own_id = call.get("name"), call.get("arguments", {}), call.get("id")
+    name, own_id = call.get("name"), call.get("id")
+    # With other keys, an object's arguments stand somewhere else.
+    without: Any = {} if call.keys() <= {"name", "id", "type"} else None
+    arguments = call.get("arguments", call.get("parameters", without))
     arguments = _loads(arguments) if isinstance(arguments, str) else arguments
     if not isinstance(name, str) or not name or _HALF.search(name) or not isinstance(arguments, dict):
         raise ValueError("not a call")
@@ -253,7 +259,8 @@ def _unwrapped(call: Any) -> Any:
     if not isinstance(call, dict) or "name" in call:
         return call
     inner = call.get("tool", call.get("function"))
-    return inner if isinstance(inner, dict) else call | {"name": inner}
+    rest = {key: value for key, value in call.items() if key not in ("tool", "function")}
+    return inner if isinstance(inner, dict) else rest | {"name": inner}
 
 
 _NAMED = re.compile(r"\s*(?P<name>[\w.:/-]+)\s+(?P<arguments>\S.*)", re.DOTALL)
@@ -298,7 +305,7 @@ def escaped(text: str) -> str:
     return to_json(text).decode()[1:-1]
 
 
-_JSON_MARK = re.compile(r'\\.|["{}\[\]]|\\$', re.DOTALL)
+_JSON_MARK = re.compile(r'\\.|["{}\[\]\0-\x1f]|\\$', re.DOTALL)
 
 
 def make_reader(call_format: CallFormat, schemas: Schemas) -> Reader:
@@ -446,7 +453,10 @@ class ListedReader(_ArgumentReader):
 
 
 class JsonReader(Reader):
-    """Reads calls whose arguments are a JSON object. See Reader."""
+    """Reads calls whose arguments are a JSON object. See Reader.
+
+    Control characters in strings, which JSON does not allow, are escaped.
+    """
 
     is_quoting = False
 
@@ -468,8 +478,9 @@ class JsonReader(Reader):
         return self.is_open
 
     def _read_arguments(self, arguments: list[str]) -> bool:
-        end = None
-        for mark in _JSON_MARK.finditer(self._pending):
+        text = self._pending
+        start, end, mended = 0, len(text), list[str]()
+        for mark in _JSON_MARK.finditer(text):
             match mark[0]:
                 case '"':
                     self.is_quoting = not self.is_quoting
@@ -479,13 +490,18 @@ class JsonReader(Reader):
                     self._depth -= 1
                 case "\\":
                     # The character that it escapes is yet to come.
-                    self._take(arguments, mark.start())
-                    return False
+                    end = mark.start()
+                case control if control < " " and self.is_quoting:
+                    mended += [text[start : mark.start()], escaped(control)]
+                    start = mark.end()
             if not self._depth:
                 end = mark.end()
                 break
-        self._take(arguments, len(self._pending) if end is None else end)
-        if end is None:
+        self._pending = text[end:]
+        if read := "".join([*mended, text[start:end]]):
+            arguments.append(read)
+            self._add(read)
+        if self._depth:
             return False
         self._arguments = None
         if not is_object("".join(arguments)):
@@ -493,12 +509,6 @@ class JsonReader(Reader):
         elif not self._format.tail.pattern:
             self._close()
         return True
-
-    def _take(self, arguments: list[str], end: int) -> None:
-        text, self._pending = self._pending[:end], self._pending[end:]
-        if text:
-            arguments.append(text)
-            self._add(text)
 
 
 class TaggedReader(_ArgumentReader):

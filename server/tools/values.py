@@ -126,36 +126,41 @@ def unescape_entities(name: str) -> str:
     return name.replace("&quot;", '"').replace("&amp;", "&")
 
 
+_HEX = "[0-9a-fA-F]"
 _ESCAPE = re.compile(
-    r"\\(?:u(?P<high>[dD][89abAB]..)\\u(?P<low>[dD][c-fC-F]..)|u(?P<u>....)|x(?P<x>..)|(?P<other>[^ux]))",
+    rf"\\(?:u(?P<high>[dD][89abAB]{_HEX}{{2}})\\u(?P<low>[dD][c-fC-F]{_HEX}{{2}})|u(?P<u>{_HEX}{{4}})"
+    rf"|x(?P<x>{_HEX}{{2}})|U(?P<U>{_HEX}{{8}})|(?P<octal>[0-7]{{1,3}})|(?P<other>.))",
     re.DOTALL,
 )
-_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
+_PART_OF_ESCAPE = re.compile(
+    rf"\\(?:u(?:{_HEX}{{,3}}|[dD][89abAB]{_HEX}{{2}}(?:\\(?:u{_HEX}{{,3}})?)?)|x{_HEX}?|U{_HEX}{{,7}}|[0-7]{{1,2}})?"
+)
+_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
+_SIMPLE |= {sign: sign for sign in "\\\"'/"}
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 _CONSTANTS |= {written: written for written in _CONSTANTS.values()}
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
 def unescape(text: str) -> tuple[str, int]:
-    """Decode the escape at the start of a text; return its character and its length in the text.
+    """Decode Python's or JSON's escape at the start of a text; return the result and the escape's length.
 
-    The length is 0 if the escape is not complete yet.
+    As in Python, the backslash stays if this is no escape. The length is 0 if more text may belong to it.
     """
-    is_high = re.match(r"\\u[dD][89abAB]", text) is not None
-    if is_high and len(text) < 12 and "\\u".startswith(text[6:8]):
-        return "", 0
-    if (match := _ESCAPE.match(text)) is None:
+    if _PART_OF_ESCAPE.fullmatch(text) or (match := _ESCAPE.match(text)) is None:
         return "", 0
     try:
         return _character(match), match.end()
-    except ValueError:
+    except (ValueError, OverflowError):
         return match[0], match.end()
 
 
 def _character(match: re.Match[str]) -> str:
-    codes = [int(code, 16) for code in match.group("high", "low", "u", "x") if code is not None]
+    codes = [int(code, 16) for code in match.group("high", "low", "u", "x", "U") if code is not None]
+    if match["octal"]:
+        codes = [int(match["octal"], 8)]
     if not codes:
-        return _SIMPLE.get(match["other"], match["other"])
+        return _SIMPLE.get(match["other"], match[0])
     # Halves of a character become one; a half without the other becomes U+FFFD.
     return "".join(map(chr, codes)).encode("utf-16-be", "surrogatepass").decode("utf-16-be", "replace")
 

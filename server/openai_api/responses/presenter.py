@@ -18,6 +18,7 @@ from reprise.server.output.parts import (
     ChoiceOutput,
     EndPart,
     Events,
+    FinishReason,
     Part,
     ReasoningPart,
     TextPart,
@@ -105,7 +106,8 @@ class OutputItems:
         # Clients expect at least an empty message, unless the reasoning was cut off.
         if not has_output and not (is_cut and self.items):
             yield from self._ensure("message")
-        yield from self._close("incomplete" if is_cut else "completed")
+        is_call_cut = self._open in CALLS and end.finish_reason != "tool_calls"
+        yield from self._close("incomplete" if is_cut or is_call_cut else "completed")
 
     def _ensure(self, kind: Literal["message", "reasoning"]) -> Iterator[Json]:
         """Start an item of this kind, unless one is open."""
@@ -452,7 +454,10 @@ def _events(response: Json, num_input: int) -> Iterator[Json]:
     output = OutputItems(head, num_input, any("encrypted_content" in item for item in given), tools)
     for part in _parts(given):
         yield from output.add(part)
-    yield from output.add(EndPart("length" if response["status"] == "incomplete" else "stop"))
+    # In a whole response, only a call that was cut is incomplete.
+    is_cut = bool(given) and given[-1].get("status") == "incomplete"
+    reason: FinishReason = "stop" if is_cut else "tool_calls"
+    yield from output.add(EndPart("length" if response["status"] == "incomplete" else reason))
     yield {"type": f"response.{response['status']}", "response": response}
 
 

@@ -184,14 +184,25 @@ def test_token_bytes_join_to_the_text() -> None:
     assert len(ids) > len(text.split())
 
 
-def test_a_token_that_completes_a_stop_string_has_no_entry(start_engine: StartEngine) -> None:
+@pytest.mark.parametrize("length", [1, 3])
+def test_tokens_of_a_stop_string_have_no_entries(start_engine: StartEngine, length: int) -> None:
     plain = oracle(make_loaded("llama"), request(prompt_of(9), 12))
-    stop = make_tokenizer().decode(plain[5:6])
+    stop = make_tokenizer().decode(plain[5 : 5 + length])
     one = dataclasses.replace(request(prompt_of(9), 12, stop=(stop,)), top_logprobs=0)
     answer = ask(start_engine("llama"), one)
     found = entries(answer)
     assert [entry.token for entry in found] == plain[: len(found)]
+    assert b"".join(entry.token_bytes for entry in found).decode() == answer.text
     assert len(found) < len(plain)
+
+
+def test_tokens_that_might_have_begun_a_stop_string_keep_their_entries(start_engine: StartEngine) -> None:
+    plain = oracle(make_loaded("llama"), request(prompt_of(9), 12))
+    text = make_tokenizer().decode(plain)
+    one = dataclasses.replace(request(prompt_of(9), 12, stop=(text + "!",)), top_logprobs=0)
+    answer = ask(start_engine("llama"), one)
+    assert [entry.token for entry in entries(answer)] == plain
+    assert answer.text == text
 
 
 @pytest.mark.parametrize(
@@ -208,4 +219,4 @@ def test_an_answer_that_ends_within_a_character_keeps_it(
     driven.finish()
     finished = answer.finished()
     assert (answer.text, finished.reason, finished.stop) == (text, reason, "".join(stop) or None)
-    assert [entry.token_bytes for entry in sent_entries(answer)] == [b"\xe4"] * 3
+    assert [entry.token_bytes for entry in sent_entries(answer)] == [b"\xe4"] * len(text)

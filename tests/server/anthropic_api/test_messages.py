@@ -86,9 +86,10 @@ async def test_a_stream_equals_a_whole_response(client):
         (saying("yes", reason="length", num_tokens=50), "max_tokens", None),
         (saying("yes", reason="length", num_tokens=49), "model_context_window_exceeded", None),
         (saying('<tool_call>{"name": "look", "arguments": {}}</tool_call>'), "tool_use", None),
+        (saying('<tool_call>{"name": "look", "arguments": {"a": "', stop="END"), "stop_sequence", "END"),
         (saying(), "end_turn", None),
     ],
-    ids=["end", "stop", "max_tokens", "context", "tool", "nothing"],
+    ids=["end", "stop", "max_tokens", "context", "tool", "stop in a tool", "nothing"],
 )
 async def test_stop_reason_and_stop_sequence(client, engine, script, reason, sequence):
     engine.script = script

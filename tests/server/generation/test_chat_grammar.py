@@ -21,6 +21,9 @@ PARAMETERS = {
 }
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
 NOW = {"type": "function", "function": {"name": "now"}}
+OPEN = {"type": "function", "function": {"name": "any", "parameters": {"type": "object"}}}
+LARK = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a"'}}
+PATCH = {"type": "custom", "custom": {"name": "patch", "format": LARK}}
 STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
 NUMBER = Grammar("json_schema", '{"type": "integer"}')
 
@@ -74,13 +77,16 @@ ANSWERS = [
     (ask([STRICT, NOW]), None, "hello ż 😀", True),
     (ask([STRICT, NOW]), None, f"{THOUGHT}Sure. {ROME}{CLOCK} So.", True),
     (ask([STRICT, NOW]), None, f"Sure. {OSLO}", False),
-    (ask([STRICT, NOW]), None, call("now", '{"a": 1}'), True),
+    (ask([STRICT, NOW, OPEN]), None, call("now", '{"a": 1}'), False),
+    (ask([STRICT, NOW, OPEN]), None, call("any", '{"a": 1}'), True),
+    (ask([PATCH, WEATHER]), None, ROME, True),
+    (ask([PATCH, WEATHER]), None, OSLO, False),
     (ask([STRICT, NOW], **ONE), None, f"Sure. {ROME}", True),
     (ask([STRICT, NOW], **ONE), None, f"Sure. {ROME} Now", False),
     (ask(), NUMBER, "12", True),
     (ask(), NUMBER, THOUGHT + "12", True),
     (ask(), NUMBER, ROME, True),
-    (ask(), NUMBER, OSLO, True),
+    (ask(), NUMBER, OSLO, False),
     (ask(), NUMBER, "hello", False),
     (ask([STRICT]), NUMBER, OSLO, False),
     (ask([]), NUMBER, THOUGHT + "12", True),
@@ -145,9 +151,6 @@ def _passes(thinker, grammars, grammar, answer):
         return False
     matcher.commit(tokens)
     return bool(matcher.masks()[0][sorted(thinker.eos_ids)[0]])
-
-
-OPEN = {"type": "function", "function": {"name": "any", "parameters": {"type": "object"}}}
 
 
 def coder_call(name, *arguments):

@@ -179,7 +179,7 @@ def test_if_the_prompt_opened_the_reasoning_no_start_marker_is_needed():
 
 
 def test_a_tool_call_that_was_cut_short_is_text_with_finish_reason_length():
-    text = CALL.removesuffix("</tool_call>")
+    text = CALL.removesuffix("}\n</tool_call>")
     assert parsed(read([text], reason="length")) == ("", text, [], "length")
     assert parsed(read([CALL + " and"], reason="length")) == ("", " and", [F], "length")
 
@@ -315,17 +315,22 @@ def test_a_streamed_call_that_is_cut_short_is_the_only_one_too_if_one_is_allowed
     rules = known("json_tools", is_streamed=True, is_parallel=False)
     begun = '<tool_call>\n{"name": "f", "arguments": {"a": 1'
     cut = ("f", '{"a": 1')
-    assert parsed(read(list(begun + CALL + OTHER), rules=rules)) == ("", "", [cut], "tool_calls")
+    assert parsed(read(list(begun + CALL + OTHER), rules=rules)) == ("", "", [cut], "stop")
     thought = f"<think>hm{begun}</think>so{CALL}"
-    assert parsed(read(list(thought), rules=rules)) == ("hm", "", [cut], "tool_calls")
+    assert parsed(read(list(thought), rules=rules)) == ("hm", "", [cut], "stop")
+    several = known("json_tools", is_streamed=True)
+    assert parsed(read(list(begun + CALL), rules=several)) == ("", "", [cut, F], "tool_calls")
 
 
-def test_a_streamed_call_that_is_cut_short_has_the_arguments_so_far():
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_a_streamed_call_that_is_cut_short_has_the_arguments_so_far(reason):
     text = '<tool_call>\n{"name": "f", "arguments": {"a": "x'
-    output = read(list(text), rules=known("json_tools", is_streamed=True), reason="length")
-    assert parsed(output) == ("", "", [("f", '{"a": "x')], "length")
-    output = read(list(text), rules=known("json_tools", is_streamed=False), reason="length")
-    assert parsed(output) == ("", text, [], "length")
+    cut = ("f", '{"a": "x')
+    streamed = known("json_tools", is_streamed=True)
+    assert parsed(read(list(text), rules=streamed, reason=reason)) == ("", "", [cut], reason)
+    assert parsed(read(list(CALL + text), rules=streamed, reason=reason)) == ("", "", [F, cut], reason)
+    output = read(list(text), rules=known("json_tools", is_streamed=False), reason=reason)
+    assert parsed(output) == ("", text, [], reason)
 
 
 def test_arguments_are_streamed_as_they_are_written():

@@ -72,7 +72,7 @@ def test_channels_are_told_apart_wherever_the_text_is_split(text, reasoning, con
     for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(1, len(text)))):
         parts = read(pieces, rules)[1]
         assert shown(parts) == wanted
-        assert parts[-1].finish_reason == ("tool_calls" if wanted[2] else "stop")
+        assert parts[-1].finish_reason == ("tool_calls" if calls else "stop")
 
 
 def test_a_streamed_call_s_arguments_come_as_they_are_written():

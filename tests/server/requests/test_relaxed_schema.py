@@ -298,6 +298,20 @@ async def test_the_arguments_of_a_required_tool_are_checked_too(client, engine):
     assert (await client.post(CHAT, json=body)).status_code == 400
 
 
+@pytest.mark.parametrize(("schema", "is_followed"), [({"title": "T"}, True), (OVERLAPPING, False)])
+async def test_beside_a_strict_tool_others_follow_their_schemas_if_they_can(
+    client, real, schema, is_followed
+):
+    strict = {"name": "g", "strict": True, "parameters": {"type": "object", "additionalProperties": False}}
+    other = {"name": "f", "parameters": {"type": "object", "properties": {"only_f": {}}} | schema}
+    tools = [{"type": "function", "function": one} for one in (strict, other)]
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": tools}
+    for _ in range(2):
+        response = await client.post(CHAT, json=body)
+        assert (response.status_code, "x-reprise-relaxed" in response.headers) == (200, False)
+        assert ("only_f" in real.requests[-1].grammar.text) == is_followed
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("x", "valid"), [(2, True), (4, False)])
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])

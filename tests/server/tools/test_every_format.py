@@ -192,8 +192,8 @@ SCHEMAS = {name: {"type": "object", "properties": known} for name, known in PROP
 TOOLS = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in SCHEMAS.items()]
 
 
-def read(name, text, schemas=SCHEMAS, *, is_streamed=False, size=1):
-    """Return the parts of an answer with a text between the format's markers."""
+def read(name, text, schemas=SCHEMAS, *, is_streamed=False, size=1, has_end=True, reason="stop"):
+    """Return the parts of an answer with a text between the format's markers, or only behind the first."""
     start, end = MARKERS[name]
     inner = (marker("[ARGS]"),) if name == "mistral" else ()
     markers = Markers(
@@ -203,11 +203,11 @@ def read(name, text, schemas=SCHEMAS, *, is_streamed=False, size=1):
         make_reader=partial(make_reader, find_format(markers), schemas), is_streamed=is_streamed
     )
     parser = MarkerParser(markers, False, rules)
-    written = type(text)(start + text + end)
+    written = type(text)(start + text + end * has_end)
     parts = [
         part for at in range(0, len(written), size) for part in parser.read(Delta(written[at : at + size]))
     ]
-    return parts + parser.end(Finished("stop", Usage()))
+    return parts + parser.end(Finished(reason, Usage()))
 
 
 def calls_in(name, text, schemas=SCHEMAS, **how):
@@ -244,6 +244,15 @@ def test_a_call_of_no_tool_of_the_request_is_what_mlx_lm_s_parser_reads(name, te
         assert all(isinstance(part, ToolCallPart) for part in parts[:-1]), known
 
 
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize("name", sorted(MULTIPLY.keys() - {"glm47", "laguna", "longcat", "minicpm5"}))
+def test_a_call_is_complete_without_the_end_of_its_section(name, reason, is_streamed):
+    text, (start, end) = MULTIPLY[name][0], MARKERS[name]
+    assert calls_in(name, text, is_streamed=is_streamed, has_end=False, reason=reason) == PRODUCT
+    assert calls_in(name, text + (start if end else "[TOOL_CALLS]") + text, has_end=False) == PRODUCT * 2
+
+
 @pytest.mark.parametrize("name", MULTIPLY)
 def test_two_calls_are_two(name):
     (text, *_), (start, end) = MULTIPLY[name], MARKERS[name]
@@ -252,6 +261,43 @@ def test_two_calls_are_two(name):
         for size in (1, 9999):
             found = calls_in(name, f"{text}{between}{text}", schemas, size=size)
             assert found == PRODUCT * 2 or (schemas == {} and [one[0] for one in found] == ["multiply"] * 2)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", ["json_tools", "glm47", "longcat", "mistral"])
+def test_arguments_under_another_name_are_not_lost(name, is_streamed):
+    others = [
+        (JSON.replace("arguments", "parameters"), PRODUCT),
+        ('{"name": "multiply", "id": "c", "type": "function"}', [("multiply", {})]),
+        ('{"name": "multiply", "args": {"a": 1}}', []),
+        ('{"name": "multiply", "a": 1}', []),
+    ]
+    if name == "glm47":
+        others.append(('{"function": "multiply"}', [("multiply", {})]))
+    start, end = MARKERS[name]
+    for text, wanted in others:
+        text = f"[{text}]" if name == "mistral" else text
+        output = ChoiceOutput.of(read(name, text, is_streamed=is_streamed))
+        assert [(call.name, json.loads(call.arguments)) for call in output.tool_calls] == wanted
+        assert output.text == ("" if wanted else start + text + end)
+
+
+WITH_BREAKS = {
+    "json_tools": JSON,
+    "json_tools in another form": f'{{"arguments": {OBJECT}, "name": "multiply"}}',
+    "kimi_k2": MULTIPLY["kimi_k2"][0],
+    "mistral": MULTIPLY["mistral"][0],
+}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("schemas", [SCHEMAS, {}], ids=["known", "unknown"])
+@pytest.mark.parametrize(("name", "text"), WITH_BREAKS.items(), ids=WITH_BREAKS)
+def test_json_strings_may_have_raw_control_characters(name, text, schemas, is_streamed):
+    text = text.replace("{", "{\n").replace("12234585", '"x\n\t\x1f\\n\\"\n"')
+    wanted = [("multiply", {"a": 'x\n\t\x1f\n"\n', "b": 48838483920})]
+    for size in (1, 9999):
+        assert calls_in(name.split()[0], text, schemas, is_streamed=is_streamed, size=size) == wanted
 
 
 MALFORMED = ["{", '{"name": ', '{"name": "multiply", "arguments": [1]}', "[" * 5000, "two words", "a, b",

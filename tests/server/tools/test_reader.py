@@ -255,7 +255,14 @@ def test_a_long_value_takes_time_in_proportion_to_its_length():
 
 LITERALS = [
     ("'it\\'s'", '"it\'s"'),
-    ('"\\ud83d\\ude00\\u017c\\x41\\n\\q"', '"😀żA\\nq"'),
+    ('"\\ud83d\\ude00\\u017c\\x41\\n"', '"😀żA\\n"'),
+    (r"'\d+\.\w\/\"\\'", r'"\\d+\\.\\w/\"\\"'),
+    (r"'\a\v\0\101\1012\U0001F600'", r'"\u0007\u000b\u0000AA2😀"'),
+    (r"'\Uffffffff'", r'"\\Uffffffff"'),
+    (r"'C:\Users'", r'"C:\\Users"'),
+    (r"'\u12'", r'"\\u12"'),
+    (r"['\x', '\7']", r'["\\x", "\u0007"]'),
+    (r"{'a': '\d\101'}", r'{"a": "\\dA"}'),
     ('"\\ud83d"', '"\ufffd"'),
     ("{'a': [True, None, -1.5e3], \"b\": 'x, ]'}", '{"a": [true, null, -1500.0], "b": "x, ]"}'),
     ("[]", "[]"),
@@ -266,7 +273,7 @@ LITERALS = [
 @pytest.mark.parametrize(("text", "wanted"), LITERALS)
 def test_python_s_literals_are_read_however_they_are_split(text, wanted):
     section = f"[f(x={text}, y='')]"
-    for pieces in ([section], list(section)):
+    for pieces in ([section], list(section), [section.replace(")", ", )")]):
         reader = make_reader(format_of("pythonic"), {"f": {}})
         parts = [part for piece in pieces for part in reader.feed(piece)]
         assert (reader.num_closed, reader.is_broken) == (1, False)

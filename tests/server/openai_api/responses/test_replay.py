@@ -25,6 +25,7 @@ CASES = {
     "cut off in a thought": (says("<think>hm", reason="length"), {}),
     "ends of lines": (says("one\u2028two"), {}),
     "calls": (says(*("<think>so</think>Let me see." + CALLS)), {"tools": TOOLS}),
+    "cut in a call": (says(*CALLS[:-25]), {"tools": TOOLS}),
     "encrypted": (says("<think>so</think>Hi"), {"include": ["reasoning.encrypted_content"]}),
     "log probabilities": (one_token, {"top_logprobs": 2}),
     "several items": (says("Hi"), {"input": [{"role": "user", "content": text} for text in "abc"]}),

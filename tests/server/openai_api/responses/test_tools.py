@@ -53,6 +53,13 @@ async def test_a_request_with_nothing_left_out_has_no_such_header(client):
     assert "x-reprise-ignored" not in response.headers
 
 
+async def test_a_call_that_the_model_did_not_end_is_incomplete(client, engine):
+    engine.script = says(call("shell", {"command": "rm -r a/b"}).partition("/")[0])
+    response = await client.post(PATH, json={"input": "hi", "tools": TOOLS, "stream": True})
+    (item,) = valid_events(response.text)[-1].response.output
+    assert (item.type, item.status) == ("function_call", "incomplete")
+
+
 async def test_a_lark_grammar_is_enforced_inside_the_call(client, engine):
     await client.post(PATH, json={"input": "hi", "tools": [APPLY]})
     (grammar,) = engine.compiled_grammars
