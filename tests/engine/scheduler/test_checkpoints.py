@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from threading import Event
 from typing import Any
 
 import mlx.core as mx
@@ -232,9 +233,17 @@ def test_a_first_prompt_of_which_a_part_was_written_is_completed_before_longer_t
     before = Session(name, prefix_cache_dir=str(tmp_path))
     store = before.worker.queue.prefixes.store
     assert store is not None
-    lengths = []
+    lengths, may_write, write = [], Event(), disk._write
+
+    def wait_and_write(*given: Any) -> int:
+        may_write.wait()
+        return write(*given)
+
+    monkeypatch.setattr(disk, "_write", wait_and_write)
     for turn in range(4):
+        may_write.clear()
         before.cached(session(message(200, turn)))
+        may_write.set()
         store._thread.submit(int).result()
         store._catch_up()
         lengths.append(max(file.end for file in store._index.files.values()))
