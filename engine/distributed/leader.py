@@ -68,7 +68,7 @@ def _files(name: str) -> Callable[..., Any]:
     return call
 
 
-def _wait_for_parts(reading: Reading, timeout_s: float) -> None:
+def _await_parts(reading: Reading, timeout_s: float) -> None:
     if not wait([reading], timeout_s).done:
         raise TimeoutError("files are still being read")
 
@@ -95,7 +95,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "save_part": _files("save"),
     "drop_part": _files("drop"),
     "begin_parts": _files("begin_read"),
-    "wait_for_parts": _wait_for_parts,
+    "await_parts": _await_parts,
     # Its results, a cutting function and a state, are parts for the next two.
     "join_parts": _join_parts,
     "cut_parts": lambda parts, start, end: parts[0](start, end),
@@ -381,7 +381,7 @@ class SharedLoading(Loading):
         if not super().wait(timeout_s):
             return False
         try:
-            self.leader.do("wait_for_parts", self.others, _nothing, timeout_s, asks=True)
+            self.leader.do("await_parts", self.others, _nothing, timeout_s, asks=True)
         except RuntimeError:
             return False
         return True

@@ -38,9 +38,9 @@ def test_what_is_saved_is_read_after_a_restart(tmp_path: Path) -> None:
 def test_a_rank_says_that_its_files_are_still_being_read() -> None:
     reading: Reading = Future()
     with pytest.raises(TimeoutError, match="still being read"):
-        leader.OPERATIONS["wait_for_parts"](reading, 0.01)
+        leader.OPERATIONS["await_parts"](reading, 0.01)
     reading.set_result([])
-    leader.OPERATIONS["wait_for_parts"](reading, 0.01)
+    leader.OPERATIONS["await_parts"](reading, 0.01)
 
 
 def test_files_of_other_weights_are_not_read(tmp_path: Path) -> None:
