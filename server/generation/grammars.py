@@ -381,13 +381,14 @@ class GrammarCompiler:
         content, is_relaxed = self.compile_requested(request, body)
 
         def compile_whole(asked: ChatRequest) -> Grammar | None:
-            grammar = chat_grammar(asked, markers, is_thinking, content, has_schemas=False)
-            if grammar is None or grammar is content:
-                return grammar
             with suppress(BadRequestError):
-                full = chat_grammar(asked, markers, is_thinking, content)
-                if full is not None and full != grammar and (compiled := self._try_to_compile(full)):
+                grammar = chat_grammar(asked, markers, is_thinking, content)
+                if grammar is None or grammar is content:
+                    return grammar
+                if compiled := self._try_to_compile(grammar):
                     return compiled
+            grammar = chat_grammar(asked, markers, is_thinking, content, has_schemas=False)
+            assert grammar
             return self.compile(grammar, "tools")
 
         grammar, relaxed_tools = self._compile_tools(request, body, compile_whole)
