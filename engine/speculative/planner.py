@@ -393,7 +393,8 @@ class Planner:
         assert self.model_costs
         forecast, spent_s = s.drafts.forecast, s.drafts.slowdown_budget.spent_s
         catch_up_s = self.model_costs.seconds(num_rows, forecast.num_fed, 0, self._under)
-        return catch_up_s <= self._even_s(1) or forecast.probed_s + catch_up_s <= PROBE_SHARE * spent_s
+        allowed_s = self._even_s(1) + PROBE_SHARE * spent_s
+        return catch_up_s <= self._even_s(1) or forecast.probed_s + catch_up_s <= allowed_s
 
     def token_steps(self, num_rows: int, source: str) -> float | None:
         """Return the estimated cost of a draft model's token, in plain steps; None for a head."""

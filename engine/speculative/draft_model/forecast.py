@@ -269,8 +269,8 @@ EXTRA_FED_RATE = 0.1
 PROBE_RATE = 0.9
 """Acceptance rate assumed for a probe. If drafts would not pay even at this rate, there is no probe."""
 
-PROBE_SHARE = 0.02
-"""Share of a row's time that catching up for probes may take, if it takes longer than a plain step."""
+PROBE_SHARE = 0.01
+"""Share of a row's time that catching up for probes may take, beside that of a plain step."""
 
 PROBE_TOKENS = 2
 MIN_WAIT_TOKENS = 16

@@ -23,7 +23,7 @@ from reprise.engine.speculative.draft_model.forecast import (
     PromptGate,
     TokenYield,
 )
-from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS
+from reprise.engine.speculative.draft_model.model import MAX_BACKLOG_TOKENS, MAX_FEEDS
 from reprise.engine.speculative.planner import Planner
 from reprise.engine.speculative.proposers import DraftSources, Proposers
 from reprise.engine.speculative.sequence_drafts import SequenceDrafts
@@ -70,6 +70,9 @@ class Row:
 
     def give_up_drafts(self, fault: Exception) -> None:
         raise fault
+
+
+MAX_FED = MAX_FEEDS * MAX_BACKLOG_TOKENS
 
 
 class World:
@@ -128,14 +131,9 @@ class World:
             self.end([(0, 0)] * len(rows), plain_s, plain_s)
             return
         wanted = [row_input.num_wanted > 0 for row_input in inputs]
-        is_ready = [
-            wants and lacks <= MAX_BACKLOG_TOKENS for wants, lacks in zip(wanted, self.lacking, strict=True)
-        ]
+        is_ready = [wants and lacks <= MAX_FED for wants, lacks in zip(wanted, self.lacking, strict=True)]
         num_drafted = max(row_input.num_to_draft for row_input in inputs) if any(is_ready) else 0
-        fed = [
-            min(lacks, MAX_BACKLOG_TOKENS) if wants else 1
-            for wants, lacks in zip(wanted, self.lacking, strict=True)
-        ]
+        fed = [min(lacks, MAX_FED) if wants else 1 for wants, lacks in zip(wanted, self.lacking, strict=True)]
         num_fed = max(fed)
         translated = [self.translate(num_drafted) if ready else None for ready in is_ready]
         taken_s = self.draft_s(len(rows), num_fed, num_drafted)
