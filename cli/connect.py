@@ -2,13 +2,20 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from reprise.cli.arguments import UsageError
 from reprise.cli.client import DEFAULT_URL, RefusedError, Server, add_server_arguments
 from reprise.config.agents import config_file
-from reprise.config.agents.config_file import ConfigFileError, difference, has_backup, read, render
+from reprise.config.agents.config_file import (
+    ConfigFileError,
+    difference,
+    has_backup,
+    locate,
+    read,
+    render,
+    shown,
+)
 from reprise.config.agents.known import AGENTS, AgentFile, ServedModel, explain_context, explain_wait
 from reprise.config.model_settings import BUNDLED_NAME
 
@@ -63,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(str(fault)) from None
     else:
         for file in agent.files:
-            print(f"# ~/{file.path}\n{render(file, None)}")
+            print(f"# {shown(locate(file))}\n{render(file, None)}")
     for line in agent.notes:
         print(line)
     return 1 if arguments.write and not agent.files else 0
@@ -98,7 +105,7 @@ def _recent_requests(server: Server) -> list[dict[str, Any]]:
 
 
 def _write(files: tuple[AgentFile, ...]) -> None:
-    paths = [Path.home() / file.path for file in files]
+    paths = [locate(file) for file in files]
     held = [read(path) for path in paths]
     # All are rendered and kept before any is written: one that is refused leaves the others as they were.
     texts = [render(file, before) for file, before in zip(files, held, strict=True)]
@@ -125,7 +132,7 @@ def _write(files: tuple[AgentFile, ...]) -> None:
 
 def _undo(files: tuple[AgentFile, ...]) -> bool:
     """Restore files and print the changes; return whether there were any."""
-    paths = {path: file for file in files if has_backup(path := Path.home() / file.path)}
+    paths = {path: file for file in files if has_backup(path := locate(file))}
     try:
         for path, file in paths.items():
             held = read(path) or ""

@@ -1,6 +1,7 @@
 """Read an agent's configuration file, and render it with settings merged into it."""
 
 import json
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from difflib import unified_diff
@@ -29,8 +30,27 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {
 }
 
 
+_MOVED: Mapping[str, str] = {".codex": "CODEX_HOME", ".claude": "CLAUDE_CONFIG_DIR"}
+"""Variables that name another folder for an agent's files."""
+
+
 class ConfigFileError(Exception):
     """A file cannot be read or written, or merging would lose something."""
+
+
+def locate(file: AgentFile) -> Path:
+    """Return where the agent looks for its file, by its own environment variable if that is set."""
+    folder, _, rest = file.path.partition("/")
+    moved_to = os.environ.get(_MOVED.get(folder, ""))
+    path = Path(moved_to).expanduser() / rest if moved_to else Path.home() / file.path
+    # OpenCode reads opencode.jsonc last, so its model would replace the one in opencode.json.
+    last = path.with_suffix(".jsonc")
+    return last if path.name == "opencode.json" and last.exists() else path
+
+
+def shown(path: Path) -> str:
+    """Return a path as people write it, from ~ where it is in the home directory."""
+    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
 
 
 def render(file: AgentFile, text: str | None) -> str:
@@ -61,8 +81,9 @@ def _checked(file: AgentFile, read: Callable[[], str]) -> str:
     # ValueError: also for a date that does not exist, or a number with thousands of digits.
     except (ValueError, yaml.YAMLError) as error:
         reason = f"it is not valid {file.format.upper()}: {str(error).splitlines()[0]}"
+    place = shown(locate(file))
     raise ConfigFileError(
-        f"~/{file.path} is left as it is: {reason}. Add the settings by hand, as shown without --write"
+        f"{place} is left as it is: {reason}. Add the settings by hand, as shown without --write"
     )
 
 

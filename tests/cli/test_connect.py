@@ -68,6 +68,8 @@ def url() -> Iterator[str]:
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("CODEX_HOME", "CLAUDE_CONFIG_DIR"):
+        monkeypatch.delenv(variable, raising=False)
     return tmp_path
 
 
@@ -169,6 +171,37 @@ def test_a_new_file_holds_what_is_printed_and_is_for_its_owner_alone(agent, url,
     assert path.read_text() in printed
     assert path.stat().st_mode & 0o777 == 0o600
     assert parsed(path)
+
+
+@pytest.mark.parametrize(
+    ("agent", "variable", "name"),
+    [("codex", "CODEX_HOME", "config.toml"), ("claude", "CLAUDE_CONFIG_DIR", "settings.json")],
+)
+def test_a_folder_that_the_agents_own_variable_names_is_used(
+    agent, variable, name, url, home, monkeypatch, capsys
+):
+    monkeypatch.setenv(variable, str(home / "elsewhere"))
+    main(["connect", agent, "--url", url])
+    assert f"# ~/elsewhere/{name}" in capsys.readouterr().out
+    assert main(["connect", agent, "--url", url, "--write"]) == 0
+    assert parsed(home / "elsewhere" / name)
+    assert not (home / FILES[agent]).exists()
+    assert main(["connect", agent, "--undo"]) == 0
+    assert files(home) == {}
+
+
+def test_opencodes_last_file_is_the_one_that_changes(url, home):
+    folder = home / ".config/opencode"
+    folder.mkdir(parents=True)
+    text = '{\n  // mine\n  "model": "other/one",\n}\n'
+    (folder / "opencode.jsonc").write_text(text)
+    assert main(["connect", "opencode", "--url", url, "--write"]) == 0
+    written = (folder / "opencode.jsonc").read_text()
+    assert "// mine" in written
+    assert '"model": "local_reprise/qwen/coder"' in written
+    assert not (folder / "opencode.json").exists()
+    assert main(["connect", "opencode", "--undo"]) == 0
+    assert files(home) == {folder / "opencode.jsonc": text.encode()}
 
 
 @pytest.mark.parametrize("agent", FILES)
