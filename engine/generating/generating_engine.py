@@ -159,7 +159,10 @@ class GeneratingEngine(ModelEngine):
                 self.inbox.put(Expect(requests))
 
     def compile_grammar(self, grammar: Grammar) -> Grammar:
-        """Compile a grammar for later requests; return it as compiled. May take long. Raises GrammarError."""
+        """Compile a grammar for later requests; return it as compiled. May take long.
+
+        Raises GrammarError if it cannot be used, and ChildError if the machine is at fault.
+        """
         return self._grammars.compile(grammar)
 
     def counts(self) -> EngineCounts:

@@ -187,7 +187,10 @@ class Grammars:
         return True
 
     def compile(self, grammar: Grammar) -> Grammar:
-        """Compile a grammar. May take long. Raises GrammarError if it cannot be used."""
+        """Compile a grammar. May take long.
+
+        Raises GrammarError if it cannot be used, and ChildError if the machine is at fault.
+        """
         if grammar.compiled is not None:
             return grammar
         compiled: Any = ANY
@@ -222,8 +225,10 @@ class Grammars:
     def _compile(self, grammar: Grammar) -> LLMatcher:
         text, limits = _to_llguidance(grammar), _limits(grammar)
         try:
-            TRIALS.call(text=text, limits=limits)
+            TRIALS.call_twice(text=text, limits=limits)
         except ChildError as refused:
+            if not refused.would_recur:
+                raise
             raise GrammarError(f"{refused} to compile; simplify it") from None
         matcher = LLMatcher(self.vocabulary, text, log_level=0, limits=LLParserLimits(**limits))
         if matcher.is_error():

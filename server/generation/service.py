@@ -267,7 +267,8 @@ class LeasedModel:
             ) from None
         except ChildError as fault:
             raise UnavailableError(
-                "A process that renders chat templates or decodes images ended, or had no time. Try again.",
+                "A process that renders templates, decodes images or tries grammars ended, or had no time. "
+                "Try again.",
                 code="prompt_timeout",
                 headers=retry_after(RETRY_AFTER_S),
             ) from fault

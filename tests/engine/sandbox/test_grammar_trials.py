@@ -6,7 +6,8 @@ import pytest
 
 from reprise.engine.interface.errors import GrammarError
 from reprise.engine.interface.request import Grammar
-from reprise.engine.sampling.grammar import TRIAL_LIMITS, Grammars
+from reprise.engine.sampling.grammar import TRIAL_LIMITS, TRIALS, Grammars
+from reprise.engine.sandbox.child_process import ChildError
 from tests.engine.support import make_tokenizer
 
 
@@ -73,3 +74,18 @@ def test_what_would_take_minutes_is_refused(grammars: Grammars, given: object) -
 @pytest.mark.parametrize("given", FINE.values(), ids=FINE)
 def test_what_only_looks_like_it_is_compiled(grammars: Grammars, given: object) -> None:
     assert grammars.compile(grammar_of(given)).compiled
+
+
+def test_a_process_that_was_killed_is_tried_once_more_and_is_not_the_grammar_s_fault(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def killed(**call: object) -> None:
+        calls.append(call)
+        raise ChildError("it was killed", would_recur=False)
+
+    monkeypatch.setattr(TRIALS, "call", killed)
+    with pytest.raises(ChildError):
+        grammars.compile(grammar_of({"const": "not compiled before"}))
+    assert len(calls) == 2
