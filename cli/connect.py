@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from reprise.cli.arguments import UsageError
@@ -132,7 +133,9 @@ def _write(files: tuple[AgentFile, ...]) -> None:
 
 def _undo(files: tuple[AgentFile, ...]) -> bool:
     """Restore files and print the changes; return whether there were any."""
-    paths = {path: file for file in files if has_backup(path := locate(file))}
+    # Also where --write found it before a variable or another file moved it.
+    places = ((path, file) for file in files for path in (locate(file), Path.home() / file.path))
+    paths = {path: file for path, file in places if has_backup(path)}
     try:
         for path, file in paths.items():
             held = read(path) or ""

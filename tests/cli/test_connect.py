@@ -204,6 +204,17 @@ def test_opencodes_last_file_is_the_one_that_changes(url, home):
     assert files(home) == {folder / "opencode.jsonc": text.encode()}
 
 
+def test_undo_finds_what_was_written_before_the_place_changed(url, home, monkeypatch):
+    assert main(["connect", "opencode", "--url", url, "--write"]) == 0
+    later = home / ".config/opencode/opencode.jsonc"
+    later.write_text("{}")
+    assert main(["connect", "codex", "--url", url, "--write"]) == 0
+    monkeypatch.setenv("CODEX_HOME", str(home / "elsewhere"))
+    for agent in ("opencode", "codex"):
+        assert main(["connect", agent, "--undo"]) == 0
+    assert files(home) == {later: b"{}"}
+
+
 @pytest.mark.parametrize("agent", FILES)
 def test_writing_twice_changes_nothing_the_second_time(agent, url, home, capsys):
     main(["connect", agent, "--url", url, "--write"])
