@@ -22,7 +22,7 @@ from reprise.engine.interface.bounded_cache import BoundedCache
 from reprise.engine.interface.errors import GrammarCostError, GrammarError
 from reprise.engine.interface.request import Grammar
 from reprise.engine.interface.spans import spend
-from reprise.engine.sandbox.child_process import ChildError, ChildProcess, Limits
+from reprise.engine.sandbox.child_process import CallError, ChildProcess, Limits
 from reprise.engine.text.tokenizer import Tokenizer
 from reprise.engine.text.vocabulary import Vocabulary, VocabularyError
 
@@ -226,9 +226,7 @@ class Grammars:
         text, limits = _to_llguidance(grammar), _limits(grammar)
         try:
             TRIALS.call_twice(text=text, limits=limits)
-        except ChildError as refused:
-            if not refused.would_recur:
-                raise
+        except CallError as refused:
             raise GrammarError(f"{refused} to compile; simplify it") from None
         matcher = LLMatcher(self.vocabulary, text, log_level=0, limits=LLParserLimits(**limits))
         if matcher.is_error():

@@ -34,16 +34,12 @@ class Limits:
     memory_bytes: int
 
 
+class CallError(Exception):
+    """A call never gets a reply: it exceeds a limit, crashes the process, or its reply is too long."""
+
+
 class ChildError(Exception):
-    """A call got no reply: it exceeded a limit, or the process died or could not be started.
-
-    would_recur: whether the call is at fault: it took too much CPU time, crashed the process, or has too long
-        a reply. Otherwise the machine is: the process was killed, or had no time.
-    """
-
-    def __init__(self, message: str, *, would_recur: bool) -> None:
-        super().__init__(message)
-        self.would_recur = would_recur
+    """A call got no reply, and may get one later: the machine killed the process, or gave it no time."""
 
 
 class ChildProcess:
@@ -67,7 +63,7 @@ class ChildProcess:
             self._start()
 
     def call(self, **call: Any) -> dict[str, Any]:
-        """Send a call, see encode_message(), and return the reply. Raises ChildError."""
+        """Send a call, see encode_message(), and return the reply. Raises CallError and ChildError."""
         message, limits = encode_message(call), self._limits
         with self._lock:
             try:
@@ -82,16 +78,15 @@ class ChildProcess:
                     self._start()
                 most = f"{limits.cpu_s:g} seconds or {limits.memory_bytes >> 20} MiB of memory"
                 ended_itself = was_ready and status not in (None, -signal.SIGKILL, -signal.SIGTERM)
-                would_recur = ended_itself or isinstance(fault, ValueError)
-                raise ChildError(f"it took more than {most}", would_recur=would_recur) from None
+                is_at_fault = ended_itself or isinstance(fault, ValueError)
+                error = CallError if is_at_fault else ChildError
+                raise error(f"it took more than {most}") from None
 
     def call_twice(self, **call: Any) -> dict[str, Any]:
-        """Call, and once more in a new process if the machine was at fault. Raises ChildError."""
+        """Call, and once more in a new process after a ChildError. Raises CallError and ChildError."""
         try:
             return self.call(**call)
-        except ChildError as fault:
-            if fault.would_recur:
-                raise
+        except ChildError:
             return self.call(**call)
 
     def stop(self) -> None:
@@ -158,7 +153,7 @@ def satisfies(text: str, schema: str) -> bool | None:
     try:
         # A schema comes from a client: its patterns and references may take forever.
         valid: bool | None = _CHECKER.call(text=text, schema=schema)["valid"]
-    except ChildError:
+    except (CallError, ChildError):
         return None
     return valid
 
@@ -193,9 +188,7 @@ class TemplateProcess(ChildProcess):
         """
         try:
             reply = self.call_twice(**call)
-        except ChildError as fault:
-            if not fault.would_recur:
-                raise
+        except CallError as fault:
             raise RenderLimitError(str(fault)) from None
         if "complaint" in reply:
             raise RenderError(reply["complaint"])
@@ -257,9 +250,7 @@ class ImageDecoder:
             reply = self.small.call_twice(**call, max_pixels=SMALL_PIXELS)
             if "is_large" in reply:
                 reply = self.large.call_twice(**call, max_pixels=_NO_LIMIT)
-        except ChildError as fault:
-            if not fault.would_recur:
-                raise
+        except CallError as fault:
             raise FileError(f"cannot be decoded: {fault}") from fault
         if "complaint" in reply:
             raise FileError(reply["complaint"])
@@ -288,9 +279,7 @@ def read_document(data: str) -> str:
     """
     try:
         reply = DOCUMENTS.call(attached=data.encode("ascii", "replace"))
-    except ChildError as fault:
-        if not fault.would_recur:
-            raise
+    except CallError as fault:
         raise FileError(f"cannot be read: {fault}") from fault
     if "complaint" in reply:
         raise FileError(reply["complaint"])

@@ -83,7 +83,7 @@ def test_a_process_that_was_killed_is_tried_once_more_and_is_not_the_grammar_s_f
 
     def killed(**call: object) -> None:
         calls.append(call)
-        raise ChildError("it was killed", would_recur=False)
+        raise ChildError("it was killed")
 
     monkeypatch.setattr(TRIALS, "call", killed)
     with pytest.raises(ChildError):

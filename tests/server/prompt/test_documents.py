@@ -231,7 +231,7 @@ async def test_all_documents_have_a_limit_together_which_leaves_out_the_oldest(
 
 async def test_an_end_of_the_reading_process_is_no_fault_of_the_document(client, engine, monkeypatch):
     def end(_data):
-        raise ChildError("it ended", would_recur=False)
+        raise ChildError("it ended")
 
     before = [
         {"role": "user", "content": [ASK, file(data("Hello"))]},

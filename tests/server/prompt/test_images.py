@@ -271,7 +271,7 @@ async def test_what_was_no_image_earlier_is_a_line_of_text(client, sees):
 @pytest.mark.parametrize("step", ["decode", "render_chat"])
 async def test_an_end_of_a_process_is_no_fault_of_the_request(client, sees, monkeypatch, step):
     def end(*_given):
-        raise ChildError("it ended", would_recur=False)
+        raise ChildError("it ended")
 
     before = [{"role": "user", "content": [ASK, part()]}, {"role": "assistant", "content": "A cat."}]
     body = {"messages": [*before, {"role": "user", "content": "And now?"}], "max_tokens": 5}

@@ -362,7 +362,7 @@ def test_a_template_that_never_ends_is_tried_once(monkeypatch: pytest.MonkeyPatc
 
 def test_what_a_machine_without_time_hides_of_a_template_is_asked_again(monkeypatch: pytest.MonkeyPatch):
     def fail(**_call: Any) -> Any:
-        raise ChildError("too slow", would_recur=False)
+        raise ChildError("too slow")
 
     vision = ImageProcessor("qwen", 16, 2, 65536, 16777216, 7, "<img>", "<img>", "<img>")
     template, known = template_of("smol"), template_of("smol")
